@@ -1,0 +1,39 @@
+# Two commands do everything on a fresh machine: `make quickstart` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: quickstart test test-extras check format clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/python examples/frozen_lake/quickstart.py
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+# The heavy engines (vLLM, Ray, DeepSpeed, Megatron) arrive with later issues; until then there is nothing to test here.
+test-extras: $(VENV)/.installed-dev
+	@if [ -d tests/extras ]; then $(BIN)/python -m pytest tests/extras; else echo "no extras in this version"; fi
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@

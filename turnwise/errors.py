@@ -1,0 +1,60 @@
+"""Errors of turnwise. Each message says what was got, what is allowed, and which setting or command changes it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TurnwiseError(Exception):
+    """Base of all errors that a user can mend. The command line prints them as one message without a traceback."""
+
+
+class ConfigError(TurnwiseError, ValueError):
+    """A config that can't be used: unknown key, wrong type, impossible sizes, contradiction."""
+
+
+class NotAvailableError(TurnwiseError):
+    """A valid setting whose feature isn't in this version or isn't installed."""
+
+
+class ModelError(TurnwiseError):
+    """A model folder that is missing or can't be used as asked."""
+
+
+class EnvironmentFault(TurnwiseError):
+    """An environment that doesn't exist, or that broke its contract."""
+
+
+class ChatTemplateError(TurnwiseError):
+    """A chat template that can't be rendered or can't be extended without touching what is there."""
+
+
+class DataError(TurnwiseError):
+    """A data file that is missing, cut or not of the form that was asked for."""
+
+
+class RolloutError(TurnwiseError):
+    """Rollouts that can't go on: too many failed episodes, a prompt that doesn't fit."""
+
+
+class DeadlineError(TurnwiseError, TimeoutError):
+    """A wait that ran past its deadline. The message names who waits for whom."""
+
+
+class ServerError(TurnwiseError):
+    """A request that an inference server can't serve. Only that request fails."""
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """A hint for a misspelt name, empty where nothing is near.
+
+    >>> nearest("FrozenLak", ["frozen_lake", "FrozenLake"])
+    " Did you mean 'FrozenLake'?"
+    """
+    names = list(allowed)
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if not found:
+        by_lower = {n.lower(): n for n in names}
+        found = [by_lower[n] for n in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)]
+    return f" Did you mean {found[0]!r}?" if found else ""

@@ -1,0 +1,283 @@
+"""The contracts between rooms. An implementation is found by its shape; nothing here imports a heavy library.
+
+`docs/design/protocols.md` walks each contract through the systems it must fit: vLLM as Ray actors with NCCL weight
+transfer, Megatron with pipeline stages, DeepSpeed engines, image observations and sub-agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from turnwise.types import (
+    Batch,
+    Completion,
+    Group,
+    Media,
+    Message,
+    Metric,
+    ModelOutputs,
+    Observation,
+    Reduction,
+    SamplingParams,
+    Task,
+    Trajectory,
+    Turn,
+)
+
+MemoryKind = Literal["weights", "kv_cache", "optimizer"]
+Output = Literal["logprobs", "entropy", "values"]
+OnWeightUpdate = Literal["finish", "abort_continue", "abort_restart"]
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Environments and agents
+
+
+class Env(Protocol):
+    """Gymnasium's contract over text (or text and media). Never sees tokens. `reset` and `step` may be coroutines.
+
+    `step`'s info may hold `"metrics"`, a dict of numbers named in `metric_reductions`.
+    """
+
+    metric_reductions: Mapping[str, Reduction]
+    """Declares each metric of the environment and how the values of an episode's steps combine into one."""
+
+    def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]: ...
+
+    def step(self, action: str) -> tuple[str | Observation, float, bool, bool, dict[str, Any]]:
+        """`(observation, reward, terminated, truncated, info)` of one action; "" is an action that couldn't be parsed."""
+        ...
+
+    def render(self) -> Any:
+        """An RGB array [H, W, 3] for people, or None."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class HasStateKey(Protocol):
+    """An environment that names its true state, where equal observations may hide different states (GiGPO)."""
+
+    def state_key(self) -> Hashable: ...
+
+
+class Conversation(Protocol):
+    """The token ledger of one context (`chat.conversation`), as agents see it."""
+
+    turns: list[Turn]
+    """One per `generate`, in order, complete but for what the agent adds: action, reward, state key, metrics."""
+
+    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
+        """Adds the messages, samples a response and returns it as an assistant message.
+
+        Returns None, sampling nothing, where the context has no room left for the messages and one token.
+
+        Raises:
+            ServerError: the request can't be served.
+            RolloutError: the very first prompt doesn't fit into the context.
+        """
+        ...
+
+    def remaining_tokens(self) -> int:
+        """Tokens that the context still has room for."""
+        ...
+
+
+class OpenConversation(Protocol):
+    """Opens a context. Called once an episode in trajectory mode, once a turn in step mode, once a sub-agent."""
+
+    def __call__(
+        self, sampling: SamplingParams, *, parent: int | None = None, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Conversation: ...
+
+
+class AgentLoop(Protocol):
+    """Plays one task. Returns one trajectory, or several for sub-agents and compaction (they weigh together as one).
+
+    What fails inside an environment or a tool is raised; the scheduler records it, retries, and goes on.
+    """
+
+    async def run(
+        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+    ) -> list[Trajectory]: ...
+
+
+class Interaction(Protocol):
+    """A simulated user between assistant turns: `(next user message or None at the end, reward)`."""
+
+    async def respond(self, messages: Sequence[Message]) -> tuple[str | None, float]: ...
+
+
+class Tool(Protocol):
+    """A function a model may call. State is per trajectory: created once, asked for its reward, always released."""
+
+    schema: Mapping[str, Any]
+
+    async def create(self, task: Task) -> Any: ...
+
+    async def call(self, state: Any, arguments: Mapping[str, Any]) -> str | Observation: ...
+
+    async def reward(self, state: Any) -> float: ...
+
+    async def release(self, state: Any) -> None: ...
+
+
+class Reward(Protocol):
+    """Scores a whole group when it is complete: one number a trajectory. Scoring each alone is the simple case."""
+
+    async def __call__(self, group: Group) -> Sequence[float]: ...
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Inference
+
+
+class InferenceServer(Protocol):
+    """One data-parallel replica, token in, token out."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+    ) -> Completion:
+        """Samples a response to `prompt_ids`, the *whole* context. `request_id` names the conversation: a server keeps
+        the KV of the context under it, and the next request with the same id that extends the context reuses it.
+
+        Raises:
+            ServerError: this request can't be served (too long, bad token); others are not touched.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a running request, whose `generate` returns its partial tokens with finish reason `aborted`."""
+        ...
+
+    async def release(self, request_id: str) -> None:
+        """Drops what is kept for a conversation that is over."""
+        ...
+
+    async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
+        """Holds new requests back and returns when none is running, having finished or aborted them."""
+        ...
+
+    async def resume(self, version: int) -> None:
+        """Weights are now those of `version`: drops every cached prefix of older ones and admits requests again."""
+        ...
+
+    async def sleep(self, kinds: Iterable[MemoryKind]) -> None: ...
+
+    async def wake(self, kinds: Iterable[MemoryKind]) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class WeightTransfer(Protocol):
+    """Moves the policy of the trainer's ranks into the servers' replicas. A collective over both, so neither's method.
+
+    Suspends the servers, transfers, bumps the version, resumes.
+    """
+
+    async def update(self, version: int) -> list[Metric]: ...
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training
+
+
+class Loss(Protocol):
+    """What a strategy minimises. It returns a *sum already divided by the step's denominators*, so that the losses and
+    gradients of micro-batches and ranks simply add up."""
+
+    outputs: frozenset[Output]
+    """What the forward pass must compute for it."""
+
+    def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]: ...
+
+
+class TrainStrategy(Protocol):
+    """One role's model and optimiser on this rank. Blind to the algorithm; at most eight methods."""
+
+    def forward(self, batches: Sequence[Batch], outputs: frozenset[Output]) -> list[dict[str, Any]]:
+        """Named numpy arrays [N] for each batch, without gradients. Computed inside, since a vocabulary may be sharded."""
+        ...
+
+    def train_step(self, micro_batches: Sequence[Batch], loss: Loss) -> list[Metric]:
+        """One optimiser step over the *list* of its micro-batches (pipeline schedules and engines that own accumulation,
+        clipping and scheduler need them together)."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Any]]:
+        """`(Hugging Face name, tensor)` of the policy, gathered where it is sharded."""
+        ...
+
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
+
+    def offload(self, kinds: Iterable[MemoryKind]) -> None: ...
+
+    def onload(self, kinds: Iterable[MemoryKind]) -> None: ...
+
+
+class Algorithm(Protocol):
+    """Credit and loss of one method. Adding one touches its file and its line in `spec`."""
+
+    needs: frozenset[str]
+    """Of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling`."""
+    outputs: frozenset[Output]
+
+    def credit(self, groups: Sequence[Group]) -> list[Metric]:
+        """Writes `advantages` (and `returns`) into every Sample of the groups, through their turns."""
+        ...
+
+    def loss(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]: ...
+
+
+@runtime_checkable
+class PreparesStep(Protocol):
+    """An algorithm whose loss needs facts of the whole optimiser step (`clip_cov`, `kl_cov`)."""
+
+    def prepare(self, step_batch: Batch) -> None: ...
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cluster and tracking
+
+
+class Pending(Protocol):
+    """The result of a call that was started."""
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Waits.
+
+        Raises:
+            DeadlineError: past `timeout_s`, naming the role, method and ranks that are waited for.
+        """
+        ...
+
+
+class Workers(Protocol):
+    """The ranks of one role. Calls don't block; how arguments go to ranks is said at the call."""
+
+    size: int
+
+    def call(self, method: str, *args: Any, route: Literal["split", "broadcast", "rank0"] = "broadcast", **kwargs: Any) -> Pending:
+        """`split` deals every positional argument, a list, out over the data-parallel ranks and joins the lists that
+        come back in the same order; `broadcast` gives all ranks the same and returns rank 0's answer."""
+        ...
+
+
+class Cluster(Protocol):
+    """Where roles live: in this process, or as Ray actors."""
+
+    def spawn(self, role: str, factory: Callable[[], Any], devices: Sequence[int] | None = None) -> Workers: ...
+
+    def shutdown(self) -> None: ...
+
+
+class Tracker(Protocol):
+    """Where the metrics of a step go, after they were reduced once."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...

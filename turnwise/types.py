@@ -1,0 +1,347 @@
+"""The nouns of turnwise: what passes between rooms.
+
+Standard library and numpy only. Every array is one-dimensional; `N` is a number of tokens, `R` a number of sampled tokens.
+The nesting is `Group → Trajectory → Turn → token`; a `Sample` is the flat view of one context on which forward passes,
+credit and training work, and a `Batch` is what one optimiser micro-batch sees. Packing is the last thing that happens to data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
+Message = dict[str, Any]
+"""One chat message in the OpenAI form: `{"role": ..., "content": ...}` and, with tools, `tool_calls` or `tool_call_id`."""
+
+Split = Literal["train", "val"]
+FinishReason = Literal["stop", "length", "aborted"]
+Status = Literal["finished", "truncated", "failed"]
+Limit = Literal["max_steps", "sequence_length", "environment", "time"]
+Reduction = Literal["mean", "sum", "max", "min", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem. The siblings of a group share it, so everything random about its start follows from `seed`.
+
+    >>> Task(id="train/FrozenLake/7", tag="FrozenLake", split="train", seed=13).epoch
+    0
+    """
+
+    id: str
+    tag: str
+    """Environment tag of the config, or the name of a data set."""
+    split: Split
+    seed: int
+    epoch: int = 0
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    """JSON-serialisable row of a data set; empty for seeded environments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """One image (later: audio, video) of an observation, as a uint8 array [H, W, 3]."""
+
+    kind: Literal["image"]
+    data: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an environment shows at one turn: a text, and images where it renders them."""
+
+    text: str
+    media: tuple[Media, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a server draws tokens. The seed makes a request's randomness its own: it does not depend on its neighbours.
+
+    `temperature` 0 or `do_sample` False is greedy: its log-probs are 0 and its tokens are never trained on.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 = off."""
+    repetition_penalty: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    do_sample: bool = True
+    seed: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        return not self.do_sample or self.temperature == 0.0
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether part of the policy's mass can't be sampled, so that exp(old − sampled) is no importance ratio."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.repetition_penalty != 1.0
+
+
+class VersionRun(NamedTuple):
+    """`count` consecutive tokens that were sampled by policy `version`."""
+
+    version: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The answer of a server: `R` sampled tokens with the log-probs under the distribution they were drawn from.
+
+    `versions` are runs, because a weight update may fall into the middle of a response: their counts add up to R.
+    """
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    finish_reason: FinishReason
+    versions: tuple[VersionRun, ...]
+    generate_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        total = sum(run.count for run in self.versions)
+        if not len(self.token_ids) == len(self.logprobs) == total:
+            raise ValueError(
+                f"a completion of {len(self.token_ids)} tokens has {len(self.logprobs)} log-probs and versions for {total}"
+            )
+
+
+@dataclass(slots=True)
+class Turn:
+    """One model response and what came before and after it.
+
+    `prompt_ids` [P] are the ids that were *added* to the context before this response (the whole first prompt, later only
+    template glue and the new observation), `response_ids` [R] the sampled ones. The context that the server saw is the
+    concatenation over the turns since the last one with `starts_context`, following `parent` where history branched.
+
+    >>> turn = Turn(prompt_ids=np.array([1, 2, 3]), response_ids=np.array([7, 8]), logprobs=np.array([-0.5, -0.1]))
+    >>> turn.num_tokens
+    5
+    """
+
+    prompt_ids: IntArray
+    response_ids: IntArray
+    logprobs: FloatArray
+    versions: tuple[VersionRun, ...] = ()
+    finish_reason: FinishReason = "stop"
+    text: str = ""
+    """The decoded response, for parsing and reading. Never encoded again."""
+    observation: str = ""
+    media: tuple[Media, ...] = ()
+    action: str | None = None
+    """What was handed to the environment, None where nothing could be parsed."""
+    reward: float = 0.0
+    state_key: Hashable = None
+    """Identity of the true state in which this turn was taken (GiGPO)."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    starts_context: bool = False
+    parent: int | None = None
+    """Index of the turn whose context this one continues; None = the turn before."""
+    is_greedy: bool = False
+    generate_s: float = 0.0
+    step_s: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+class TurnSpan(NamedTuple):
+    """Where the sampled tokens of turn `turn` of a trajectory lie in a Sample: positions `start` to `stop` (exclusive)."""
+
+    turn: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Sample:
+    """One context as flat arrays [N]. Built once; forward passes and credit write back into it.
+
+    Arrays align with tokens: entry t of every log-prob, value, advantage or return belongs to token t, given the tokens
+    before it (`values[t]` is the value head's output at position t − 1). Where `response_mask` is 0 they hold 0.
+
+    >>> sample = Sample(token_ids=np.array([5, 6, 7, 8]), response_mask=np.array([False, False, True, True]),
+    ...                 rollout_logprobs=np.zeros(4, np.float32), turn_spans=(TurnSpan(0, 2, 4),))
+    >>> sample.num_tokens, sample.num_trained
+    (4, 2)
+    """
+
+    token_ids: IntArray
+    response_mask: NDArray[np.bool_]
+    rollout_logprobs: FloatArray
+    turn_spans: tuple[TurnSpan, ...]
+    versions: tuple[tuple[VersionRun, ...], ...] = ()
+    """One tuple of runs a span."""
+    weight: float = 1.0
+    """Multiplies this context in every loss; 0 for padding rows."""
+    old_logprobs: FloatArray | None = None
+    ref_logprobs: FloatArray | None = None
+    values: FloatArray | None = None
+    advantages: FloatArray | None = None
+    returns: FloatArray | None = None
+    media: tuple[Media, ...] = ()
+    media_positions: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_trained(self) -> int:
+        return int(self.response_mask.sum())
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One episode: its turns, its samples and how it ended. A failure is data here, not an exception.
+
+    `limit` says what cut a `truncated` episode. Limits of the task itself (`max_steps`, `sequence_length`) terminate it for
+    credit; a cut from outside (`environment`, `time`) bootstraps where the estimator has values.
+    """
+
+    task: Task
+    sibling: int
+    turns: list[Turn] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    status: Status = "finished"
+    limit: Limit | None = None
+    outcome_rewards: dict[str, float] = field(default_factory=dict)
+    """Rewards of the whole episode by name, on top of the turns' own."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    role: str = "agent"
+    weight: float = 1.0
+    """The trajectories of one run (sub-agents, compaction) weigh together as one."""
+    score_kl_penalty: float = 0.0
+    """β·ΣKL, subtracted from the score by estimators on trajectory scores; written by `credit`."""
+
+    @property
+    def score(self) -> float:
+        """Σ of turn rewards and outcome rewards, before any KL penalty or normalisation."""
+        return float(sum(turn.reward for turn in self.turns) + sum(self.outcome_rewards.values()))
+
+    @property
+    def bootstraps(self) -> bool:
+        return self.status == "truncated" and self.limit in ("environment", "time")
+
+
+@dataclass(slots=True)
+class Group:
+    """The sibling trajectories of one Task: the unit of scheduling, credit, filtering and back-pressure."""
+
+    task: Task
+    trajectories: list[Trajectory]
+    index: int = 0
+    """Order of admission; the deterministic profile consumes groups in this order."""
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [sample for trajectory in self.trajectories for sample in trajectory.samples]
+
+
+class Denominators(NamedTuple):
+    """What the losses of one *optimiser step* are divided by, known before its first micro-batch.
+
+    `num_tokens` = Σ weight·trained tokens, `num_sequences` = Σ weight over samples with a trained token, both over all
+    micro-batches and all ranks; `max_length` is the constant `sequence_length`.
+    """
+
+    num_tokens: float
+    num_sequences: float
+    max_length: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """Samples packed one after another, as one micro-batch. A closed schema: `[N]` tokens of `S` samples.
+
+    The arrays are numpy here; a strategy turns them into tensors on its device with `map` and hands that to the loss.
+    Optional arrays are None until the forward pass or the credit that makes them has run.
+    """
+
+    token_ids: Any
+    """int64 [N]"""
+    position_ids: Any
+    """int64 [N], restarting at 0 with each sample."""
+    sequence_id: Any
+    """int64 [N], 0 … S−1, ascending."""
+    turn_id: Any
+    """int64 [N], the turn's index in its sample's spans; −1 where the mask is 0."""
+    response_mask: Any
+    """bool [N]"""
+    weights: Any
+    """float32 [N], the sample's weight at each token."""
+    lengths: tuple[int, ...]
+    """Tokens of each of the S samples."""
+    denominators: Denominators
+    rollout_logprobs: Any = None
+    old_logprobs: Any = None
+    ref_logprobs: Any = None
+    values: Any = None
+    advantages: Any = None
+    returns: Any = None
+    media: tuple[Media, ...] = ()
+    media_positions: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def map(self, convert: Callable[[Any], Any]) -> Batch:
+        """The same batch with `convert` applied to every array that is there."""
+        plain = ("lengths", "denominators", "media", "media_positions")
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in plain}
+        return replace(self, **{name: convert(a) for name, a in arrays.items() if a is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutputs:
+    """What a strategy hands to a loss: tensors [N], aligned with the tokens of the batch, 0 where they don't apply."""
+
+    logprobs: Any = None
+    entropy: Any = None
+    values: Any = None
+
+
+class Metric(NamedTuple):
+    """One measurement. Producers emit them; `tracking.metrics.reduce_metrics` alone combines them.
+
+    >>> Metric("actor/pg_loss", 3.0, "sum")
+    Metric(name='actor/pg_loss', value=3.0, reduction='sum', weight=1.0)
+    """
+
+    name: str
+    value: Any
+    """A number, or a zero-dimensional tensor that is read only when the step is over."""
+    reduction: Reduction = "mean"
+    weight: float = 1.0
+    """Weight in a mean."""
+
+
+def samples_of(groups: Sequence[Group]) -> list[Sample]:
+    """All samples of the groups, in their order."""
+    return [sample for group in groups for sample in group.samples]
+
+
+def derive_seed(*parts: str | int) -> int:
+    """A seed in [0, 2⁶³) from a stable hash of the parts: the same in every process and version of Python.
+
+    Every random choice of a run is seeded by it, so that nothing depends on the order in which things happen.
+
+    >>> derive_seed(42, "train", "FrozenLake", 7) == derive_seed(42, "train", "FrozenLake", 7)
+    True
+    """
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
