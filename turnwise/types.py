@@ -326,8 +326,8 @@ class Metric(NamedTuple):
     value: Any
     """A number, or a zero-dimensional tensor that is read only when the step is over."""
     reduction: Reduction = "mean"
-    weight: float = 1.0
-    """Weight in a mean."""
+    weight: Any = 1.0
+    """Weight in a mean, also a number or a zero-dimensional tensor. A measurement of weight 0 doesn't count in any reduction."""
 
 
 def samples_of(groups: Sequence[Group]) -> list[Sample]:

@@ -1,0 +1,86 @@
+"""Environments pass the contract check, and the check finds what it is for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import pytest
+
+from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.errors import EnvironmentFault
+from turnwise.protocols import Env
+from turnwise.testing.env_contract import check_env_contract
+from turnwise.testing.toy_envs import BanditEnv, IdentityEnv, NaNEnv, RaisingEnv, SlowEnv, WrongTupleEnv
+
+MOVES = ["Right", "down", "Jump", "Down", "Left", "Right", "Down", "Right"]
+TOKENS = ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("make_env", "actions"),
+    [
+        (partial(FrozenLakeEnv, is_slippery=False), MOVES),
+        (partial(FrozenLakeEnv, size=8, observation="both", split="val"), MOVES),
+        (partial(FrozenLakeEnv, observation="coordinates", format_penalty=-0.1, split="train"), MOVES),
+        (partial(FrozenLakeEnv, render_mode="rgb_array"), MOVES),
+        (BanditEnv, TOKENS),
+        (IdentityEnv, TOKENS),
+        (partial(SlowEnv, delay_s=0.0), TOKENS),
+    ],
+)
+def test_the_environments_of_the_package_pass(make_env: Callable[[], Env], actions: list[str]) -> None:
+    check_env_contract(make_env, actions)
+
+
+class ForgetfulEnv(BanditEnv):
+    """What it shows depends on how often it was reset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._resets = itertools.count()
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        return f"episode {next(self._resets)}", {}
+
+
+class ListKeyEnv(BanditEnv):
+    def state_key(self) -> Any:
+        return ([0],)
+
+
+class UndeclaredMetricEnv(BanditEnv):
+    metric_reductions: ClassVar[Mapping[str, Any]] = {}
+
+
+class NumberObservationEnv(BanditEnv):
+    def reset(self, *, seed: int | None = None) -> Any:
+        return 3, {}
+
+
+class MedianEnv(BanditEnv):
+    metric_reductions: ClassVar[Mapping[str, Any]] = {"success": "median"}
+
+
+@pytest.mark.parametrize(
+    ("make_env", "message"),
+    [
+        (NaNEnv, "NaNEnv, turn 1: the reward is nan .* finite number"),
+        (WrongTupleEnv, "WrongTupleEnv, turn 1: got a tuple of 4; step returns"),
+        (ForgetfulEnv, "ForgetfulEnv: seed 0 gave another episode after a reset, first at turn 0"),
+        (ListKeyEnv, "hashable"),
+        (UndeclaredMetricEnv, "metric 'success' isn't declared"),
+        (NumberObservationEnv, "NumberObservationEnv, reset: the observation is a int"),
+        (MedianEnv, "reduction 'median'"),
+    ],
+)
+def test_what_breaks_the_contract_is_found(make_env: Callable[[], Env], message: str) -> None:
+    with pytest.raises(EnvironmentFault, match=message):
+        check_env_contract(make_env, TOKENS)
+
+
+def test_an_exception_of_the_environment_is_its_own() -> None:
+    with pytest.raises(RuntimeError, match="the toy is broken"):
+        check_env_contract(RaisingEnv, TOKENS)

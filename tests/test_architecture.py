@@ -1,0 +1,269 @@
+"""The rules of the house (`docs/design/rooms.md`), read off the source. Exception lists here may only shrink."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from turnwise.spec import ESTIMATORS, PG_VARIANTS
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "turnwise"
+
+LAYERS: list[set[str]] = [
+    {"types", "errors", "protocols", "spec"},
+    {"config", "algorithms", "chat", "data", "models", "batching"},
+    {"envs"},
+    {"agents", "inference", "training"},
+    {"rollout"},
+    {"pipelines"},
+    {"cli"},
+]
+"""A room imports lower layers only, and never a neighbour in its own."""
+
+SIDE_ROOMS = {"cluster", "tracking", "report", "compat"}
+"""Import the first layer only. `pipelines` and `cli` alone import them."""
+
+NARROWER: dict[str, set[str]] = {
+    "types": set(),
+    "errors": set(),
+    "spec": {"errors"},
+    "protocols": {"types"},
+    "config": {"spec", "errors"},
+    "training": {"config", "algorithms"},
+    "rollout": {"agents", "inference", "config"},
+}
+"""For the first five: all that a room may import. For `training` and `rollout`: what they may not, see `allowed`."""
+
+HEAVY: dict[str, str] = {
+    "ray": "cluster/ray_cluster.py",
+    "vllm": "inference/",
+    "sglang": "inference/",
+    "deepspeed": "training/",
+    "megatron": "training/",
+    "mlflow": "tracking/",
+    "langgraph": "agents/",
+    "langchain": "agents/",
+    "langchain_core": "agents/",
+}
+"""Optional libraries and the one module or folder that imports each."""
+
+BROAD_EXCEPT = {
+    "cli/main.py",
+    "inference/embedded/server.py",
+    "inference/server_manager.py",
+    "rollout/scheduler.py",
+}
+"""The boundaries where `except Exception` stands: foreign code runs below them, and its failure is recorded."""
+
+LONG_FILES: set[str] = set()
+LONG_FUNCTIONS: set[str] = set()
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FRONT_DOOR_LINES = 400, 80, 150
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """Path below the package → syntax tree."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def room_of(path: str) -> str:
+    """The room of a file: its folder below the package, or the module's own name in the first layer."""
+    first, _, rest = path.partition("/")
+    return first if rest else first.removesuffix(".py")
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """`(line, dotted module)` of every import, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            prefix = "." * node.level + (node.module or "")
+            names = [f"turnwise.{alias.name}" for alias in node.names] if prefix == "turnwise" else [prefix]
+            yield from ((node.lineno, name) for name in names)
+
+
+def allowed(room: str) -> set[str]:
+    """The rooms that a room may import, besides itself."""
+    everything = set().union(*LAYERS)
+    if room == "__init__":
+        return set()
+    if room in SIDE_ROOMS:
+        return LAYERS[0]
+    if room == "testing":
+        return LAYERS[0] | LAYERS[1] | LAYERS[2]
+    if room in ("training", "rollout"):
+        return below(room) - NARROWER[room]
+    if room in NARROWER:
+        return NARROWER[room]
+    if room in ("pipelines", "cli"):
+        return below(room) | SIDE_ROOMS
+    assert room in everything, f"turnwise/{room} is a room that the table in this test doesn't know"
+    return below(room)
+
+
+def below(room: str) -> set[str]:
+    depth = next(i for i, layer in enumerate(LAYERS) if room in layer)
+    return set().union(*LAYERS[:depth])
+
+
+def calls(tree: ast.Module, names: set[str]) -> Iterator[ast.Call]:
+    """Calls of builtins by name; methods of the same name are something else."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+            yield node
+
+
+def report(problems: list[str]) -> None:
+    assert not problems, "\n" + "\n".join(problems)
+
+
+def test_imports_go_one_way():
+    problems = []
+    for path, tree in sources().items():
+        room = room_of(path)
+        for line, module in imported(tree):
+            if module.startswith("."):
+                problems.append(f"turnwise/{path}:{line} imports relatively; write the full name")
+            if module.split(".")[0] != "turnwise" or module == "turnwise.__version__":
+                continue
+            target = (module.split(".") + [""])[1]
+            if target != room and target not in allowed(room):
+                problems.append(f"turnwise/{path}:{line} imports {module}, which {room} may not")
+    report(problems)
+
+
+@pytest.mark.parametrize("library", HEAVY)
+def test_a_heavy_library_is_imported_in_one_place(library):
+    report(
+        [
+            f"turnwise/{path}:{line} imports {module}; only {HEAVY[library]} may"
+            for path, tree in sources().items()
+            for line, module in imported(tree)
+            if module.split(".")[0] == library and not path.startswith(HEAVY[library])
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "module", ["turnwise", "turnwise.spec", "turnwise.protocols", "turnwise.config", "turnwise.config.load"]
+)
+def test_light_modules_import_nothing_heavy(module):
+    if module.startswith("turnwise.config") and not (PACKAGE / "config" / "__init__.py").exists():
+        pytest.skip("no room config yet")
+    code = f"import sys, {module}; print(*sorted({{'torch', 'transformers', 'gymnasium', *{list(HEAVY)}}} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == []
+
+
+def test_files_are_short():
+    long = {path for path in sources() if len((PACKAGE / path).read_text(encoding="utf-8").splitlines()) > MAX_FILE_LINES}
+    report([f"turnwise/{path} has more than {MAX_FILE_LINES} lines" for path in sorted(long - LONG_FILES)])
+    report([f"{path} is short now: take it off LONG_FILES" for path in sorted(LONG_FILES - long)])
+
+
+def test_functions_are_short():
+    long = {
+        f"{path}:{node.name}"
+        for path, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno + 1 > MAX_FUNCTION_LINES
+    }
+    report([f"turnwise/{name} has more than {MAX_FUNCTION_LINES} lines" for name in sorted(long - LONG_FUNCTIONS)])
+    report([f"{name} is short now: take it off LONG_FUNCTIONS" for name in sorted(LONG_FUNCTIONS - long)])
+
+
+def test_the_front_door_is_one_screen():
+    front_door = PACKAGE / "pipelines" / "agentic.py"
+    if not front_door.exists():
+        pytest.skip("no front door yet")
+    assert len(front_door.read_text(encoding="utf-8").splitlines()) <= MAX_FRONT_DOOR_LINES
+
+
+def is_broad(handler: ast.ExceptHandler) -> bool:
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(kind is None or (isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException")) for kind in caught)
+
+
+def test_broad_excepts_stand_at_the_boundaries_only():
+    handlers = [
+        (path, node.lineno)
+        for path, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler) and is_broad(node)
+    ]
+    report([f"turnwise/{path}:{line} catches everything" for path, line in handlers if path not in BROAD_EXCEPT])
+    unused = BROAD_EXCEPT - {path for path, _ in handlers}
+    report([f"{path} catches nothing broadly: take it off BROAD_EXCEPT" for path in sorted(unused) if path in sources()])
+
+
+def test_attributes_are_named_not_looked_up():
+    report(
+        [
+            f"turnwise/{path}:{call.lineno} calls {ast.unparse(call)}; state what the object has instead"
+            for path, tree in sources().items()
+            for call in calls(tree, {"getattr", "hasattr"})
+            if len(call.args) > 1 and isinstance(call.args[1], ast.Constant)
+        ]
+    )
+
+
+def test_no_text_is_evaluated():
+    report(
+        [f"turnwise/{path}:{call.lineno}" for path, tree in sources().items() for call in calls(tree, {"eval", "exec"})],
+    )
+
+
+def test_no_function_writes_a_global():
+    report(
+        [
+            f"turnwise/{path}:{node.lineno} global {', '.join(node.names)}"
+            for path, tree in sources().items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Global)
+        ]
+    )
+
+
+def test_no_drawer_for_everything():
+    names = {"utils.py", "util.py", "helpers.py", "helper.py", "misc.py"}
+    folders = [PACKAGE, ROOT / "tests", ROOT / "examples", ROOT / "benchmarks"]
+    report([str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*.py") if path.name in names])
+
+
+def test_no_work_is_left_in_comments():
+    note = re.compile(r"#.*\b(TODO|FIXME|XXX|HACK)\b")
+    report(
+        [
+            f"turnwise/{path}:{number} {line.strip()}"
+            for path in sources()
+            for number, line in enumerate((PACKAGE / path).read_text(encoding="utf-8").splitlines(), 1)
+            if note.search(line)
+        ]
+    )
+
+
+def test_training_is_blind_to_the_algorithm():
+    names = re.compile(rf"\b({'|'.join({*ESTIMATORS, *PG_VARIANTS})})\b", re.IGNORECASE)
+    report(
+        [
+            f"turnwise/{path}:{number} says {found.group()!r}"
+            for path in sources()
+            if room_of(path) == "training"
+            for number, line in enumerate((PACKAGE / path).read_text(encoding="utf-8").splitlines(), 1)
+            if (found := names.search(line))
+        ]
+    )

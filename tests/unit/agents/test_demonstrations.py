@@ -1,0 +1,99 @@
+"""Scripted episodes: demonstrations and baselines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from turnwise.agents.demonstrations import MakePlayer, demonstrations, play, write_jsonl
+from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
+from turnwise.envs.base import Step
+from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.parsing import THINK_ANSWER_PATTERN, parse_action
+from turnwise.envs.players import ErringPlayer, Player, RandomPlayer, ShortestPathPlayer
+from turnwise.errors import ConfigError
+from turnwise.testing.scripted_conversation import ScriptedConversation
+from turnwise.testing.toy_envs import BanditEnv
+from turnwise.types import SamplingParams, Task, derive_seed
+
+SETTINGS = EnvAgentSettings(tag="Lake", max_steps=12, system_template="Be brief.", max_tokens_per_step=16)
+
+
+def tasks(count: int) -> list[Task]:
+    return [Task(id=f"train/Lake/{i}", tag="Lake", split="train", seed=derive_seed(0, i)) for i in range(count)]
+
+
+def firm_lake(task: Task) -> FrozenLakeEnv:
+    return FrozenLakeEnv(is_slippery=False, split=task.split)
+
+
+def teacher(env: FrozenLakeEnv, task: Task) -> Player:
+    return ErringPlayer(ShortestPathPlayer(env), 0.5, derive_seed(task.seed, "teacher"))
+
+
+def test_a_demonstration_is_what_the_agent_would_have_said_and_seen() -> None:
+    for task, messages in zip(tasks(10), demonstrations(firm_lake, SETTINGS, teacher, tasks(10)), strict=True):
+        said = [message["content"] for message in messages if message["role"] == "assistant"]
+        conversation = ScriptedConversation(said)
+        agent = EnvAgent(firm_lake, SETTINGS)
+        asyncio.run(agent.run(task, 0, lambda *_, c=conversation, **__: c, SamplingParams(max_new_tokens=16)))
+        assert conversation.messages == messages
+        assert messages[0] == {"role": "system", "content": "Be brief."}
+        assert messages[-1]["role"] == "assistant"
+        assert all(parse_action(text, SETTINGS.action_pattern) in ("Left", "Down", "Right", "Up") for text in said)
+        assert len(said) <= SETTINGS.max_steps
+
+
+def test_demonstrations_are_reproducible_and_lazy() -> None:
+    first = list(demonstrations(firm_lake, SETTINGS, teacher, tasks(5)))
+    assert first == list(demonstrations(firm_lake, SETTINGS, teacher, tasks(5)))
+    endless = demonstrations(firm_lake, SETTINGS, teacher, (task for task in iter(lambda: tasks(1)[0], None)))
+    assert next(endless) == first[0]
+    endless.close()
+
+
+def test_baselines_rank_as_they_must() -> None:
+    episodes = tasks(150)
+
+    def share(make_player: MakePlayer) -> float:
+        outcomes = play(firm_lake, SETTINGS, make_player, episodes)
+        assert all(outcome.is_success == (outcome.score == 1.0) for outcome in outcomes)
+        return sum(outcome.is_success for outcome in outcomes) / len(outcomes)
+
+    best = share(lambda env, task: ShortestPathPlayer(env))
+    erring = share(teacher)
+    worst = share(lambda env, task: RandomPlayer(env, task.seed))
+    assert best == 1.0
+    assert worst < 0.2 < erring < 0.9
+
+
+class BareEnv(BanditEnv):
+    """A bandit that reports no metric."""
+
+    def step(self, action: str) -> Step:
+        return "done", float(action == "b"), True, False, {}
+
+
+def test_an_environment_without_a_success_metric_succeeds_by_its_score() -> None:
+    outcomes = play(lambda _: BareEnv(), SETTINGS, lambda env, task: RandomPlayer(env, task.seed), tasks(20))
+    assert {tuple(outcome) for outcome in outcomes} == {(True, 1.0), (False, 0.0)}
+
+
+def test_answers_that_the_pattern_cannot_read_are_refused() -> None:
+    thinking = EnvAgentSettings(tag="Lake", action_pattern=THINK_ANSWER_PATTERN)
+    with pytest.raises(ConfigError, match="answer_template"):
+        next(demonstrations(firm_lake, thinking, teacher, tasks(1)))
+    template = "<think>{{}}</think><answer>{action}</answer>"
+    messages = next(demonstrations(firm_lake, thinking, teacher, tasks(1), answer_template=template))
+    assert messages[-1]["content"].startswith("<think>{{}}</think><answer>")
+
+
+def test_jsonl_holds_one_conversation_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "demonstrations.jsonl"
+    episodes = list(demonstrations(firm_lake, SETTINGS, teacher, tasks(3)))
+    assert write_jsonl(path, iter(episodes)) == 3
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["messages"] for line in lines] == episodes

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from turnwise.algorithms.aggregation import MODES
+from turnwise.algorithms.losses import PolicyLoss
+from turnwise.algorithms.settings import AlgorithmSettings
+from turnwise.algorithms.variants import PolicyInputs, ppo
+from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.tracking.metrics import reduce_metrics
+from turnwise.types import ModelOutputs
+
+NAN = float("nan")
+
+
+def policy_inputs(logprobs, old, advantages):
+    n = len(logprobs)
+    return PolicyInputs(
+        logprobs=torch.as_tensor(logprobs, dtype=torch.float32),
+        old_logprobs=torch.as_tensor(old, dtype=torch.float32),
+        advantages=torch.as_tensor(advantages, dtype=torch.float32),
+        mask=torch.ones(n, dtype=torch.bool),
+        sequence_id=torch.zeros(n, dtype=torch.int64),
+        num_sequences=1,
+    )
+
+
+def ppo_losses(logprobs, old, advantages, clip_low=0.2, clip_high=0.2, dual_clip=3.0):
+    losses, shares = ppo(policy_inputs(logprobs, old, advantages), clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    return losses, shares
+
+
+def test_ppo_equals_its_definition_token_by_token():
+    generator = torch.Generator().manual_seed(0)
+    lp, old, advantages = (torch.randn(200, generator=generator) for _ in range(3))
+    losses, shares = ppo_losses(lp, old, advantages, clip_low=0.1, clip_high=0.3)
+    for i in range(200):
+        ratio, a = torch.exp(lp[i] - old[i]).item(), advantages[i].item()
+        expected = -min(ratio * a, min(max(ratio, 0.9), 1.3) * a)
+        if a < 0:
+            expected = min(expected, -3.0 * a)
+        assert losses[i].item() == pytest.approx(expected, abs=1e-5)
+        assert shares["actor/ppo_ratio_high_clipfrac"][i].item() == (ratio > 1.3)
+        assert shares["actor/ppo_ratio_low_clipfrac"][i].item() == (ratio < 0.9)
+
+
+def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
+    lp, old = [3.0, 3.0], [-3.0, -3.0]
+    bounded, shares = ppo_losses(lp, old, [-1.0, 1.0])
+    assert bounded.tolist() == pytest.approx([3.0, -1.2])
+    assert shares["actor/dual_clipfrac"].tolist() == [True, False]
+    unbounded, shares = ppo_losses(lp, old, [-1.0, 1.0], dual_clip=None)
+    assert unbounded[0].item() == pytest.approx(torch.exp(torch.tensor(6.0)).item())
+    assert "actor/dual_clipfrac" not in shares
+
+
+def test_the_ratio_is_finite_however_far_the_policies_are_apart():
+    losses, _ = ppo_losses([0.0, -1e6], [-1e6, 0.0], [-1.0, -1.0], dual_clip=None)
+    assert torch.isfinite(losses).all()
+
+
+@pytest.mark.parametrize(("advantage", "direction"), [(1.0, 1), (-1.0, -1)])
+def test_a_descent_step_makes_good_tokens_likelier_and_bad_ones_rarer(advantage, direction, make_batch):
+    batch = make_batch([[1]], advantages=[advantage])
+    logits = torch.zeros(3, requires_grad=True)
+    loss, _ = PolicyLoss(AlgorithmSettings())(ModelOutputs(logprobs=torch.log_softmax(logits, 0)[:1]), batch)
+    loss.backward()
+    assert torch.sign(-logits.grad[0]).item() == direction
+
+
+def random_batch(make_batch, seed=0, **extra):
+    generator = torch.Generator().manual_seed(seed)
+    masks = [[0, 1, 1, 0], [0, 1], [0, 0, 1, 1, 1], [0, 0]]
+    n = sum(len(m) for m in masks)
+    arrays = {name: torch.randn(n, generator=generator) for name in ("old_logprobs", "ref_logprobs", "advantages")}
+    return masks, make_batch(masks, **arrays, **extra), torch.randn(n, generator=generator)
+
+
+FULL = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1, entropy_loss_coef=0.05)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nan_outside_the_mask_changes_neither_loss_nor_gradient_nor_metrics(mode, make_batch):
+    settings = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1, entropy_loss_coef=0.05, loss_agg_mode=mode)
+    results = []
+    for poison in (0.0, NAN, float("inf"), float("-inf")):
+        _, batch, lp = random_batch(make_batch)
+        outside = ~batch.response_mask
+        lp = lp.clone()
+        lp[outside] = poison
+        for array in (batch.old_logprobs, batch.ref_logprobs, batch.advantages):
+            array[outside] = poison
+        entropy = torch.where(outside, poison, 0.7)
+        lp.requires_grad_()
+        loss, metrics = PolicyLoss(settings)(ModelOutputs(logprobs=lp, entropy=entropy), batch)
+        loss.backward()
+        results.append((loss.item(), lp.grad, reduce_metrics(metrics)))
+        assert (lp.grad[outside] == 0).all()
+    for loss, gradient, metrics in results[1:]:
+        assert loss == results[0][0]
+        assert torch.equal(gradient, results[0][1])
+        assert metrics == results[0][2]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_loss_gradient_and_metrics_do_not_depend_on_the_number_of_micro_batches(mode, make_batch):
+    settings = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1, entropy_loss_coef=0.05, loss_agg_mode=mode)
+    policy_loss = PolicyLoss(settings)
+    masks, step, lp = random_batch(make_batch)
+    whole = lp.clone().requires_grad_()
+    entropy = torch.linspace(0.1, 1.0, len(lp))
+    loss, metrics = policy_loss(ModelOutputs(logprobs=whole, entropy=entropy), step)
+    loss.backward()
+    expected = reduce_metrics(metrics)
+
+    parts = lp.clone().requires_grad_()
+    total, part_metrics, start = 0.0, [], 0
+    for mask in masks:
+        here = slice(start, start + len(mask))
+        arrays = {name: x[here] for name, x in vars_of(step).items()}
+        batch = make_batch([mask], **arrays)
+        batch.denominators = step.denominators
+        part, emitted = policy_loss(ModelOutputs(logprobs=parts[here], entropy=entropy[here]), batch)
+        part.backward()
+        total += part.item()
+        part_metrics += emitted
+        start += len(mask)
+    assert total == pytest.approx(loss.item(), abs=1e-6)
+    torch.testing.assert_close(parts.grad, whole.grad)
+    assert reduce_metrics(part_metrics) == pytest.approx(expected, abs=1e-5)
+
+
+def vars_of(batch):
+    return {name: getattr(batch, name) for name in ("old_logprobs", "ref_logprobs", "advantages")}
+
+
+def test_loss_metrics_are_means_over_optimiser_steps(make_batch):
+    """Two steps of different sizes: `actor/pg_loss` is the plain mean of their losses."""
+    policy_loss = PolicyLoss(AlgorithmSettings())
+    losses, metrics = [], []
+    for masks in ([[1, 1, 1]], [[1]]):
+        batch = make_batch(masks, advantages=[float(len(masks[0]))] * len(masks[0]))
+        loss, emitted = policy_loss(ModelOutputs(logprobs=torch.full((len(masks[0]),), -1.0)), batch)
+        losses.append(loss.item())
+        metrics += emitted
+    assert reduce_metrics(metrics)["actor/pg_loss"] == pytest.approx(sum(losses) / 2)
+
+
+def test_without_old_log_probs_the_ratio_is_one_and_the_gradient_is_the_policy_gradient(make_batch):
+    batch = make_batch([[0, 1, 1]], advantages=[9.0, 2.0, -1.0], rollout_logprobs=[0.0, -1.0, -2.5])
+    lp = torch.tensor([-0.1, -1.0, -2.0], requires_grad=True)
+    loss, metrics = PolicyLoss(AlgorithmSettings())(ModelOutputs(logprobs=lp), batch)
+    loss.backward()
+    torch.testing.assert_close(lp.grad, torch.tensor([0.0, -1.0, 0.5]))
+    reduced = reduce_metrics(metrics)
+    assert reduced["actor/ratio_max"] == reduced["actor/ratio_min"] == 1.0
+    assert reduced["actor/train_infer_diff_token_max"] == pytest.approx(0.5)
+
+
+def test_parts_and_total(make_batch):
+    _, batch, lp = random_batch(make_batch)
+    loss, metrics = PolicyLoss(FULL)(ModelOutputs(logprobs=lp, entropy=torch.full_like(lp, 0.7)), batch)
+    reduced = reduce_metrics(metrics)
+    expected = reduced["actor/pg_loss"] + 0.1 * reduced["actor/kl_loss"] - 0.05 * reduced["actor/entropy"]
+    assert reduced["actor/total_loss"] == pytest.approx(expected, abs=1e-6)
+    assert reduced["actor/total_loss"] == pytest.approx(loss.item(), abs=1e-6)
+    assert reduced["actor/entropy"] == pytest.approx(0.7)
+
+
+def test_an_entropy_bonus_raises_entropy(make_batch):
+    batch = make_batch([[1]], advantages=[0.0])
+    logits = torch.tensor([2.0, 0.0, -1.0], requires_grad=True)
+    logp = torch.log_softmax(logits, 0)
+    entropy = -(logp.exp() * logp).sum().reshape(1)
+    loss, _ = PolicyLoss(AlgorithmSettings(entropy_loss_coef=1.0))(ModelOutputs(logprobs=logp[:1], entropy=entropy), batch)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert gradient[0] > 0  # descent lowers the likeliest logit
+
+
+def test_a_micro_batch_without_trained_tokens_adds_nothing(make_batch):
+    batch = make_batch([[0, 0]], advantages=[1.0, 1.0], old_logprobs=[0.0, 0.0])
+    batch.denominators = batch.denominators._replace(num_tokens=5.0, num_sequences=2.0)
+    lp = torch.tensor([-1.0, -2.0], requires_grad=True)
+    loss, metrics = PolicyLoss(AlgorithmSettings())(ModelOutputs(logprobs=lp), batch)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert (lp.grad == 0).all()
+    assert reduce_metrics(metrics) == {}
+
+
+def test_padding_rows_of_weight_zero_have_no_gradient(make_batch):
+    batch = make_batch([[1, 1], [1, 1]], weights=[1.0, 0.0], advantages=[1.0] * 4)
+    lp = torch.full((4,), -1.0, requires_grad=True)
+    loss, _ = PolicyLoss(AlgorithmSettings())(ModelOutputs(logprobs=lp), batch)
+    loss.backward()
+    assert loss.item() == pytest.approx(-1.0)
+    assert lp.grad.tolist() == pytest.approx([-0.5, -0.5, 0.0, 0.0])
+
+
+def test_it_asks_only_for_what_it_uses_and_can_be_sent_to_ranks():
+    assert PolicyLoss(AlgorithmSettings()).outputs == {"logprobs"}
+    sent = pickle.loads(pickle.dumps(PolicyLoss(FULL)))
+    assert sent.outputs == {"logprobs", "entropy"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"kl_loss_type": "k1"}, ConfigError, "kl_loss_type"),
+        ({"pg_variant": "pp"}, ConfigError, "Did you mean 'ppo'"),
+        ({"pg_variant": "gspo"}, NotAvailableError, "gspo"),
+        ({"pg_args": {"clip": 0.1}}, ConfigError, "clip_low"),
+        ({"loss_agg_mode": "mean"}, ConfigError, "loss_agg_mode"),
+        ({"train_infer_correction": {"cap": 2.0}}, NotAvailableError, "train_infer_correction"),
+        ({"ratio_type": "segment"}, NotAvailableError, "ratio_type"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_training(settings, error, message):
+    with pytest.raises(error, match=message):
+        PolicyLoss(AlgorithmSettings(**settings))
+
+
+def test_pg_args_reach_the_function_and_win_over_the_clip_keys(make_batch):
+    batch = make_batch([[1]], advantages=[1.0], old_logprobs=[-1.0])
+    outputs = ModelOutputs(logprobs=torch.tensor([0.0]))
+    for settings, expected in (
+        (AlgorithmSettings(), -1.2),
+        (AlgorithmSettings(pg_clip=0.1), -1.1),
+        (AlgorithmSettings(pg_clip=0.1, pg_clip_high=0.28), -1.28),
+        (AlgorithmSettings(pg_clip_high=0.28, use_pg_clip_range=False), -1.2),
+        (AlgorithmSettings(pg_clip=0.1, pg_args={"clip_high": 0.5}), -1.5),
+    ):
+        loss, _ = PolicyLoss(settings)(outputs, batch)
+        assert loss.item() == pytest.approx(expected)

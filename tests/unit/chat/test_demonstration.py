@@ -1,0 +1,77 @@
+"""Demonstrations have the ids of a rollout in which the model said the same, and teach what was sampled there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from turnwise.chat.conversation import TokenConversation
+from turnwise.chat.demonstration import encode_demonstration
+from turnwise.chat.template import ChatTemplate
+from turnwise.errors import DataError
+from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
+from turnwise.types import SamplingParams
+
+PROPERTY = settings(
+    max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=15)
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+@PROPERTY
+@given(pairs=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4))
+def test_ids_and_mask_are_those_of_a_rollout(template, pairs):
+    sample = encode_demonstration(template, [m for asked, said in pairs for m in (user(asked), assistant(said))])
+
+    server = ScriptedServer([template.respond(said) for _, said in pairs])
+    conversation = TokenConversation(template, server, "a", SamplingParams(max_new_tokens=1000), 100_000)
+
+    async def play():
+        for asked, _ in pairs:
+            await conversation.generate([user(asked)])
+
+    asyncio.run(play())
+    ids = [i for turn in conversation.turns for i in (*turn.prompt_ids, *turn.response_ids)]
+    mask = [is_sampled for t in conversation.turns for is_sampled in [False] * len(t.prompt_ids) + [True] * len(t.response_ids)]
+    assert sample.token_ids.tolist() == ids
+    assert sample.response_mask.tolist() == mask
+    spans = [slice(span.start, span.stop) for span in sample.turn_spans]
+    assert [sample.token_ids[span].tolist() for span in spans] == [t.response_ids.tolist() for t in conversation.turns]
+    assert not sample.rollout_logprobs.any() and len(sample.rollout_logprobs) == len(ids)
+
+
+def test_text_and_end_of_turn_are_learnt_and_nothing_else(template, family):
+    sample = encode_demonstration(template, [user("where?"), assistant("Right"), user("and now?"), assistant("Left")])
+    learnt = template.tokenizer.decode(sample.token_ids[sample.response_mask])
+    assert learnt == f"Right{family.end_of_turn}Left{family.end_of_turn}"
+    assert sample.response_mask[-1] and sample.token_ids.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([], "no assistant message"),
+        ([user("a")], "no assistant message"),
+        ([assistant("a")], "message 0 is an assistant's at the start"),
+        ([user("a"), assistant("b"), assistant("c")], "message 2 is an assistant's behind another"),
+        ([user("a"), {"role": "oracle", "content": "b"}], "'oracle'; allowed: system, user, tool, assistant"),
+        ([user("a"), assistant("b"), user("c")], "behind the last assistant message"),
+        ([user("a"), assistant(None)], "content of type NoneType"),
+        ([user("a"), {**assistant("b"), "tool_calls": [{}]}], "the keys tool_calls"),
+    ],
+)
+def test_conversations_that_teach_nothing_or_something_else_are_refused(messages, complaint):
+    with pytest.raises(DataError, match=complaint):
+        encode_demonstration(ChatTemplate(byte_tokenizer()), messages)

@@ -1,0 +1,87 @@
+"""From names to environments, a user's own included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from turnwise.envs import registry
+from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake_map import in_split
+from turnwise.errors import EnvironmentFault, NotAvailableError
+from turnwise.testing.toy_envs import BanditEnv
+
+TOYS = "turnwise.testing.toy_envs"
+
+
+def test_a_built_in_name_and_module_class_give_the_class() -> None:
+    assert registry.env_class("frozen_lake") is FrozenLakeEnv
+    assert registry.env_class(f"{TOYS}:BanditEnv") is BanditEnv
+
+
+def test_a_name_can_be_registered_again_with_the_same_class_only() -> None:
+    registry.register("registry_test_toy", f"{TOYS}:BanditEnv")
+    registry.register("registry_test_toy", f"{TOYS}:BanditEnv")
+    assert registry.env_class("registry_test_toy") is BanditEnv
+    for name in ("registry_test_toy", "frozen_lake", "sokoban"):
+        with pytest.raises(EnvironmentFault, match="already"):
+            registry.register(name, f"{TOYS}:IdentityEnv")
+
+
+def test_a_registered_name_is_imported_only_when_used() -> None:
+    registry.register("registry_test_lazy", "no_such_module_anywhere:Env")
+    with pytest.raises(EnvironmentFault, match=r"no module 'no_such_module_anywhere'.*PYTHONPATH=\."):
+        registry.env_class("registry_test_lazy")
+
+
+@pytest.mark.parametrize(
+    ("env_type", "message"),
+    [
+        ("FrozenLake", "Did you mean 'frozen_lake'"),
+        ("frozenlake", "Did you mean 'frozen_lake'"),
+        (f"{TOYS}:Bandit", "Did you mean 'BanditEnv'"),
+        (f"{TOYS}:", "module:Class"),
+        ("turnwise.testing.no_toys:Bandit", "no module 'turnwise.testing.no_toys'"),
+    ],
+)
+def test_unknown_names_get_a_hint(env_type: str, message: str) -> None:
+    with pytest.raises(EnvironmentFault, match=message):
+        registry.env_class(env_type)
+
+
+def test_a_name_of_a_later_version_says_so() -> None:
+    with pytest.raises(NotAvailableError, match="sokoban"):
+        registry.env_class("sokoban")
+
+
+def test_the_split_is_passed_where_it_is_taken_and_the_config_may_override_it() -> None:
+    assert registry.takes_split("frozen_lake") and not registry.takes_split(f"{TOYS}:BanditEnv")
+    for split in ("train", "val"):
+        env = registry.make_env("frozen_lake", {"size": 5}, split)
+        env.reset(seed=11)
+        assert isinstance(env, FrozenLakeEnv) and len(env.rows) == 5 and in_split(env.rows, split)
+    assert isinstance(registry.make_env(f"{TOYS}:BanditEnv", {"best": "c"}, "val"), BanditEnv)
+    free = registry.make_env("frozen_lake", {"split": None}, "val")
+    assert isinstance(free, FrozenLakeEnv)
+    maps = [free.reset(seed=seed) and free.rows for seed in range(20)]
+    assert {in_split(rows, "val") for rows in maps} == {True, False}
+
+
+def test_a_wrong_argument_names_the_allowed_ones() -> None:
+    with pytest.raises(EnvironmentFault, match=r"is_slipery.*is_slippery.*Did you mean 'is_slippery'"):
+        registry.make_env("frozen_lake", {"is_slipery": False}, "train")
+
+
+def test_a_module_that_lacks_something_itself_raises_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lacking_env.py").write_text("import something_that_is_not_installed\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="something_that_is_not_installed"):
+        registry.env_class("lacking_env:Env")
+
+
+def test_the_registry_imports_no_environment() -> None:
+    code = "import sys, turnwise.envs.registry; sys.exit('turnwise.envs.frozen_lake' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

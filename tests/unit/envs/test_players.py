@@ -1,0 +1,76 @@
+"""Players without a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake_map import best_blind_path, random_map, shortest_path
+from turnwise.envs.players import BlindPlayer, ErringPlayer, Player, RandomPlayer, ShortestPathPlayer
+
+
+def num_steps_to_goal(env: FrozenLakeEnv, player: Player, max_steps: int = 20) -> int | None:
+    for step in range(1, max_steps + 1):
+        _, reward, terminated, _, _ = env.step(player.act())
+        if terminated:
+            return step if reward else None
+    return None
+
+
+def test_the_shortest_path_player_is_never_longer_than_the_shortest_path() -> None:
+    for seed in range(50):
+        env = FrozenLakeEnv(size=5, p=0.7, is_slippery=False)
+        env.reset(seed=seed)
+        assert num_steps_to_goal(env, ShortestPathPlayer(env)) == len(shortest_path(env.rows) or [])
+
+
+def test_it_finds_the_way_back_where_it_slipped() -> None:
+    rows = ["SFFF", "FFFF", "FFFF", "FFFG"]
+    env = FrozenLakeEnv(map_rows=rows, is_slippery=True)
+    env.reset(seed=0)
+    assert num_steps_to_goal(env, ShortestPathPlayer(env), max_steps=200) is not None
+    with pytest.raises(ValueError, match="over"):
+        ShortestPathPlayer(env).act()
+
+
+def test_the_blind_player_gets_what_the_best_blind_path_promises() -> None:
+    maps = [random_map(seed) for seed in range(200)]
+    path, share = best_blind_path(maps)
+    num_arrived = 0
+    for rows in maps:
+        env = FrozenLakeEnv(map_rows=rows, is_slippery=False)
+        env.reset(seed=0)
+        num_arrived += num_steps_to_goal(env, BlindPlayer(env, path)) is not None
+    assert num_arrived / len(maps) == share
+    assert 0.1 < share < 0.6
+
+
+def test_a_blind_player_repeats_its_last_action() -> None:
+    player = BlindPlayer(FrozenLakeEnv(), [1, 2])
+    assert [player.act() for _ in range(4)] == ["Down", "Right", "Right", "Right"]
+    with pytest.raises(ValueError, match="at least one action"):
+        BlindPlayer(FrozenLakeEnv(), [])
+
+
+def test_random_players_are_fixed_by_their_seed_and_uniform() -> None:
+    env = FrozenLakeEnv()
+    first, again, other = RandomPlayer(env, 1), RandomPlayer(env, 1), RandomPlayer(env, 2)
+    actions = [first.act() for _ in range(4000)]
+    assert actions == [again.act() for _ in range(4000)] != [other.act() for _ in range(4000)]
+    assert all(900 < count < 1100 for count in Counter(actions).values())
+
+
+@pytest.mark.parametrize("error_rate", [0.0, 0.5, 1.0])
+def test_an_erring_player_replaces_a_share_of_the_actions_by_uniform_ones(error_rate: float) -> None:
+    env = FrozenLakeEnv()
+    player = ErringPlayer(BlindPlayer(env, [2]), error_rate, seed=0)
+    counts = Counter(player.act() for _ in range(4000))
+    assert counts["Right"] / 4000 == pytest.approx(1 - error_rate * 3 / 4, abs=0.04)
+    assert counts["Up"] / 4000 == pytest.approx(error_rate / 4, abs=0.04)
+
+
+def test_an_error_rate_is_a_probability() -> None:
+    with pytest.raises(ValueError, match=r"in \[0, 1\]"):
+        ErringPlayer(BlindPlayer(FrozenLakeEnv(), [2]), 1.5, seed=0)

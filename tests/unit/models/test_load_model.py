@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from turnwise.errors import ModelError
+from turnwise.models.load import load_model, load_tokenizer, parse_dtype, save_model
+from turnwise.models.make import make_model
+from turnwise.models.packed_attention import PACKED_ATTENTION
+from turnwise.testing.toy_model import toy_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    overrides = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32}
+    make_model("tiny", tmp_path / "model", ["some text"], vocab_size=300, overrides=overrides)
+    return tmp_path / "model"
+
+
+def test_attention_and_dtype(folder: Path) -> None:
+    assert load_model(folder).config._attn_implementation == PACKED_ATTENTION
+    assert load_model(folder, attn_implementation="eager").config._attn_implementation == "eager"
+    assert load_model(folder, dtype=parse_dtype("bf16")).dtype == torch.bfloat16
+    with pytest.raises(ModelError, match="allowed are fp32, bf16, fp16"):
+        parse_dtype("float8")
+    with pytest.raises(ModelError, match="allowed are auto, sdpa, eager, fa2"):
+        load_model(folder, attn_implementation="flash")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="refused only without CUDA")
+def test_flash_attention_is_refused_without_cuda(folder: Path) -> None:
+    with pytest.raises(ModelError, match="fa2 needs a CUDA device"):
+        load_model(folder, attn_implementation="fa2")
+
+
+def test_a_missing_folder_names_the_command_that_makes_one(tmp_path: Path) -> None:
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(ModelError, match=r"no such model folder; make one with `turnwise make-model`"):
+            load(tmp_path / "nothing")
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        load_model(tmp_path)
+
+
+def test_an_unreadable_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "qwen3",')
+    with pytest.raises(ModelError, match="no readable JSON"):
+        load_model(folder)
+    (folder / "config.json").write_text('{"model_type": "no-such-model"}')
+    with pytest.raises(ModelError, match=r"config\.json can't be used"):
+        load_model(folder)
+
+
+def test_missing_or_broken_weights(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lack 1 tensors.*up_proj"):
+        load_model(folder)
+    (folder / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(ModelError, match="can't be loaded"):
+        load_model(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="can't be loaded"):
+        load_model(folder)
+
+
+def test_no_tokenizer_and_no_chat_template(folder: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare)
+    settings = json.loads((bare / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (bare / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match="no chat template"):
+        load_tokenizer(bare)
+    (bare / "tokenizer_config.json").unlink()
+    (bare / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match="tokenizer"):
+        load_tokenizer(bare)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_views_of_one_tensor_are_saved_as_own_tensors(tmp_path: Path, is_tied: bool) -> None:
+    model = toy_model(tie_word_embeddings=is_tied)
+    attention = model.model.layers[0].self_attn
+    rows = [p.weight.shape[0] for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    fused = torch.cat([p.weight.detach() for p in (attention.q_proj, attention.k_proj, attention.v_proj)])
+    for projection, view in zip((attention.q_proj, attention.k_proj, attention.v_proj), fused.split(rows), strict=True):
+        projection.weight = torch.nn.Parameter(view)
+    save_model(model, None, tmp_path / "m")
+    save_model(model, None, tmp_path / "m")
+    loaded = load_model(tmp_path / "m")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    assert ("lm_head.weight" in load_file(tmp_path / "m" / "model.safetensors")) is not is_tied
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from turnwise.models import logprobs as module
+from turnwise.models.logprobs import token_logprobs
+
+
+def plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
+    log_p = torch.log_softmax(hidden @ weight.T / temperature, -1)
+    return log_p.gather(-1, targets[:, None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+
+def inputs(num_rows: int, vocab_size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(num_rows, 6, dtype=dtype, generator=generator).requires_grad_()
+    weight = torch.randn(vocab_size, 6, dtype=dtype, generator=generator).requires_grad_()
+    return hidden, weight, torch.randint(0, vocab_size, (num_rows,), generator=generator)
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 40, 10**6])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_values_and_gradients_equal_plain_log_softmax(
+    monkeypatch: pytest.MonkeyPatch, chunk_elements: int, temperature: float
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", chunk_elements)
+    hidden, weight, targets = inputs(7, 11, torch.float64)
+    coefficients = torch.linspace(-1, 2, 7, dtype=torch.float64)
+    gradients = []
+    for function in (plain, lambda h, w, t, T: token_logprobs(h, w, t, T, with_entropy=True)):
+        logprobs, entropy = function(hidden, weight, targets, temperature)
+        total = (coefficients * logprobs).sum() + (coefficients.flip(0) * entropy**2).sum()
+        gradients.append((logprobs, entropy, *torch.autograd.grad(total, (hidden, weight))))
+    for expected, got in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_gradcheck() -> None:
+    hidden, weight, targets = inputs(3, 5, torch.float64)
+    assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, w, targets, 0.8, with_entropy=True), (hidden, weight))
+
+
+def test_no_entropy_unless_asked_and_nothing_for_no_rows() -> None:
+    hidden, weight, targets = inputs(0, 5, torch.float32)
+    logprobs, entropy = token_logprobs(hidden, weight, targets)
+    assert entropy is None and logprobs.shape == (0,)
+    logprobs.sum().backward()
+    assert hidden.grad is not None and weight.grad is not None and not weight.grad.any()
+
+
+def test_large_logits_stay_finite() -> None:
+    hidden = torch.full((1, 1), 1e4, requires_grad=True)
+    weight = torch.tensor([[1.0], [-1.0]])
+    logprobs, entropy = token_logprobs(hidden, weight, torch.tensor([1]), with_entropy=True)
+    assert logprobs.item() == -2e4 and entropy is not None and entropy.item() == 0.0
+    (logprobs + entropy).sum().backward()
+    assert torch.isfinite(hidden.grad).all()
+
+
+def test_bf16_products_are_reduced_in_fp32() -> None:
+    hidden, weight, targets = inputs(64, 300, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logprobs, _ = token_logprobs(hidden, weight, targets)
+    exact, _ = plain(hidden, weight, targets, 1.0)
+    assert logprobs.dtype == torch.float32
+    assert 0 < (logprobs - exact).abs().max() < 0.1
+    logprobs.sum().backward()
+    assert hidden.grad is not None and hidden.grad.dtype == torch.float32

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from turnwise.errors import ModelError
+from turnwise.models.load import load_model, load_tokenizer
+from turnwise.models.make import make_model
+from turnwise.models.presets import PRESETS
+
+GRID = "P _ _ O\n_ √ X G\nO _ _ _\n"
+CORPUS = [
+    f"You walk on a frozen lake.\n{GRID}<think>the goal is right</think><answer>Right</answer>\n",
+    "<|im_start|>user\nYou are at row 1, column 3.<|im_end|>\n",
+] * 5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("models") / "tiny"
+    make_model("tiny", out, CORPUS, seed=3, vocab_size=400)
+    return out
+
+
+def test_the_folder_loads_and_has_about_a_million_parameters(folder: Path) -> None:
+    model = load_model(folder)
+    assert 0.7e6 < model.num_parameters() < 1.3e6
+    assert model.config.model_type == "qwen3" and model.config.tie_word_embeddings
+    assert model.generation_config.eos_token_id == load_tokenizer(folder).convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+
+
+@pytest.mark.parametrize("symbol", list("_OPXG√") + list("123"))
+def test_grid_symbols_are_one_token_with_and_without_their_space(folder: Path, symbol: str) -> None:
+    tokenizer = load_tokenizer(folder)
+    assert len(tokenizer.encode(symbol)) == 1
+    if symbol != "P":
+        assert len(tokenizer.encode(" " + symbol)) == 1
+
+
+def test_tokens_never_span_symbols_digits_or_lines(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    pieces = [tokenizer.decode([i]) for i in tokenizer.encode("P_OO 123,\n\n√√")]
+    assert pieces == ["P", "_", "O", "O", " 1", "2", "3", ",", "\n", "\n", "√", "√"]
+
+
+def test_text_survives_and_markers_are_ordinary_single_tokens(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    text = "<think>Größe 冰</think> <answer>Right</answer>"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    for marker in ("<think>", "</think>", "<answer>", "</answer>", "<|im_start|>", "<|im_end|>"):
+        assert len(tokenizer.encode(marker)) == 1
+    assert tokenizer.decode(tokenizer.encode("a<|im_end|>"), skip_special_tokens=True) == "a"
+
+
+def test_the_template_is_append_only_chatml(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    start = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert start == "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
+    longer = [*messages, {"role": "assistant", "content": "<think>x</think>a"}]
+    assert tokenizer.apply_chat_template(longer, tokenize=False) == start + "<think>x</think>a<|im_end|>\n"
+    assert "chat_template" in json.loads((folder / "tokenizer_config.json").read_text())
+
+
+def test_equal_arguments_give_equal_bytes_and_another_seed_other_weights(folder: Path, tmp_path: Path) -> None:
+    make_model("tiny", tmp_path / "again", CORPUS, seed=3, vocab_size=400)
+    make_model("tiny", tmp_path / "other", CORPUS, seed=4, vocab_size=400)
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()
+
+
+def test_overrides_reach_the_config_and_are_checked(tmp_path: Path) -> None:
+    overrides = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
+    summary = make_model("tiny", tmp_path / "m", CORPUS, vocab_size=300, overrides=overrides)
+    assert summary.num_tokens <= summary.vocab_size <= 300
+    with safe_open(tmp_path / "m" / "model.safetensors", "pt") as file:
+        assert file.get_slice("model.embed_tokens.weight").get_shape() == [summary.vocab_size, 32]
+    with pytest.raises(ModelError, match="num_hidden_layers"):
+        make_model("tiny", tmp_path / "x", CORPUS, overrides={"num_hidden_layer": 1})
+    with pytest.raises(ModelError, match="multiple of num_key_value_heads"):
+        make_model("tiny", tmp_path / "x", CORPUS, overrides={"num_key_value_heads": 3})
+    with pytest.raises(ModelError, match="at least 263"):
+        make_model("tiny", tmp_path / "x", CORPUS, vocab_size=100)
+    with pytest.raises(ModelError, match="Did you mean 'tiny'"):
+        make_model("tinny", tmp_path / "x", CORPUS)
+    assert not (tmp_path / "x").exists()
+
+
+def test_presets_keep_the_published_shapes() -> None:
+    assert PRESETS["qwen2.5-0.5b"].keeps_vocab_size and PRESETS["qwen3-0.6b"].vocab_size == 151_936
+    assert PRESETS["qwen2.5-0.5b"].config["hidden_size"] == 896
+    assert PRESETS["qwen3-0.6b"].config["head_dim"] == 128

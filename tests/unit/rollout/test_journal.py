@@ -1,0 +1,75 @@
+"""What is written to rollouts.jsonl gives the same samples back."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from turnwise.batching.samples import build_samples
+from turnwise.errors import DataError
+from turnwise.rollout.journal import Journal, read_journal
+from turnwise.types import Group, Task, Trajectory, Turn, VersionRun
+
+
+def trajectory():
+    task = Task(id="train/A/0", tag="A", split="train", seed=5, payload={"question": "√2?"})
+    rng = np.random.default_rng(0)
+    turns = [
+        Turn(
+            prompt_ids=rng.integers(0, 100, size=6),
+            response_ids=rng.integers(0, 100, size=3),
+            logprobs=rng.normal(size=3).astype(np.float32),
+            versions=(VersionRun(2, 1), VersionRun(3, 2)),
+            text="<answer>Up</answer>",
+            observation="P √",
+            action="Up",
+            reward=0.25,
+            metrics={"success": 1.0},
+            starts_context=i == 0,
+        )
+        for i in range(2)
+    ]
+    made = Trajectory(task=task, sibling=1, turns=turns, status="truncated", limit="max_steps", outcome_rewards={"judge": 0.5})
+    made.samples = build_samples(made)
+    return made
+
+
+def test_a_trajectory_can_be_trained_on_again(tmp_path):
+    original = trajectory()
+    journal = Journal(tmp_path / "rollouts.jsonl")
+    journal.append(7, [Group(task=original.task, trajectories=[original], index=3)])
+    journal.close()
+    [(step, read)] = read_journal(tmp_path / "rollouts.jsonl")
+    assert step == 7 and read.task == original.task and read.score == original.score == 1.0
+    [before], [after] = original.samples, build_samples(read)
+    np.testing.assert_array_equal(before.token_ids, after.token_ids)
+    np.testing.assert_array_equal(before.rollout_logprobs, after.rollout_logprobs)
+    np.testing.assert_array_equal(before.response_mask, after.response_mask)
+    assert before.versions == after.versions and before.turn_spans == after.turn_spans
+
+
+def test_advantages_are_written_per_turn(tmp_path):
+    original = trajectory()
+    [sample] = original.samples
+    sample.advantages = np.zeros(sample.num_tokens, np.float32)
+    first, second = sample.turn_spans
+    sample.advantages[first.start : first.stop] = 0.5
+    sample.advantages[second.start : second.stop] = [1, 2, 3]
+    journal = Journal(tmp_path / "rollouts.jsonl")
+    journal.append(0, [Group(task=original.task, trajectories=[original])])
+    journal.close()
+    turns = json.loads((tmp_path / "rollouts.jsonl").read_text())["turns"]
+    assert [turn["advantage"] for turn in turns] == [0.5, [1.0, 2.0, 3.0]]
+
+
+def test_a_cut_line_is_named(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    original = trajectory()
+    journal = Journal(path)
+    journal.append(0, [Group(task=original.task, trajectories=[original, original])])
+    journal.close()
+    path.write_text(path.read_text()[:-40])
+    with pytest.raises(DataError, match="line 2"):
+        read_journal(path)

@@ -1,0 +1,168 @@
+"""The scheduler with hand-written agents: grouping, order, concurrency, retries, refills, limits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from turnwise.errors import ConfigError, EnvironmentFault, RolloutError
+from turnwise.rollout.scheduler import RolloutScheduler, SchedulerSettings
+from turnwise.rollout.seeds import TaskSource
+from turnwise.types import SamplingParams, Trajectory, Turn
+
+
+class Contexts:
+    """Counts what is open."""
+
+    num_open = 0
+
+    def __init__(self, episode_id):
+        self.episode_id = episode_id
+        Contexts.num_open += 1
+
+    def __call__(self, sampling, *, parent=None, tools=()):
+        raise AssertionError("these agents open no context")
+
+    async def close(self):
+        Contexts.num_open -= 1
+
+
+class Agent:
+    """Yields a few times, the longer the higher the sibling, then returns one trajectory."""
+
+    def __init__(self, fails=lambda task, sibling, attempt: None, observation=lambda task, sibling: str(task.seed)):
+        self.fails = fails
+        self.observation = observation
+        self.attempts = {}
+        self.num_running = self.max_running = 0
+        self.seeds = {}
+
+    async def run(self, task, sibling, open_conversation, sampling):
+        key = (task.id, sibling)
+        attempt = self.attempts[key] = self.attempts.get(key, 0) + 1
+        self.seeds.setdefault(key, []).append(sampling.seed)
+        self.num_running += 1
+        self.max_running = max(self.max_running, self.num_running)
+        try:
+            for _ in range(3 * (task.seed % 5) + sibling):
+                await asyncio.sleep(0)
+            fault = self.fails(task, sibling, attempt)
+            if fault is not None:
+                raise fault
+        finally:
+            self.num_running -= 1
+        turn = Turn(
+            prompt_ids=np.array([1, 2]),
+            response_ids=np.array([3]),
+            logprobs=np.array([-1.0], np.float32),
+            observation=self.observation(task, sibling),
+            reward=1.0,
+            starts_context=True,
+        )
+        return [Trajectory(task=task, sibling=sibling, turns=[turn])]
+
+
+@pytest.fixture
+def runner():
+    with asyncio.Runner() as runner:
+        yield runner
+    assert Contexts.num_open == 0
+
+
+def make(runner, agent, *, is_fixed=False, **settings):
+    return RolloutScheduler(
+        run_async=runner.run,
+        tasks=TaskSource(run_seed=1, split="train", tags=("A", "B"), partition=(1, 1)),
+        agents={"A": agent, "B": agent},
+        contexts=Contexts,
+        sampling=SamplingParams(max_new_tokens=4),
+        settings=SchedulerSettings(**({"group_size": 2, "max_concurrent_groups": 3} | settings)),
+        is_fixed=is_fixed,
+    )
+
+
+def test_batch_is_complete_groups_in_order_of_admission(runner):
+    scheduler = make(runner, Agent())
+    first, second = scheduler.get_batch(8), scheduler.get_batch(4)
+    assert [g.index for g in first + second] == [0, 1, 2, 3, 4, 5]
+    assert all([t.sibling for t in g.trajectories] == [0, 1] for g in first)
+    assert [g.task.tag for g in first] == ["A", "B", "A", "B"]
+    assert all(t.samples[0].num_tokens == 3 for g in first for t in g.trajectories)
+
+
+def test_at_most_the_configured_groups_run_at_once(runner):
+    agent = Agent()
+    make(runner, agent, max_concurrent_groups=2).get_batch(16)
+    assert agent.max_running == 4
+
+
+def test_siblings_sample_with_their_own_seeds_and_a_retry_with_the_same(runner):
+    agent = Agent(fails=lambda task, sibling, attempt: ValueError("once") if attempt == 1 else None)
+    make(runner, agent, max_env_retries=1).get_batch(4)
+    assert all(len(seeds) == 2 and seeds[0] == seeds[1] for seeds in agent.seeds.values())
+    assert len({seeds[0] for seeds in agent.seeds.values()}) == len(agent.seeds) == 4
+
+
+def test_a_group_that_fails_for_good_is_replaced_by_another_task(runner):
+    agent = Agent(fails=lambda task, sibling, attempt: ValueError("bad") if task.id.endswith("/1") and sibling else None)
+    groups = make(runner, agent, max_failed_fraction=0.5).get_batch(8)
+    assert [g.index for g in groups] == [0, 2, 3, 4]
+    assert agent.attempts["train/B/1", 1] == 3
+
+
+def test_validation_plays_the_same_tasks_each_time_and_keeps_failures(runner):
+    agent = Agent(fails=lambda task, sibling, attempt: ValueError("bad") if task.id.endswith("/1") else None)
+    scheduler = make(runner, agent, is_fixed=True, group_size=1, max_failed_fraction=0.5)
+    first, second = scheduler.get_batch(4), scheduler.get_batch(4)
+    assert [g.task for g in first] == [g.task for g in second]
+    assert [t.status for g in first for t in g.trajectories] == ["finished", "failed", "finished", "finished"]
+    assert "ValueError: bad" in first[1].trajectories[0].error
+
+
+def test_too_many_failures_stop_the_run_and_name_the_most_frequent_error(runner):
+    agent = Agent(fails=lambda task, sibling, attempt: ValueError("the lake is dry"))
+    with pytest.raises(RolloutError, match=r"(?s)max_failed_fraction.*the lake is dry"):
+        make(runner, agent).get_batch(8)
+
+
+def test_a_prompt_that_does_not_fit_is_not_tried_again(runner):
+    agent = Agent(fails=lambda task, sibling, attempt: RolloutError("the first prompt has 99 tokens"))
+    with pytest.raises(RolloutError, match="99 tokens"):
+        make(runner, agent).get_batch(2)
+    assert set(agent.attempts.values()) == {1}
+
+
+def test_an_error_of_the_config_ends_the_run_at_once(runner):
+    agent = Agent(fails=lambda task, sibling, attempt: ConfigError("unknown placeholder"))
+    with pytest.raises(ConfigError, match="unknown placeholder"):
+        make(runner, agent).get_batch(8)
+
+
+def test_an_episode_without_end_is_timed_out_by_name(runner):
+    class Stuck(Agent):
+        async def run(self, task, sibling, open_conversation, sampling):
+            await asyncio.Event().wait()
+
+    with pytest.raises(RolloutError, match=r"episode_timeout_s = 0.01"):
+        make(runner, Stuck(), episode_timeout_s=0.01, max_env_retries=0).get_batch(2)
+
+
+def test_siblings_that_start_differently_are_refused(runner):
+    agent = Agent(observation=lambda task, sibling: f"start {sibling}")
+    with pytest.raises(EnvironmentFault, match=r"start differently"):
+        make(runner, agent).get_batch(2)
+
+
+def test_a_batch_of_broken_groups_is_refused(runner):
+    with pytest.raises(ConfigError, match="multiple"):
+        make(runner, Agent()).get_batch(3)
+
+
+def test_the_position_survives_a_round_trip(runner):
+    agent = Agent()
+    scheduler, other = make(runner, agent), make(runner, agent)
+    scheduler.get_batch(6)
+    other.load_state_dict(scheduler.state_dict())
+    assert other.get_batch(2)[0].index == 3

@@ -1,0 +1,1 @@
+"""Agent loops: how an episode is played over a Conversation."""

@@ -1,0 +1,150 @@
+"""The agent of an environment: reset, then observe, generate, parse and step until the episode ends."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from turnwise.agents.prompts import DEFAULT_TURN_TEMPLATE, EnvPrompt
+from turnwise.envs.contract import StepResult, read_reset, read_step, reduce_metric
+from turnwise.envs.parsing import ANSWER_PATTERN, compile_pattern, parse_action
+from turnwise.errors import ConfigError
+from turnwise.protocols import Conversation, Env, HasStateKey, OpenConversation
+from turnwise.types import Limit, Message, Observation, Reduction, SamplingParams, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class EnvAgentSettings:
+    """How the episodes of one environment tag are played.
+
+    Raises:
+        ConfigError: a limit below 1, or a pattern that is no regular expression.
+    """
+
+    tag: str
+    max_steps: int = 20
+    """Actions of an episode; reaching it truncates with the limit `max_steps`."""
+    max_tokens_per_step: int = 512
+    system_template: str = ""
+    turn_template: str = DEFAULT_TURN_TEMPLATE
+    action_pattern: str | None = ANSWER_PATTERN
+    """None takes the whole response as the action."""
+    run_in_thread: bool = False
+    """For environments that block: their calls leave the event loop to the other episodes."""
+    use_thread_lock: bool = False
+    """With `run_in_thread`, one call at a time. Without it calls are one at a time anyway."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_steps", self.max_steps), ("max_tokens_per_step", self.max_tokens_per_step)):
+            if value < 1:
+                raise ConfigError(f"custom_envs.{self.tag}.{name} is {value}; it must be at least 1")
+        if self.action_pattern is not None:
+            compile_pattern(self.action_pattern)
+
+
+class EnvAgent:
+    """Plays the tasks of one environment tag, each in an environment and a conversation of its own (mode `trajectory`).
+
+    What an environment raises is passed on; what it returns against the contract raises `EnvironmentFault`. The
+    environment is closed on every path.
+    """
+
+    def __init__(self, make_env: Callable[[Task], Env], settings: EnvAgentSettings) -> None:
+        self._make_env = make_env
+        self._settings = settings
+        self._prompt = EnvPrompt(settings.system_template, settings.turn_template)
+        self._lock = threading.Lock()
+
+    async def run(
+        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+    ) -> list[Trajectory]:
+        """One trajectory: finished by the environment, or truncated by a limit that it names.
+
+        Raises:
+            EnvironmentFault: the environment broke its contract; the message names it, the turn and what was allowed.
+        """
+        env = await self._call(self._make_env, task)
+        try:
+            return [await self._play(env, task, sibling, open_conversation(sampling))]
+        finally:
+            await self._call(env.close)
+
+    async def _play(self, env: Env, task: Task, sibling: int, conversation: Conversation) -> Trajectory:
+        settings = self._settings
+        env_name = f"{settings.tag} ({type(env).__name__})"
+        observation, info = read_reset(await self._call(partial(env.reset, seed=task.seed)), env_name)
+        instruction = str(info.get("env_instruction", ""))
+        steps: list[StepResult] = []
+        limit: Limit | None = "max_steps"
+        for turn_idx in range(1, settings.max_steps + 1):
+            messages = self._prompt.messages(
+                observation,
+                turn_idx=turn_idx,
+                actions_left=settings.max_steps - turn_idx + 1,
+                max_response_length=settings.max_tokens_per_step,
+                env_instruction=instruction,
+                suffix=str(info.get("suffix", "")),
+            )
+            reply = await conversation.generate(messages, max_new_tokens=settings.max_tokens_per_step)
+            if reply is None:
+                limit = "sequence_length"
+                break
+            step = await self._take_turn(env, env_name, turn_idx, observation, reply, conversation)
+            steps.append(step)
+            observation, info = step.observation, step.info
+            if step.is_terminated or step.is_truncated:
+                limit = None if step.is_terminated else "environment"
+                break
+        return Trajectory(
+            task=task,
+            sibling=sibling,
+            turns=conversation.turns,
+            status="finished" if limit is None else "truncated",
+            limit=limit,
+            metrics=_episode_metrics(steps, env.metric_reductions),
+        )
+
+    async def _take_turn(
+        self, env: Env, env_name: str, turn_idx: int, observation: Observation, reply: Message, conversation: Conversation
+    ) -> StepResult:
+        """Hands the parsed action to the environment and writes what came of it into the conversation's last turn."""
+        turn = conversation.turns[-1]
+        turn.observation, turn.media = observation.text, observation.media
+        turn.state_key = env.state_key() if isinstance(env, HasStateKey) else observation.text
+        turn.action = parse_action(reply["content"], self._settings.action_pattern)
+        started = time.perf_counter()
+        result = await self._call(env.step, turn.action or "")
+        turn.step_s = time.perf_counter() - started
+        step = read_step(result, env_name, turn_idx, env.metric_reductions)
+        turn.reward, turn.metrics = step.reward, step.metrics
+        return step
+
+    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The result of an environment's method, which may be a coroutine function, may block, or may do neither."""
+        if self._settings.run_in_thread:
+            result = await asyncio.to_thread(self._call_in_thread, function, *args)
+        else:
+            result = function(*args)
+        return await result if inspect.isawaitable(result) else result
+
+    def _call_in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        if not self._settings.use_thread_lock:
+            return function(*args)
+        with self._lock:
+            return function(*args)
+
+
+def _episode_metrics(steps: list[StepResult], reductions: Mapping[str, Reduction]) -> dict[str, float]:
+    """Each declared metric over the steps that report it, and the number of actions."""
+    metrics = {"num_actions": float(len(steps))}
+    for name, reduction in reductions.items():
+        values = [step.metrics[name] for step in steps if name in step.metrics]
+        if values:
+            metrics[name] = reduce_metric(values, reduction)
+    return metrics

@@ -1,0 +1,156 @@
+"""What the mathematics can be told. `pipelines.build` fills this from the config; nothing here reads one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from turnwise.errors import ConfigError, nearest
+from turnwise.spec import ESTIMATORS, PG_VARIANTS, EstimatorSpec, VariantSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RewardNormalization:
+    """How scores are centred and scaled. None means: as the estimator, or the method, says."""
+
+    grouping: str | None = None
+    method: str | None = None
+    norm_mean_type: str | None = None
+    norm_std_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmSettings:
+    """Every key of the config's algorithm section that reaches a formula, under its published name.
+
+    None means the default of the estimator or the variant, which `turnwise.spec` holds.
+
+    >>> AlgorithmSettings().variant_parameters()
+    {'clip_low': 0.2, 'clip_high': 0.2, 'dual_clip': 3.0}
+    >>> AlgorithmSettings(pg_clip=0.1, pg_clip_high=0.28, dual_clip_loss=False).variant_parameters()
+    {'clip_low': 0.1, 'clip_high': 0.28, 'dual_clip': None}
+    """
+
+    adv_estimator: str = "grpo"
+    pg_variant: str = "ppo"
+    pg_args: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of the variant by its own names; they win over the `pg_clip…` keys."""
+    pg_clip: float | None = None
+    use_pg_clip_range: bool | None = None
+    """False ignores `pg_clip_low` and `pg_clip_high`; unset or True uses those that are given."""
+    pg_clip_low: float | None = None
+    pg_clip_high: float | None = None
+    dual_clip_loss: bool = True
+    ratio_type: Literal["token", "segment"] | None = None
+    value_clip: float | None = None
+    loss_agg_mode: str | None = None
+    entropy_loss_coef: float = 0.0
+
+    use_kl_loss: bool = False
+    kl_loss_coef: float = 0.001
+    kl_loss_type: str = "k3"
+    add_token_level_kl: bool = False
+    """KL in the reward."""
+    init_kl_coef: float = 0.0
+    target_kl: float | None = None
+    kl_horizon: float = 10_000.0
+    kl_penalty: str = "k1"
+
+    gamma: float = 1.0
+    lambd: float | None = None
+    """1 per token, 0.95 per turn."""
+    gae_granularity: Literal["token", "turn"] = "token"
+    bootstrap_on_truncation: bool = True
+    reward_placement: Literal["turn", "final"] | None = None
+    reward_normalization: RewardNormalization = RewardNormalization()
+    whiten_rewards: bool = False
+    whiten_advantages: bool = False
+    advantage_clip: float | None = None
+    reward_clip: float | None = None
+    episode_reward_weight: float = 1.0
+    step_reward_weight: float = 1.0
+    step_reward_gamma: float = 0.95
+    train_infer_correction: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises:
+        ConfigError: a KL in the reward that is multiplied by 0.
+        """
+        if self.add_token_level_kl and self.init_kl_coef == 0:
+            raise ConfigError(
+                "add_token_level_kl with init_kl_coef 0 has no effect. Set init_kl_coef (0.001 to 0.2 are common), or remove "
+                "add_token_level_kl."
+            )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The forward passes that must have run before credit and loss.
+
+        Old log-probs that are needed only because samples are stale, or because several optimiser steps are taken, are the
+        pipeline's to add.
+        """
+        needs = set(self.estimator.needs)
+        if self.add_token_level_kl:
+            needs |= {"old_logprobs", "ref_logprobs"}
+        if self.use_kl_loss:
+            needs.add("ref_logprobs")
+        return frozenset(needs)
+
+    @property
+    def estimator(self) -> EstimatorSpec:
+        """Raises:
+        ConfigError: there is no such `adv_estimator`.
+        """
+        if self.adv_estimator not in ESTIMATORS:
+            raise ConfigError(_unknown("adv_estimator", self.adv_estimator, ESTIMATORS))
+        return ESTIMATORS[self.adv_estimator]
+
+    @property
+    def variant(self) -> VariantSpec:
+        """Raises:
+        ConfigError: there is no such `pg_variant`.
+        """
+        if self.pg_variant not in PG_VARIANTS:
+            raise ConfigError(_unknown("pg_variant", self.pg_variant, PG_VARIANTS))
+        return PG_VARIANTS[self.pg_variant]
+
+    @property
+    def aggregation(self) -> str:
+        """`loss_agg_mode`, or the variant's own."""
+        return self.loss_agg_mode or self.variant.aggregation
+
+    def variant_parameters(self) -> dict[str, Any]:
+        """The variant's parameters: its defaults, then the clip keys, then `pg_args`.
+
+        Raises:
+            ConfigError: a parameter or a clip that this variant doesn't have.
+        """
+        parameters = dict(self.variant.parameters)
+        given = self._clips()
+        if not self.dual_clip_loss and "dual_clip" in parameters:
+            given["dual_clip"] = None
+        given.update(self.pg_args)
+        for name in given:
+            if name not in parameters:
+                allowed = ", ".join(parameters) or "none"
+                raise ConfigError(
+                    f"pg_variant {self.pg_variant!r} has no parameter {name!r} (it has: {allowed})."
+                    f"{nearest(name, parameters)} Remove it from pg_args or unset the pg_clip keys."
+                )
+        return parameters | given
+
+    def _clips(self) -> dict[str, Any]:
+        clips: dict[str, Any] = {}
+        if self.pg_clip is not None:
+            clips = {"clip_low": self.pg_clip, "clip_high": self.pg_clip}
+        if self.use_pg_clip_range is not False:
+            if self.pg_clip_low is not None:
+                clips["clip_low"] = self.pg_clip_low
+            if self.pg_clip_high is not None:
+                clips["clip_high"] = self.pg_clip_high
+        return clips
+
+
+def _unknown(key: str, name: str, allowed: Mapping[str, Any]) -> str:
+    return f"{key} {name!r} isn't one of {', '.join(allowed)}.{nearest(name, allowed)}"

@@ -1,0 +1,78 @@
+"""Samples ↔ one packed Batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from turnwise.types import Batch, Denominators, Sample
+
+_OPTIONAL = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns")
+
+
+def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
+    """The samples one after another, in their order, without padding.
+
+    Raises:
+        ValueError: no samples, an array that only some samples have, or a mask that covers a sample's first token.
+
+    >>> sample = Sample(np.array([5, 6, 7]), np.array([False, False, True]), np.zeros(3, np.float32), ())
+    >>> pack([sample, sample], Denominators(2, 2, 8)).position_ids
+    array([0, 1, 2, 0, 1, 2])
+    """
+    if not samples:
+        raise ValueError("a batch needs at least one sample")
+    if any(sample.response_mask[0] for sample in samples):
+        raise ValueError("the first token of a sample can't be trained on: nothing comes before it")
+    lengths = np.array([sample.num_tokens for sample in samples])
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    offsets = np.cumsum(lengths) - lengths
+    return Batch(
+        token_ids=np.concatenate([sample.token_ids for sample in samples]),
+        position_ids=np.arange(lengths.sum()) - starts,
+        sequence_id=np.repeat(np.arange(len(samples)), lengths),
+        turn_id=np.concatenate([_turn_id(sample) for sample in samples]),
+        response_mask=np.concatenate([sample.response_mask for sample in samples]),
+        weights=np.repeat(np.array([sample.weight for sample in samples], np.float32), lengths),
+        lengths=tuple(lengths.tolist()),
+        denominators=denominators,
+        rollout_logprobs=np.concatenate([sample.rollout_logprobs for sample in samples]),
+        media=tuple(medium for sample in samples for medium in sample.media),
+        media_positions=tuple(
+            int(offset) + position
+            for sample, offset in zip(samples, offsets, strict=True)
+            for position in sample.media_positions
+        ),
+        **{name: _concatenated(samples, name) for name in _OPTIONAL},
+    )
+
+
+def unpack(array: np.ndarray[Any, Any], lengths: Sequence[int]) -> list[np.ndarray[Any, Any]]:
+    """The part of each sample in an array [N] over a packed batch; copies, so that none keeps the whole alive.
+
+    >>> [part.tolist() for part in unpack(np.arange(5), (3, 2))]
+    [[0, 1, 2], [3, 4]]
+    """
+    if len(array) != sum(lengths):
+        raise ValueError(f"an array of {len(array)} can't be unpacked into samples of {sum(lengths)} tokens together")
+    return [part.copy() for part in np.split(array, np.cumsum(lengths)[:-1])]
+
+
+def _turn_id(sample: Sample) -> np.ndarray[Any, Any]:
+    turn_id = np.full(sample.num_tokens, -1, np.int64)
+    for index, span in enumerate(sample.turn_spans):
+        turn_id[span.start : span.stop] = index
+    turn_id[~sample.response_mask] = -1
+    return turn_id
+
+
+def _concatenated(samples: Sequence[Sample], name: str) -> np.ndarray[Any, Any] | None:
+    arrays = [getattr(sample, name) for sample in samples]
+    missing = sum(array is None for array in arrays)
+    if missing == len(arrays):
+        return None
+    if missing:
+        raise ValueError(f"{missing} of {len(arrays)} samples have no {name}")
+    return np.concatenate(arrays)

@@ -1,0 +1,67 @@
+"""Which samples make an optimiser step, and which of them a micro-batch. Plans are lists of indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from turnwise.types import Denominators, Sample, derive_seed
+
+
+def optimizer_steps(num_samples: int, samples_per_step: int, seed: int, num_epochs: int = 1) -> list[list[list[int]]]:
+    """`[epoch][step] → sample indices`: a seeded permutation each epoch, cut into steps; the last one may be smaller.
+
+    >>> [[len(step) for step in epoch] for epoch in optimizer_steps(10, 4, seed=0, num_epochs=2)]
+    [[4, 4, 2], [4, 4, 2]]
+    """
+    if samples_per_step < 1:
+        raise ValueError(f"samples_per_step is {samples_per_step}; it must be at least 1")
+    plan = []
+    for epoch in range(num_epochs):
+        order = np.random.default_rng(derive_seed("optimizer_steps", seed, epoch)).permutation(num_samples).tolist()
+        plan.append([order[start : start + samples_per_step] for start in range(0, num_samples, samples_per_step)])
+    return plan
+
+
+def micro_batches(
+    lengths: Sequence[int], max_tokens: int | None = None, max_sequences: int | None = None
+) -> list[list[int]]:
+    """Indices of the sequences in each micro-batch: every index once, ascending in its micro-batch.
+
+    Longest first, each into the first micro-batch that has room. A sequence longer than `max_tokens` gets one of its own,
+    since it can't be cut. Without a limit there is one micro-batch.
+
+    >>> micro_batches([5, 3, 4, 2, 6], max_tokens=10)
+    [[2, 4], [0, 1, 3]]
+    """
+    if (max_tokens is not None and max_tokens < 1) or (max_sequences is not None and max_sequences < 1):
+        raise ValueError(f"micro-batch limits must be at least 1, got max_tokens={max_tokens}, max_sequences={max_sequences}")
+    bins: list[list[int]] = []
+    tokens: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        for chosen, members in enumerate(bins):
+            has_room = max_tokens is None or tokens[chosen] + lengths[index] <= max_tokens
+            if has_room and (max_sequences is None or len(members) < max_sequences):
+                break
+        else:
+            chosen = len(bins)
+            bins.append([])
+            tokens.append(0)
+        bins[chosen].append(index)
+        tokens[chosen] += lengths[index]
+    return [sorted(members) for members in bins]
+
+
+def denominators(samples: Sequence[Sample], max_length: int) -> Denominators:
+    """What the losses of an optimiser step over these samples are divided by.
+
+    >>> sample = Sample(np.array([5, 6, 7]), np.array([False, True, True]), np.zeros(3, np.float32), (), weight=0.5)
+    >>> denominators([sample, sample, sample], max_length=8)
+    Denominators(num_tokens=3.0, num_sequences=1.5, max_length=8)
+    """
+    return Denominators(
+        num_tokens=float(sum(sample.weight * sample.num_trained for sample in samples)),
+        num_sequences=float(sum(sample.weight for sample in samples if sample.num_trained)),
+        max_length=max_length,
+    )

@@ -1,0 +1,80 @@
+"""Trajectory → Samples: one for each context that the server saw."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from turnwise.errors import RolloutError
+from turnwise.types import Sample, Trajectory, Turn, TurnSpan
+
+
+def build_samples(trajectory: Trajectory) -> list[Sample]:
+    """One Sample a context, in the order in which contexts end.
+
+    A context is a chain of turns from one that starts a context to one that nothing continues. Where several contexts share
+    turns (history branched), the first trains on them and the others only read them. A span stands for every turn that a
+    sample trains on: turns without sampled tokens and greedy turns have none.
+
+    Raises:
+        RolloutError: a turn continues one that comes later, or a context starts with a sampled token.
+    """
+    turns = trajectory.turns
+    parents = [_parent(turns, index) for index in range(len(turns))]
+    continued = {parent for parent in parents if parent is not None}
+    trained: set[int] = set()
+    samples = []
+    for leaf in range(len(turns)):
+        if leaf not in continued:
+            chain = _chain(parents, leaf)
+            samples.append(_sample(turns, chain, trained, trajectory.weight))
+            trained.update(chain)
+    return samples
+
+
+def _parent(turns: list[Turn], index: int) -> int | None:
+    """The turn whose context this one continues; None where it starts its own."""
+    turn = turns[index]
+    if turn.starts_context or index == 0:
+        return None
+    parent = index - 1 if turn.parent is None else turn.parent
+    if not 0 <= parent < index:
+        raise RolloutError(f"turn {index} continues turn {parent}; a parent must be an earlier turn of the trajectory")
+    return parent
+
+
+def _chain(parents: list[int | None], leaf: int) -> list[int]:
+    chain = [leaf]
+    while (parent := parents[chain[-1]]) is not None:
+        chain.append(parent)
+    return chain[::-1]
+
+
+def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: float) -> Sample:
+    if not len(turns[chain[0]].prompt_ids):
+        raise RolloutError(f"turn {chain[0]} starts a context without a prompt; its first token would follow nothing")
+    token_ids = np.concatenate([ids for index in chain for ids in (turns[index].prompt_ids, turns[index].response_ids)])
+    response_mask = np.zeros(len(token_ids), np.bool_)
+    logprobs = np.zeros(len(token_ids), np.float32)
+    spans, versions, media, media_positions = [], [], [], []
+    position = 0
+    for index in chain:
+        turn = turns[index]
+        media.extend(turn.media)
+        media_positions.extend([position] * len(turn.media))
+        start = position + len(turn.prompt_ids)
+        position += turn.num_tokens
+        if position > start and not turn.is_greedy and index not in trained:
+            response_mask[start:position] = True
+            logprobs[start:position] = turn.logprobs
+            spans.append(TurnSpan(index, start, position))
+            versions.append(turn.versions)
+    return Sample(
+        token_ids=token_ids.astype(np.int64),
+        response_mask=response_mask,
+        rollout_logprobs=logprobs,
+        turn_spans=tuple(spans),
+        versions=tuple(versions),
+        weight=weight,
+        media=tuple(media),
+        media_positions=tuple(media_positions),
+    )

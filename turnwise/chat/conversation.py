@@ -1,0 +1,175 @@
+"""The token ledger of one context: every id that the server saw, in order, and nothing that it didn't see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, get_args
+
+import numpy as np
+
+from turnwise.chat.template import ChatTemplate, Tools
+from turnwise.errors import RolloutError, ServerError
+from turnwise.protocols import InferenceServer
+from turnwise.types import Completion, FinishReason, Media, Message, SamplingParams, Turn, derive_seed
+
+
+class TokenConversation:
+    """A Conversation over an InferenceServer: append-only ids, one Turn a response. One `generate` at a time.
+
+    `max_length` is the room of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
+    `sampling.seed` and k, so that it does not depend on what else the server is doing. `parent` is the index of the turn
+    whose context this one continues, where an agent rewrote history; it is kept on the first Turn.
+
+    >>> import asyncio
+    >>> from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
+    >>> template = ChatTemplate(byte_tokenizer())
+    >>> server = ScriptedServer([template.respond("Right")])
+    >>> conversation = TokenConversation(template, server, "episode-0", SamplingParams(max_new_tokens=16), max_length=256)
+    >>> asyncio.run(conversation.generate([{"role": "user", "content": "Where to?"}]))
+    {'role': 'assistant', 'content': 'Right'}
+    >>> conversation.turns[0].finish_reason
+    'stop'
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        server: InferenceServer,
+        request_id: str,
+        sampling: SamplingParams,
+        max_length: int,
+        *,
+        parent: int | None = None,
+        tools: Tools = (),
+    ) -> None:
+        stop_token_ids = tuple(dict.fromkeys([*sampling.stop_token_ids, *template.stop_token_ids]))
+        self.turns: list[Turn] = []
+        self.request_id = request_id
+        self._template = template
+        self._server = server
+        self._sampling = replace(sampling, stop_token_ids=stop_token_ids)
+        self._max_length = max_length
+        self._parent = parent
+        self._tools = tools
+        self._context_ids: list[int] = []
+        self._media: list[Media] = []
+
+    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
+        """Adds the messages, samples a response and returns it as an assistant message.
+
+        Returns None, adding and sampling nothing, where the context has no room for the messages and one token: a context
+        ends on sampled tokens. Nothing is added either when the server refuses the request.
+
+        Raises:
+            ChatTemplateError: the template refuses the messages.
+            RolloutError: the first prompt leaves no room in the context.
+            ServerError: the server can't serve the request, or its answer breaks the contract.
+        """
+        added_ids = self._encode(new_messages)
+        room = self.remaining_tokens() - len(added_ids)
+        if room < 1:
+            if not self.turns:
+                raise RolloutError(
+                    f"the first prompt of {self.request_id!r} has {len(added_ids)} tokens and leaves no room for a response in "
+                    f"sequence_length {self._max_length}: raise sequence_length or shorten the prompt's templates"
+                )
+            return None
+        asked = self._sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
+        sampling = replace(
+            self._sampling,
+            max_new_tokens=min(asked, self._sampling.max_new_tokens, room),
+            seed=derive_seed(self._sampling.seed, len(self.turns)),
+        )
+        new_media = _media_of(new_messages)
+        prompt_ids = [*self._context_ids, *added_ids]
+        media = [*self._media, *new_media]
+        completion = await self._server.generate(prompt_ids, sampling, self.request_id, media)
+        self._check(completion, sampling)
+
+        turn = self._turn(added_ids, completion, observation=_text_of(new_messages), media=new_media)
+        self.turns.append(turn)
+        self._context_ids = [*prompt_ids, *completion.token_ids.tolist()]
+        self._media = media
+        return {"role": "assistant", "content": turn.text}
+
+    def remaining_tokens(self) -> int:
+        """Tokens that the context still has room for."""
+        return self._max_length - len(self._context_ids)
+
+    def verify(self) -> None:
+        """Checks that the ids of the turns, concatenated, are those that the server saw last, with its response.
+
+        Raises:
+            RolloutError: a turn was changed, lost or put in another place.
+        """
+        recorded = list(chain.from_iterable([*turn.prompt_ids.tolist(), *turn.response_ids.tolist()] for turn in self.turns))
+        if recorded == self._context_ids:
+            return
+        pairs = zip(recorded, self._context_ids, strict=False)
+        first = next(
+            (i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(recorded), len(self._context_ids))
+        )
+        raise RolloutError(
+            f"the turns of {self.request_id!r} hold {len(recorded)} tokens and the server saw {len(self._context_ids)}; they "
+            f"differ from position {first} on: turns may be annotated, their ids never changed"
+        )
+
+    def _encode(self, new_messages: Sequence[Message]) -> list[int]:
+        if not self.turns:
+            return self._template.start(new_messages, self._tools)
+        self._template.announce_rewrites()
+        return self._template.extend(self.turns[-1].response_ids.tolist(), new_messages, self._tools)
+
+    def _turn(self, added_ids: list[int], completion: Completion, *, observation: str, media: tuple[Media, ...]) -> Turn:
+        is_first = not self.turns
+        return Turn(
+            prompt_ids=np.array(added_ids, dtype=np.int64),
+            response_ids=np.array(completion.token_ids, dtype=np.int64),
+            logprobs=np.array(completion.logprobs, dtype=np.float32),
+            versions=completion.versions,
+            finish_reason=completion.finish_reason,
+            text=self._text(completion.token_ids.tolist()),
+            observation=observation,
+            media=media,
+            starts_context=is_first,
+            parent=self._parent if is_first else None,
+            is_greedy=self._sampling.is_greedy,
+            generate_s=completion.generate_s,
+        )
+
+    def _text(self, response_ids: list[int]) -> str:
+        is_stopped = bool(response_ids) and response_ids[-1] in self._sampling.stop_token_ids
+        return self._template.decode(response_ids[:-1] if is_stopped else response_ids)
+
+    def _check(self, completion: Completion, sampling: SamplingParams) -> None:
+        token_ids, reason = completion.token_ids, completion.finish_reason
+        if len(token_ids) > sampling.max_new_tokens:
+            raise ServerError(
+                f"the server answered {self.request_id!r} with {len(token_ids)} tokens; asked were {sampling.max_new_tokens}"
+            )
+        if reason not in get_args(FinishReason):
+            raise ServerError(f"finish reason {reason!r} of {self.request_id!r}; allowed: {', '.join(get_args(FinishReason))}")
+        ends_on_stop_token = len(token_ids) > 0 and int(token_ids[-1]) in sampling.stop_token_ids
+        if reason == "stop" and not ends_on_stop_token and not sampling.stop_strings:
+            raise ServerError(
+                f"the response to {self.request_id!r} finished with `stop` but holds no stop token: a server must keep the "
+                "stop token that was sampled, since the policy is trained to sample it"
+            )
+
+
+def _media_of(messages: Sequence[Message]) -> tuple[Media, ...]:
+    """The images in the messages' parts `{"type": "image", "image": Media or uint8 [H, W, 3]}`, in order."""
+    images = [part.get("image") for part in _parts(messages) if part.get("type") == "image"]
+    return tuple(image if isinstance(image, Media) else Media("image", np.asarray(image, np.uint8)) for image in images)
+
+
+def _text_of(messages: Sequence[Message]) -> str:
+    """The text of the last message: what the model was shown at this turn."""
+    content = messages[-1]["content"] if messages else ""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in _parts(messages[-1:]))
+
+
+def _parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]

@@ -1,0 +1,87 @@
+"""Conversations that somebody else held, as Samples: the same ids that a rollout would have produced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from turnwise.chat.template import ChatTemplate, Tools
+from turnwise.errors import DataError
+from turnwise.types import Message, Sample, TurnSpan
+
+_PROMPT_ROLES = ("system", "user", "tool")
+
+
+def encode_demonstration(template: ChatTemplate, messages: Sequence[Message], tools: Tools = ()) -> Sample:
+    """A Sample [N] of a conversation, whose mask is 1 on each assistant's text and the end-of-turn token behind it.
+
+    Encoded turn by turn, as a rollout is, where the model says exactly these texts and ends its turns: what is learnt here
+    are tokens that sampling can reach.
+
+    Raises:
+        DataError: no assistant message, one without text or with tool calls, an unknown role, an assistant's message at
+            the start or behind another, or messages behind the last assistant's.
+        ChatTemplateError: the template refuses the messages.
+
+    >>> from turnwise.testing.fakes import byte_tokenizer
+    >>> template = ChatTemplate(byte_tokenizer())
+    >>> sample = encode_demonstration(template, [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}])
+    >>> template.tokenizer.decode(sample.token_ids[sample.response_mask])
+    'Ho<|im_end|>'
+    """
+    token_ids: list[int] = []
+    spans: list[TurnSpan] = []
+    response: list[int] = []
+    for turn, (prompt, text) in enumerate(_exchanges(messages)):
+        token_ids += template.extend(response, prompt, tools) if turn else template.start(prompt, tools)
+        response = template.respond(text)
+        spans.append(TurnSpan(turn, len(token_ids), len(token_ids) + len(response)))
+        token_ids += response
+
+    mask = np.zeros(len(token_ids), dtype=np.bool_)
+    for span in spans:
+        mask[span.start : span.stop] = True
+    return Sample(
+        token_ids=np.array(token_ids, dtype=np.int64),
+        response_mask=mask,
+        rollout_logprobs=np.zeros(len(token_ids), dtype=np.float32),
+        turn_spans=tuple(spans),
+    )
+
+
+def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], str]]:
+    """The conversation as pairs of the messages shown and the text answered."""
+    exchanges: list[tuple[list[Message], str]] = []
+    prompt: list[Message] = []
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        if role in _PROMPT_ROLES:
+            prompt.append(message)
+        elif role != "assistant":
+            raise DataError(f"message {index} has the role {role!r}; allowed: {', '.join(_PROMPT_ROLES)}, assistant")
+        elif not prompt:
+            where = "at the start" if index == 0 else "behind another assistant message"
+            raise DataError(f"message {index} is an assistant's {where}: put what it answers before it, or join the two")
+        else:
+            exchanges.append((prompt, _answer(index, message)))
+            prompt = []
+    if not exchanges:
+        raise DataError("the conversation has no assistant message, so there is nothing to learn: add one or drop the row")
+    if prompt:
+        raise DataError(
+            f"{len(prompt)} message(s) stand behind the last assistant message, where nothing is learnt from them: drop them"
+        )
+    return exchanges
+
+
+def _answer(index: int, message: Message) -> str:
+    content = message.get("content")
+    extra = sorted(key for key, value in message.items() if key not in ("role", "content") and value)
+    if not isinstance(content, str) or extra:
+        got = f"the keys {', '.join(extra)}" if extra else f"content of type {type(content).__name__}"
+        raise DataError(
+            f"assistant message {index} has {got}; only `content` as a string is learnt from: write thinking and tool calls "
+            "into the text, in the form that the model is to say"
+        )
+    return content

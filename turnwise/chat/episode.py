@@ -1,0 +1,39 @@
+"""The contexts of one episode: opened by its agent, released together when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnwise.chat.conversation import TokenConversation
+from turnwise.chat.template import ChatTemplate
+from turnwise.protocols import InferenceServer
+from turnwise.types import SamplingParams
+
+
+class EpisodeContexts:
+    """Opens token ledgers over one server, with request ids of this episode's own.
+
+    `episode_id` must be unique among the episodes in flight, since servers keep KV under the request ids made from it.
+    """
+
+    def __init__(self, template: ChatTemplate, server: InferenceServer, max_length: int, episode_id: str) -> None:
+        self._template = template
+        self._server = server
+        self._max_length = max_length
+        self._episode_id = episode_id
+        self._request_ids: list[str] = []
+
+    def __call__(
+        self, sampling: SamplingParams, *, parent: int | None = None, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> TokenConversation:
+        request_id = f"{self._episode_id}/{len(self._request_ids)}"
+        self._request_ids.append(request_id)
+        return TokenConversation(
+            self._template, self._server, request_id, sampling, self._max_length, parent=parent, tools=tools
+        )
+
+    async def close(self) -> None:
+        for request_id in self._request_ids:
+            await self._server.release(request_id)
+        self._request_ids.clear()

@@ -1,0 +1,75 @@
+"""`turnwise VERB`: reads the command line, imports only what the verb needs, and prints errors as one message."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from turnwise import __version__
+from turnwise.errors import TurnwiseError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns the exit status: 0, 2 for an error that the user can mend, 130 after Ctrl-C."""
+    options = build_parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = import_module(f"turnwise.cli.{options.module}").run
+    try:
+        return run(options)
+    except TurnwiseError as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs; it imports none of them."""
+    parser = argparse.ArgumentParser(prog="turnwise", description="Reinforcement learning of language-model agents.")
+    parser.add_argument("--version", action="version", version=f"turnwise {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    train = _verb(verbs, "train", "train_command", "train a policy by reinforcement learning")
+    _config_arguments(train)
+
+    sft = _verb(verbs, "sft", "sft_command", "train a model on demonstrations (JSONL of messages)")
+    _config_arguments(sft)
+
+    evaluate = _verb(verbs, "eval", "eval_command", "success of a saved model on a config's validation tasks")
+    _config_arguments(evaluate)
+    evaluate.add_argument("--model", metavar="DIR", help="the model to score (else the config's pretrain)")
+    evaluate.add_argument("--episodes", type=int, metavar="N", help="number of tasks (else val_batch_size)")
+    evaluate.add_argument("--json", metavar="FILE", help="write the result here too")
+
+    config = _verb(verbs, "config", "config_command", "print the resolved config and what will be applied")
+    _config_arguments(config)
+    config.add_argument("--json", action="store_true", help="print as JSON")
+
+    make = _verb(verbs, "make-model", "make_model_command", "make a model folder with random weights and its tokenizer")
+    make.add_argument("--size", default="tiny", help="preset (default: tiny)")
+    make.add_argument("--out", required=True, metavar="DIR", help="folder to write")
+    make.add_argument("--seed", type=int, default=0)
+    make.add_argument("--text", nargs="*", default=[], metavar="FILE", help="more text for the tokenizer to be trained on")
+    make.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="change a value of the preset's config.json")
+    return parser
+
+
+def _verb(verbs: argparse._SubParsersAction, name: str, module: str, help_text: str) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(name, help=help_text, description=help_text)
+    parser.set_defaults(module=module)
+    return parser
+
+
+def _config_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="FILE", help="YAML file")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the file's")
+    parser.add_argument("--strict", action="store_true", help="refuse settings that have no effect")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""`turnwise train CONFIG [KEY=VALUE ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from turnwise.config import AgenticConfig, load_config, unavailable
+from turnwise.errors import NotAvailableError
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trains, draws the learning curve, and says where everything is."""
+    config, notes = load_config(options.config, options.overrides, AgenticConfig, strict=options.strict)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    # Before torch is imported: what can't run here should be said at once.
+    missing = unavailable(config)
+    if missing:
+        raise NotAvailableError("this config is valid, but can't run here:\n" + "\n".join(f"  - {line}" for line in missing))
+    train(config)
+    return 0
+
+
+def train(config: AgenticConfig) -> dict[str, str]:
+    """Runs the pipeline of a config; returns where the run, its model and its curve are."""
+    from turnwise.pipelines.build import build_agentic, start_run
+    from turnwise.report.curve import learning_curve
+    from turnwise.tracking.jsonl import read_metrics
+
+    folder = start_run(config)
+    print(f"run folder: {folder.path}", flush=True)
+    pipeline = build_agentic(config, folder)
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+    learning_curve(read_metrics(folder.metrics), folder.curve, config.exp_name)
+    model = pipeline.checkpoints.path / f"checkpoint-{config.max_steps}"
+    places = {"run": str(folder.path), "model": str(model), "curve": str(folder.curve), "tensorboard": str(folder.tensorboard)}
+    print(f"model: {model}\nlearning curve: {folder.curve}")
+    return places

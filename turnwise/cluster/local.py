@@ -1,0 +1,52 @@
+"""Roles in this process: the handles are the objects, and a call runs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from turnwise.errors import NotAvailableError
+
+
+class Done:
+    """The Pending of a call that has already run."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        return self._value
+
+
+class LocalWorkers:
+    """The one worker of a role, so that `split`, `broadcast` and `rank0` all reach it with the arguments as they are.
+
+    Errors are raised by `call` itself.
+    """
+
+    size = 1
+
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+
+    def call(self, method: str, *args: Any, route: Literal["split", "broadcast", "rank0"] = "broadcast", **kwargs: Any) -> Done:
+        return Done(getattr(self.worker, method)(*args, **kwargs))
+
+
+class LocalCluster:
+    """Spawns each role as one object here."""
+
+    def __init__(self) -> None:
+        self._roles: dict[str, LocalWorkers] = {}
+
+    def spawn(self, role: str, factory: Callable[[], Any], devices: Sequence[int] | None = None) -> LocalWorkers:
+        if devices is not None and len(devices) > 1:
+            raise NotAvailableError(
+                f"{role}: device_mapping names {len(devices)} devices, and this version runs each role in one process; "
+                "use one device, or none for this process"
+            )
+        self._roles[role] = LocalWorkers(factory())
+        return self._roles[role]
+
+    def shutdown(self) -> None:
+        self._roles.clear()

@@ -1,0 +1,23 @@
+"""One YAML a run: composed by Hydra, translated from the published vocabulary, validated, resolved and described."""
+
+from turnwise.config.availability import unavailable
+from turnwise.config.compose import find_config
+from turnwise.config.describe import Applied, describe, dump_yaml
+from turnwise.config.effects import ineffective
+from turnwise.config.load import load_any_config, load_config, parse_config
+from turnwise.config.schema import AgenticConfig
+from turnwise.config.sft import SFTConfig
+
+__all__ = [
+    "AgenticConfig",
+    "Applied",
+    "SFTConfig",
+    "describe",
+    "dump_yaml",
+    "find_config",
+    "ineffective",
+    "load_any_config",
+    "load_config",
+    "parse_config",
+    "unavailable",
+]

@@ -1,0 +1,161 @@
+"""Credit, loss and their options. The formulas are in `turnwise.algorithms`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from turnwise.config.section import Count, NonNegative, Positive, PositiveCount, Section, derived, one_of
+from turnwise.spec import ESTIMATORS, PG_VARIANTS
+
+LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+Statistic = Literal["group", "batch", "running", "none"]
+Granularity = Literal["token", "segment", "geometric", "sequence"]
+
+KL_NAMES = {"kl": "k1", "mse": "k2", "low_var": "k3"}
+GROUPING_NAMES = {"state": "traj_group_id", "inductive": "tags", "global": "batch"}
+
+
+def _kl_name(value: Any) -> Any:
+    return KL_NAMES.get(value, value) if isinstance(value, str) else value
+
+
+def _grouping_name(value: Any) -> Any:
+    return GROUPING_NAMES.get(value, value) if isinstance(value, str) else value
+
+
+class RewardNormalization(Section):
+    """How scores are centred and scaled. Absent parts are the estimator's own."""
+
+    grouping: Annotated[Literal["traj_group_id", "tags", "batch"], BeforeValidator(_grouping_name)] = derived()
+    """Siblings of a task (alias `state`), one kind of environment (alias `inductive`), or the whole batch."""
+    method: Literal["identity", "mean", "mean_std", "asym_clip"] = derived()
+    """s, s − μ, (s − μ)/σ, or the last clamped to [−1, 3]."""
+    norm_mean_type: Statistic | None = None
+    """What μ is taken over [as the method says]."""
+    norm_std_type: Statistic | None = None
+    """What σ is taken over [as the method says]."""
+
+    @property
+    def statistics(self) -> tuple[str, str]:
+        """What mean and standard deviation are taken over."""
+        mean, std = {"identity": ("none", "none"), "mean": ("group", "none")}.get(self.method, ("group", "group"))
+        return self.norm_mean_type or mean, self.norm_std_type or std
+
+
+class ImportanceWeight(Section):
+    """Truncated importance weights exp(old − samp) on the loss."""
+
+    enabled: bool = True
+    weight_type: Granularity = "token"
+    """Over what the ratio is taken."""
+    upper_bound: Positive = 2.0
+    """Weights are cut here."""
+    detach: Literal[True] = True
+    """Always: the weight is a constant of the loss."""
+
+
+class RatioFilter(Section):
+    """Takes tokens out of the loss whose exp(old − samp) leaves a band."""
+
+    enabled: bool = True
+    agg_type: Granularity = "token"
+    """Over what the ratio is taken."""
+    ratio_low: NonNegative = 0.5
+    ratio_high: Positive = 2.0
+
+
+class TrainInferCorrection(Section):
+    """What is done where sampler and trainer disagree."""
+
+    is_weight: ImportanceWeight | None = None
+    filters: list[RatioFilter] = Field(default_factory=list)
+
+
+class AlgorithmKeys(Section):
+    """The algorithm's keys, at the top level of a config."""
+
+    adv_estimator: Annotated[str, AfterValidator(one_of(ESTIMATORS, allow_import=True))] = "grpo"
+    """How rewards become advantages."""
+    pg_variant: Annotated[str, AfterValidator(one_of(PG_VARIANTS, allow_import=True))] = "ppo"
+    """The policy loss."""
+    pg_args: dict[str, Any] = derived()
+    """Parameters of the variant by its own names; resolved, it holds all of them and the clips are in it."""
+    ratio_type: Literal["token", "segment"] | None = None
+    """Over what the probability ratio is taken [the variant's own]; `segment` is a turn."""
+    ppo_epochs: PositiveCount = 1
+    """Passes over each batch."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount a token (a turn for agentic_reinforce)."""
+    lambd: Annotated[float, Field(ge=0, le=1)] = derived()
+    """GAE's λ [1; 0.95 for gae_granularity turn]."""
+    gae_granularity: Literal["token", "turn"] = "token"
+    """One temporal difference a token, or a turn."""
+    bootstrap_on_truncation: bool = True
+    """GAE adds the value after an episode that was cut from outside."""
+
+    pg_clip: Positive | None = None
+    """ε of the ratio on both sides [the variant's own; 0.2 for ppo]."""
+    use_pg_clip_range: bool = False
+    """Use pg_clip_low and pg_clip_high."""
+    pg_clip_low: Positive | None = None
+    """ε below 1."""
+    pg_clip_high: Positive | None = None
+    """ε above 1."""
+    dual_clip_loss: bool = True
+    """Bound the loss of tokens with a negative advantage (ppo)."""
+    value_clip: Positive | None = None
+    """The critic moves at most so far in one step's loss."""
+
+    add_token_level_kl: bool = False
+    """Subtract β·KL(old, reference) from the reward."""
+    init_kl_coef: NonNegative = 0.0
+    """β of the KL in the reward."""
+    kl_penalty: Annotated[Literal["k1", "abs", "k2", "k3"], BeforeValidator(_kl_name)] = "k1"
+    """KL estimator in the reward (`kl` = k1, `mse` = k2, `low_var` = k3)."""
+    target_kl: Positive | None = None
+    """Nats a token that an adaptive β aims at; unset = β is fixed."""
+    kl_horizon: Positive = 10_000.0
+    """Trajectories over which the adaptive β answers."""
+    use_kl_loss: bool = False
+    """Add kl_loss_coef × KL(current, reference) to the loss."""
+    kl_loss_coef: NonNegative = 0.001
+    """Weight of the KL in the loss."""
+    kl_loss_type: Annotated[Literal["k1", "abs", "k2", "k3"], BeforeValidator(_kl_name)] = "k3"
+    """KL estimator in the loss: k3 or k2."""
+
+    reward_placement: Literal["turn", "final"] | None = None
+    """Turn rewards on the last token of each turn, or the score on the last of all [the estimator's own]."""
+    reward_normalization: RewardNormalization = Field(default_factory=RewardNormalization)
+    reward_clip: Positive | None = None
+    """Normalised rewards are clamped to ± this."""
+    whiten_rewards: bool = False
+    """Whiten token rewards over the batch before returns."""
+    whiten_advantages: bool = False
+    """Whiten advantages over the batch."""
+    advantage_clip: Positive | None = None
+    """Advantages are clamped to ± this."""
+    episode_reward_weight: float = 1.0
+    """GiGPO: weight of the episode's advantage."""
+    step_reward_weight: float = 1.0
+    """GiGPO: weight of the step's advantage."""
+    step_reward_gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """Discount a turn of step returns (gigpo, step_reinforce)."""
+
+    entropy_loss_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    loss_agg_mode: LossAggregation = derived()
+    """How token losses become one number [the variant's own; token-mean for ppo]."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are clipped to this norm."""
+    critic_warmup: Count = 0
+    """First steps, in which only the critic is trained."""
+
+    train_infer_correction: TrainInferCorrection | None = None
+    use_rollout_log_probs: bool = False
+    """Take the sampler's log-probs as old ones: one forward pass less."""
+    group_filter: str | None = None
+    """`non_zero_variance` or your own `module:function`: groups that it rejects are replaced."""
+    max_refill_factor: Positive = 3.0
+    """At most so many times the batch is played to replace rejected groups."""

@@ -1,0 +1,228 @@
+"""Contradictions and impossible sizes, found before a model is loaded. Each message shows the arithmetic or both choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from string import Formatter
+
+from turnwise.config.environments import CustomEnv, EnvManager
+from turnwise.config.problems import Problem
+from turnwise.config.resolve import estimator_of, variant_of
+from turnwise.config.schema import AgenticConfig, Split
+from turnwise.config.sft import SFTConfig
+from turnwise.errors import nearest
+from turnwise.spec import PG_VARIANTS, STRATEGIES
+
+GROUP_ESTIMATORS = ("rloo", "opo", "gpg", "grpo_passk", "reinforce_plus_plus_baseline")
+"""Estimators whose advantage of a group of one is 0, or not defined."""
+TURN_PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length", "env_instruction", "suffix")
+STEP_PLACEHOLDERS = ("history", "history_length", "step_count", "current_step", "current_observation")
+
+
+def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
+    """Everything that makes the config impossible, all at once."""
+    if isinstance(config, SFTConfig):
+        return [*_sft(config), *_context(config)]
+    checks = (_environments, _sizes, _normalization, _kl, _loss, _roles, _sampling, _deterministic)
+    return [*_context(config), *(problem for check in checks for problem in check(config))]
+
+
+def _context(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+    facts = config.model_facts()
+    if facts and config.sequence_length > facts.context_length:
+        yield Problem.at(
+            "sequence_length",
+            f"{config.sequence_length} tokens are {config.sequence_length - facts.context_length} more than the "
+            f"{facts.context_length} that {config.pretrain} can hold by its config.json",
+        )
+
+
+def _sft(config: SFTConfig) -> Iterator[Problem]:
+    if STRATEGIES[config.strategy_args.strategy_name].kind != "train":
+        yield _wrong_strategy("strategy_args", config.strategy_args.strategy_name, "train")
+    if config.eval_steps > 0 and not config.val_files:
+        yield Problem.at("eval_steps", f"{config.eval_steps} asks for a validation loss, but there are no val_files")
+
+
+def _environments(config: AgenticConfig) -> Iterator[Problem]:
+    if not config.custom_envs and not config.data.train_files:
+        yield Problem.at("custom_envs", "there is nothing to train on; name an environment here, or data.train_files")
+    for tag, env in config.custom_envs.items():
+        yield from _templates(tag, env)
+    for split in ("train", "val"):
+        manager, name = config.env_manager(split), f"{split}_env_manager"
+        for tag in manager.tags:
+            if tag not in config.custom_envs:
+                known = ", ".join(config.custom_envs) or "none"
+                message = f"{tag!r} isn't a tag of custom_envs ({known}).{nearest(tag, config.custom_envs)}"
+                yield Problem.at(f"{name}.tags", message)
+        yield from _partition(manager, name)
+
+
+def _templates(tag: str, env: CustomEnv) -> Iterator[Problem]:
+    path = ("custom_envs", tag, "agent_template")
+    allowed = TURN_PLACEHOLDERS if env.mode == "trajectory" else TURN_PLACEHOLDERS + STEP_PLACEHOLDERS
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(env.agent_template) if name is not None]
+    except ValueError as error:
+        yield Problem(path, f"{error}; write a brace that is part of the text twice")
+        return
+    for name in names:
+        if name not in allowed:
+            known = " ".join(f"{{{placeholder}}}" for placeholder in allowed)
+            yield Problem(path, f"{{{name}}} is no placeholder of mode {env.mode}; it has {known}.{nearest(name, allowed)}")
+
+
+def _partition(manager: EnvManager, name: str) -> Iterator[Problem]:
+    parts = manager.num_groups_partition
+    if not manager.tags:
+        return
+    if len(parts) != len(manager.tags):
+        yield Problem.at(f"{name}.num_groups_partition", f"{len(parts)} numbers for {len(manager.tags)} tags: {manager.tags}")
+    elif sum(parts) != manager.num_env_groups:
+        total = " + ".join(str(part) for part in parts)
+        message = f"{total} = {sum(parts)}, but num_env_groups is {manager.num_env_groups}; make them equal"
+        yield Problem.at(f"{name}.num_groups_partition", message)
+
+
+def _sizes(config: AgenticConfig) -> Iterator[Problem]:
+    batches: tuple[tuple[str, int, Split], ...] = (
+        ("rollout_batch_size", config.rollout_batch_size, "train"),
+        ("val_batch_size", config.val_batch_size, "val"),
+    )
+    for key, batch, split in batches:
+        if split == "val" and not config.uses_validation and not config.is_set("val_batch_size"):
+            continue
+        size = config.env_manager(split).group_size
+        if batch % size:
+            groups, rest = divmod(batch, size)
+            near = f"{groups * size} or {(groups + 1) * size}" if groups else str(size)
+            yield Problem.at(
+                key,
+                f"{batch} trajectories don't split into groups of {size} ({batch} = {groups} × {size} + {rest}); "
+                f"use {near}, or another {split}_env_manager.group_size",
+            )
+    if not config.is_set("sequence_length") and (config.prompt_length is None) != (config.response_length is None):
+        given, missing = ("prompt_length", "response_length") if config.prompt_length else ("response_length", "prompt_length")
+        yield Problem.at(given, f"sequence_length is prompt_length + response_length; set {missing} too, or sequence_length")
+    yield from _group_of_one(config)
+
+
+def _group_of_one(config: AgenticConfig) -> Iterator[Problem]:
+    if config.train_env_manager.group_size > 1:
+        return
+    normalization = config.reward_normalization
+    centres_groups = normalization.grouping == "traj_group_id" and "group" in normalization.statistics
+    if config.adv_estimator in GROUP_ESTIMATORS or (centres_groups and config.adv_estimator in ("grpo", "step_reinforce")):
+        message = f"1 leaves every advantage of {config.adv_estimator} at 0, since it compares siblings; use at least 2"
+        yield Problem.at("train_env_manager.group_size", message)
+
+
+def _normalization(config: AgenticConfig) -> Iterator[Problem]:
+    normalization, name = config.reward_normalization, config.adv_estimator
+    estimator = estimator_of(config)
+    parts = [key for key in ("grouping", "method", "norm_mean_type", "norm_std_type") if normalization.is_set(key)]
+    if estimator.normalization == "own":
+        if parts:
+            yield Problem.at("reward_normalization", f"{name} centres scores in its own way; remove this section")
+        return
+    if name == "grpo" and normalization.statistics[0] == "none":
+        yield Problem.at(
+            "reward_normalization.method",
+            f"{normalization.method} contradicts adv_estimator grpo, which compares scores with their group's; use mean_std "
+            "(GRPO) or mean (Dr. GRPO), or adv_estimator reinforce for plain scores",
+        )
+    is_single_reward = name in ("gae", "reinforce", "agentic_reinforce") and config.reward_placement == "turn"
+    if is_single_reward and normalization.statistics != ("none", "none"):
+        yield Problem.at(
+            "reward_normalization",
+            f"with reward_placement turn, {name} works on single turn rewards, which can't be normalised; use method "
+            "identity, or reward_placement final",
+        )
+
+
+def _kl(config: AgenticConfig) -> Iterator[Problem]:
+    if config.add_token_level_kl and config.init_kl_coef == 0:
+        message = "takes init_kl_coef × KL from the reward, and init_kl_coef is 0; set it (say 0.001), or leave this out"
+        yield Problem.at("add_token_level_kl", message)
+    if config.use_kl_loss and config.kl_loss_type in ("k1", "abs"):
+        reason = "the expected gradient of k1 is zero" if config.kl_loss_type == "k1" else "abs estimates no KL"
+        yield Problem.at("kl_loss_type", f"{config.kl_loss_type} can't be a loss: {reason}; use k3 or k2")
+
+
+def _loss(config: AgenticConfig) -> Iterator[Problem]:
+    allowed = variant_of(config).parameters
+    if config.pg_variant in PG_VARIANTS:
+        for name in config.pg_args:
+            if name not in allowed:
+                known = ", ".join(allowed) or "none"
+                message = f"pg_variant {config.pg_variant} has no such parameter (it has: {known}).{nearest(name, allowed)}"
+                yield Problem(("pg_args", name), message)
+    if config.group_filter not in (None, "non_zero_variance") and ":" not in (config.group_filter or ""):
+        yield Problem.at("group_filter", f"{config.group_filter!r} isn't non_zero_variance or your own as module:function")
+    correction = config.train_infer_correction
+    for index, band in enumerate(correction.filters if correction else ()):
+        if band.ratio_low >= band.ratio_high:
+            path = ("train_infer_correction", "filters", index)
+            yield Problem(path, f"ratio_low {band.ratio_low} isn't below ratio_high {band.ratio_high}")
+
+
+_ROLE_KINDS = {
+    "actor_train": ("train",),
+    "actor_infer": ("sampling",),
+    "critic": ("train",),
+    "reference": ("forward",),
+    "reward": ("forward", "sampling"),
+}
+
+
+def _roles(config: AgenticConfig) -> Iterator[Problem]:
+    for name, role in config.roles.items():
+        strategy = role.strategy_args.strategy_name
+        if STRATEGIES[strategy].kind not in _ROLE_KINDS[name]:
+            yield _wrong_strategy(f"{name}.strategy_args", strategy, *_ROLE_KINDS[name])
+        if role.device_mapping is not None and len(role.device_mapping) % role.model_parallel_size:
+            yield Problem.at(
+                f"{name}.device_mapping",
+                f"{len(role.device_mapping)} devices don't hold whole copies of the model on tensor × pipeline parallel "
+                f"{role.model_parallel_size} devices each",
+            )
+
+
+def _wrong_strategy(path: str, strategy: str, *kinds: str) -> Problem:
+    allowed = ", ".join(name for name, spec in STRATEGIES.items() if spec.kind in kinds)
+    return Problem.at(f"{path}.strategy_name", f"{strategy} can't do this role's work; use one of {allowed}")
+
+
+def _sampling(config: AgenticConfig) -> Iterator[Problem]:
+    sampling = config.sampling("train")
+    if sampling.is_greedy:
+        message = "training samples greedily (temperature 0, or do_sample false), and greedy tokens can't be trained on"
+        yield Problem.at("actor_infer.generating_args", message)
+    if sampling.is_truncated and (config.train_infer_correction or config.use_rollout_log_probs):
+        key = "train_infer_correction" if config.train_infer_correction else "use_rollout_log_probs"
+        yield Problem.at(
+            key,
+            "with top_k, top_p or repetition_penalty on, the sampler's log-probs are those of a cut distribution, so "
+            "exp(old − sampled) is no importance ratio; sample with top_p 1, top_k 0 and repetition_penalty 1, or leave this out",
+        )
+    for tag in config.train_env_manager.tags:
+        if tag in config.custom_envs and (limit := config.max_new_tokens("train", tag)) >= config.sequence_length:
+            message = f"{limit} tokens of one response leave no room for a prompt in a sequence_length of"
+            if config.is_set("actor_infer.generating_args.max_new_tokens") or config.custom_envs[tag].max_tokens_per_step:
+                yield Problem(("custom_envs", tag, "max_tokens_per_step"), f"{message} {config.sequence_length}")
+
+
+def _deterministic(config: AgenticConfig) -> Iterator[Problem]:
+    if not config.deterministic:
+        return
+    if config.train_env_manager.group_size_redundancy:
+        message = "lets the quickest episodes win, which deterministic: true forbids; set it to 0"
+        yield Problem.at("train_env_manager.group_size_redundancy", message)
+    for name, role in config.active_roles.items():
+        if len(role.device_mapping or ()) > 1:
+            yield Problem.at(f"{name}.device_mapping", "deterministic: true runs on one device")
+    sampler = config.actor_infer.strategy_args.strategy_name
+    if sampler not in ("embedded", "hf"):
+        message = f"{sampler} schedules by time, which deterministic: true forbids; use embedded"
+        yield Problem.at("actor_infer.strategy_args.strategy_name", message)

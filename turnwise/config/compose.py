@@ -1,0 +1,106 @@
+"""YAML files to one plain dictionary, by Hydra's compose. Hydra is imported when a file is read, not before."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import ConfigError, nearest
+
+_REFERENCE = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w-]*)(?=[.\[}\s])")
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A config with defaults merged, overrides applied and interpolations resolved."""
+
+    values: dict[str, Any]
+    interpolated: frozenset[str]
+    """Top-level keys that another value refers to."""
+
+
+def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
+    """Reads a YAML file with Hydra's defaults lists, interpolations and overrides.
+
+    `key=value` also sets a key that the file leaves out, since the schema judges which keys there are.
+
+    Raises:
+        ConfigError: no such file, or Hydra can't compose it.
+    """
+    if not path.is_file():
+        raise ConfigError(_missing_file(path))
+    if path.suffix != ".yaml":
+        raise ConfigError(f"{path}: a config's file name ends in .yaml (Hydra composes nothing else)")
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    folder = path.resolve().parent
+    forced = [_force(override, folder) for override in overrides]
+    try:
+        with warnings.catch_warnings():
+            # Hydra's notice that `_self_` is missing: last, as in every published file, is what is meant.
+            warnings.filterwarnings("ignore", message=r"(?s).*Defaults list is missing `_self_`")
+            with initialize_config_dir(str(folder), version_base="1.3"):
+                tree = hydra_compose(path.stem, overrides=forced)
+        written = OmegaConf.to_container(tree, resolve=False)
+        values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{path} can't be read: {_first_lines(str(error))}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds a {type(values).__name__} at its top level; a config is a mapping of keys")
+    return Composed({str(key): value for key, value in values.items()}, frozenset(_references(written)))
+
+
+def find_config(config_path: str, config_name: str, script_folder: Path | None = None) -> Path:
+    """The YAML file of a folder and a name, as the published launcher gives them.
+
+    A relative folder is taken from the working directory or, since the shell scripts give only its basename, from the
+    script's folder.
+
+    Raises:
+        ConfigError: there is no such file, with the places that were tried.
+    """
+    name = config_name if config_name.endswith(".yaml") else f"{config_name}.yaml"
+    bases = [Path.cwd()] if script_folder is None else [Path.cwd(), script_folder]
+    places = [base / config_path / name for base in bases]
+    for place in places:
+        if place.is_file():
+            return place
+    tried = " and ".join(str(place) for place in dict.fromkeys(places))
+    raise ConfigError(f"there is no config {config_name!r} in {config_path!r}; looked for {tried}")
+
+
+def _force(override: str, folder: Path) -> str:
+    key, equals, _ = override.partition("=")
+    is_plain = equals and not key.startswith(("+", "~"))
+    is_choice_of_group = "/" in key or "@" in key or (folder / key).is_dir()
+    return f"++{override}" if is_plain and not is_choice_of_group else override
+
+
+def _references(value: Any) -> Iterable[str]:
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _references(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _references(item)
+    elif isinstance(value, str) and "${" in value:
+        yield from _REFERENCE.findall(value)
+
+
+def _missing_file(path: Path) -> str:
+    siblings = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+    return f"there is no config file {path}.{nearest(path.name, siblings)}"
+
+
+def _first_lines(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return " ".join(lines[:6])

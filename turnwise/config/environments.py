@@ -1,0 +1,95 @@
+"""Environments by tag, and how many of them play at once."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from turnwise.config.roles import GeneratingArgs
+from turnwise.config.section import Count, Fraction, Positive, PositiveCount, Section, derived
+from turnwise.spec import AGENT_ALIASES, AGENTS
+
+DEFAULT_SYSTEM_TEMPLATE = "You act in an environment, one action each turn. Read what you see and choose your next action."
+DEFAULT_AGENT_TEMPLATE = (
+    "Turn {turn_idx}:\n{observation}\n{suffix}You have {actions_left} actions left. "
+    "Give your next action as <answer>action</answer>, in at most {max_response_length} tokens."
+)
+DEFAULT_ACTION_PATTERN = r"<answer>(.*?)</answer>"
+DEFAULT_MAX_STEPS = 10
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} isn't a regular expression: {error}") from None
+    return pattern
+
+
+def _agent_name(name: str) -> str:
+    name = AGENT_ALIASES.get(name, name)
+    if name not in AGENTS and ":" not in name:
+        raise ValueError(f"{name!r} isn't one of {', '.join(AGENTS)}, or your own as module:Class")
+    return name
+
+
+AgentName = Annotated[str, AfterValidator(_agent_name)]
+
+
+class CustomEnv(Section):
+    """One kind of task: the environment, what the model is told about it, and its limits."""
+
+    env_type: str
+    """A registered name (`frozen_lake`) or `module:Class`."""
+    env_config: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment (`size`, `is_slippery`, `observation`, `format_penalty` …)."""
+    max_steps: PositiveCount = DEFAULT_MAX_STEPS
+    """Actions of an episode at most (alias `max_actions_per_traj`)."""
+    max_tokens_per_step: PositiveCount | None = None
+    """Tokens of a response at most [max_new_tokens]."""
+    agent_name: AgentName = "env_agent"
+    """The loop that plays it."""
+    mode: Literal["trajectory", "step"] = "trajectory"
+    """One growing context an episode, or a fresh one each turn."""
+    history_length: Count | None = None
+    """Earlier turns that a step's context shows."""
+    agent_system_template: str = DEFAULT_SYSTEM_TEMPLATE
+    """System message, as it stands; empty = none."""
+    agent_template: str = DEFAULT_AGENT_TEMPLATE
+    """User message of a turn, with {observation} {turn_idx} {actions_left} {max_response_length} {suffix} filled in; the
+    environment's rules open the first one, or stand where the template has {env_instruction}."""
+    action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN
+    """Regular expression whose first group is the action; `null` takes the whole response."""
+    use_thread_lock: bool = False
+    """Run the blocking code of its episodes one at a time."""
+    tools: list[str] | None = None
+    """Names of the tools that the model may call."""
+
+
+class EnvManager(Section):
+    """The environments of one split: which, how many at once, and what becomes of failures."""
+
+    num_env_groups: PositiveCount = 8
+    """Groups that play at the same time."""
+    group_size: PositiveCount = 8
+    """Siblings of a group: episodes of one task [8; 1 for validation]."""
+    group_size_redundancy: Count = 0
+    """Episodes started beyond group_size; the first to finish fill the group."""
+    tags: list[str] = derived()
+    """Keys of custom_envs [all; for validation those of training]."""
+    num_groups_partition: list[Count] = derived()
+    """Groups of each tag; they add up to num_env_groups [as equal as possible]."""
+    generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
+    """Sampling of this split; what it leaves out is actor_infer's."""
+    max_env_num_per_worker: Count = 0
+    """Blocking environments of one worker process; 0 = no limit."""
+    max_env_retries: Count = 2
+    """Times that a failed episode is started again with its seed."""
+    env_step_timeout_s: Positive = 60.0
+    """Time of one reset or step of an environment."""
+    episode_timeout_s: Positive | None = None
+    """Time of one episode."""
+    max_failed_fraction: Fraction = 0.2
+    """Beyond this share of failed episodes in a batch the run stops."""

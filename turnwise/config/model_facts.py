@@ -1,0 +1,79 @@
+"""What a model's config.json says about its size, read without loading the model or a library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Shape of a causal language model of the Llama family. The head dimension and the key-value heads are those used."""
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_length: int
+    is_tied: bool
+    has_qkv_bias: bool
+    has_qk_norm: bool
+
+    @property
+    def num_parameters(self) -> int:
+        """Trainable numbers of the dense model, a tied embedding counted once."""
+        hidden, query, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention = 2 * hidden * query + 2 * hidden * kv
+        attention += (query + 2 * kv) * self.has_qkv_bias + 2 * self.head_dim * self.has_qk_norm
+        layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
+        embeddings = self.vocab_size * hidden * (1 if self.is_tied else 2)
+        return embeddings + self.num_layers * layer + hidden
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Bytes of the keys and values of one token in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * BYTES[dtype]
+
+
+def read_model_facts(model: str) -> ModelFacts | None:
+    """The facts of a model *folder*; None for a hub name, or where config.json doesn't name a shape of this family."""
+    path = Path(model).expanduser() / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return _facts(content.get("text_config") or content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _facts(content: Mapping[str, Any]) -> ModelFacts:
+    model_type, num_heads = content["model_type"], content["num_attention_heads"]
+    return ModelFacts(
+        architecture=model_type,
+        num_layers=content["num_hidden_layers"],
+        hidden_size=content["hidden_size"],
+        intermediate_size=content["intermediate_size"],
+        vocab_size=content["vocab_size"],
+        num_heads=num_heads,
+        num_kv_heads=content.get("num_key_value_heads") or num_heads,
+        head_dim=content.get("head_dim") or content["hidden_size"] // num_heads,
+        context_length=_context_length(content),
+        is_tied=bool(content.get("tie_word_embeddings", False)),
+        has_qkv_bias=bool(content.get("attention_bias", model_type == "qwen2")),
+        has_qk_norm=model_type.startswith("qwen3"),
+    )
+
+
+def _context_length(content: Mapping[str, Any]) -> int:
+    """Positions that the model can hold, with a rope scaling that stretches them."""
+    length: int = content["max_position_embeddings"]
+    scaling = content.get("rope_scaling") or content.get("rope_parameters") or {}
+    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+    return max(length, int(original * factor)) if original and factor else length

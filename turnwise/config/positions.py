@@ -1,0 +1,83 @@
+"""Where the keys of a composed config stand: file and line, or the override that set them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from turnwise.config.problems import Path as KeyPath
+
+_INTERPOLATION = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}")
+
+
+def display(path: Path) -> str:
+    """The path as a reader of the working directory would name it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+class Positions:
+    """Places of the keys of a YAML file, of the files in its defaults list and of overrides. Read only for messages."""
+
+    def __init__(self, path: Path, overrides: Sequence[str] = ()) -> None:
+        self._path = path
+        self._places: dict[KeyPath, str] = {}
+        self._links: dict[KeyPath, KeyPath] = {}
+        self._read(path, set())
+        for override in overrides:
+            key = override.lstrip("+~").partition("=")[0]
+            self._places[tuple(key.split("."))] = f"override {override!r}"
+
+    def of(self, key: KeyPath) -> str:
+        """The place of a key, or of the nearest section around it that stands somewhere.
+
+        A key that arrived through an interpolation is found where it was written.
+        """
+        for length in range(len(key), 0, -1):
+            head, tail = key[:length], key[length:]
+            if tail and head in self._links and self._links[head] + tail != key:
+                return self.of(self._links[head] + tail)
+            if head in self._places:
+                return self._places[head]
+        return display(self._path)
+
+    def _read(self, path: Path, seen: set[Path]) -> None:
+        if path in seen or not path.is_file():
+            return
+        seen.add(path)
+        try:
+            root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        except (yaml.YAMLError, UnicodeDecodeError):
+            return
+        for name in _defaults(root):
+            self._read((path.parent / f"{name.partition('@')[0]}.yaml").resolve(), seen)
+        self._walk(root, (), display(path))
+
+    def _walk(self, node: yaml.Node | None, prefix: KeyPath, file: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if key.value == "<<":
+                    self._walk(value, prefix, file)
+                    continue
+                path = (*prefix, key.value)
+                self._places[path] = f"{file}:{key.start_mark.line + 1}"
+                self._walk(value, path, file)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self._places[(*prefix, index)] = f"{file}:{item.start_mark.line + 1}"
+                self._walk(item, (*prefix, index), file)
+        elif isinstance(node, yaml.ScalarNode) and (match := _INTERPOLATION.fullmatch(node.value.strip())):
+            self._links[prefix] = tuple(match.group(1).split("."))
+
+
+def _defaults(root: yaml.Node | None) -> list[str]:
+    if not isinstance(root, yaml.MappingNode):
+        return []
+    for key, value in root.value:
+        if key.value == "defaults" and isinstance(value, yaml.SequenceNode):
+            return [item.value for item in value.value if isinstance(item, yaml.ScalarNode) and item.value != "_self_"]
+    return []

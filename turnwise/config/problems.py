@@ -1,0 +1,51 @@
+"""Problems of a config, and one message for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from turnwise.errors import ConfigError
+
+Path = tuple[str | int, ...]
+MAX_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with the key at `path`, in one sentence."""
+
+    path: Path
+    message: str
+
+    @classmethod
+    def at(cls, key: str, message: str) -> Problem:
+        """A problem of a dotted key."""
+        return cls(tuple(key.split(".")), message)
+
+    @property
+    def key(self) -> str:
+        """
+        >>> Problem(("custom_envs", "Lake", "tools", 0), "").key
+        'custom_envs.Lake.tools[0]'
+        """
+        text = ""
+        for part in self.path:
+            text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        return text
+
+
+def config_error(source: str, problems: Sequence[Problem], position: Callable[[Path], str]) -> ConfigError:
+    """One error that lists the problems, each once, with its place."""
+    lines = list(dict.fromkeys(_line(problem, position(problem.path)) for problem in problems))
+    count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+    hidden = [f"  … and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
+    return ConfigError("\n".join([f"{source} can't be used: {count}.", *lines[:MAX_SHOWN], *hidden]))
+
+
+def _line(problem: Problem, place: str) -> str:
+    return "  " + ": ".join(part for part in (place, problem.key, problem.message) if part)
+
+
+def as_sentences(problems: Iterable[Problem]) -> list[str]:
+    return [f"{problem.key}: {problem.message}" for problem in problems]

@@ -1,0 +1,208 @@
+"""Configs written for the published systems: their keys, translated to ours or answered with one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnwise.config.problems import Problem
+from turnwise.config.published_keys import BUILT_IN_ENV_CONFIG, RETIRED, VARIABLES, Retired
+from turnwise.config.roles import Role
+from turnwise.spec import ENVS
+
+ROLES = ("actor_train", "actor_infer", "critic", "reference", "reward")
+MANAGERS = ("train_env_manager", "val_env_manager")
+_KINDS = {name: "<role>" for name in ROLES} | {name: "<manager>" for name in MANAGERS}
+_VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
+_HF_INFER = {"actor_infer": "hf", "reference": "torch_infer", "reward": "torch_infer"}
+_FLASH_ATTN = {"fa2": "fa2", "sdpa": "sdpa", "auto": "auto", "disabled": "eager"}
+
+
+@dataclass
+class Translation:
+    """A config in our vocabulary, and what had to be said on the way."""
+
+    raw: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    """What was translated."""
+    ineffective: list[Problem] = field(default_factory=list)
+    """Known keys without effect here: warnings, or errors under `--strict`."""
+    problems: list[Problem] = field(default_factory=list)
+
+    def section(self, *path: str) -> dict[str, Any]:
+        """The mapping at a path, empty where the config has none."""
+        value: Any = self.raw
+        for part in path:
+            value = value.get(part) if isinstance(value, dict) else None
+        return value if isinstance(value, dict) else {}
+
+    def move(self, source: tuple[str, ...], target: tuple[str, ...], value: Any) -> None:
+        """Removes the source key and sets the target, which must not say something else."""
+        self.section(*source[:-1]).pop(source[-1])
+        place = self.raw
+        for part in target[:-1]:
+            place = place.setdefault(part, {})
+        here, there = ".".join(source), ".".join(target)
+        if place.get(target[-1], value) != value:
+            self.problems.append(Problem(source, f"says {value!r} and {there} says {place[target[-1]]!r}; keep one of them"))
+        else:
+            place[target[-1]] = value
+            self.notes.append(f"{here} is read as {there}: {value!r}")
+
+
+def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozenset[str]) -> Translation:
+    """Translates a raw config in place. `known` are the schema's top-level keys, `interpolated` those referred to."""
+    translation = Translation(raw)
+    _drop_variables(translation, known, interpolated)
+    _answer_second_system(translation)
+    for role in ROLES:
+        _translate_role(translation, role)
+    for manager in MANAGERS:
+        _translate_manager(translation, manager)
+    for tag in list(translation.section("custom_envs")):
+        _translate_env(translation, tag)
+    _retire(translation, raw, (), "")
+    return translation
+
+
+def _drop_variables(translation: Translation, known: frozenset[str], interpolated: frozenset[str]) -> None:
+    for key in list(translation.raw):
+        if key in known or key in RETIRED:
+            continue
+        if key in interpolated:
+            del translation.raw[key]
+        elif key in VARIABLES:
+            del translation.raw[key]
+            translation.ineffective.append(Problem((key,), "is a variable of the published files that nothing here refers to."))
+
+
+def _answer_second_system(translation: Translation) -> None:
+    data = translation.section("data")
+    if data.get("return_raw_chat") is True:
+        del data["return_raw_chat"]
+        translation.notes.append("data.return_raw_chat: always so here")
+    rollout = translation.section("actor_rollout_ref", "rollout")
+    if rollout.get("mode") == "async":
+        translation.notes.append("actor_rollout_ref.rollout.mode: always async here")
+        del rollout["mode"]
+    actor = translation.raw.get("actor_rollout_ref")
+    if isinstance(actor, dict) and not rollout and set(actor) <= {"rollout"}:
+        del translation.raw["actor_rollout_ref"]
+
+
+def _translate_role(translation: Translation, role: str) -> None:
+    section = translation.section(role)
+    if role == "actor_train" and section.get("pg_variant") is not None:
+        translation.move((role, "pg_variant"), ("pg_variant",), section["pg_variant"])
+    for name in ("positive", "negative"):
+        if (key := f"topr_{name}_weight") in section:
+            translation.move((role, key), ("pg_args", f"weight_{name}"), section[key])
+    model = translation.section(role, "model_args")
+    if "flash_attn" in model:
+        value = _FLASH_ATTN.get(model["flash_attn"], model["flash_attn"])
+        translation.move((role, "model_args", "flash_attn"), (role, "model_args", "attn_implementation"), value)
+    if isinstance(model.get("model_type"), str):
+        model["model_type"] = {"auto_token_classification": "token_classification", "trl": "token_classification"}.get(
+            model["model_type"], model["model_type"]
+        )
+    for key in ("lora_target", "freeze_module_prefix"):
+        if isinstance(model.get(key), str):
+            model[key] = [name.strip() for name in model[key].split(",")]
+    strategy = translation.section(role, "strategy_args")
+    if strategy.get("strategy_name") == "hf_infer" and role in _HF_INFER:
+        strategy["strategy_name"] = _HF_INFER[role]
+        translation.notes.append(f"{role}.strategy_args.strategy_name hf_infer is read as {_HF_INFER[role]}")
+
+
+def _translate_manager(translation: Translation, manager: str) -> None:
+    section = translation.section(manager)
+    filter_class = section.get("group_filter_cls")
+    if isinstance(filter_class, str):
+        if filter_class.startswith("roll."):
+            del section["group_filter_cls"]  # the published default keeps every group
+        else:
+            module, _, name = filter_class.rpartition(".")
+            translation.move((manager, "group_filter_cls"), ("group_filter",), f"{module}:{name}")
+    num_traj = section.pop("max_traj_per_env", -1)
+    num_envs = _count(section, "num_env_groups", 8) * _count(section, "group_size", 8)
+    batch_key = "rollout_batch_size" if manager == "train_env_manager" else "val_batch_size"
+    batch = translation.raw.get(batch_key)
+    if isinstance(num_traj, int) and num_traj > 0 and isinstance(batch, int) and num_traj * num_envs < batch:
+        total = f"{num_envs} environments × {num_traj} = {num_traj * num_envs} trajectories"
+        message = f"{total} are less than {batch_key} {batch}; leave it out, environments play as often as the batch needs"
+        translation.problems.append(Problem((manager, "max_traj_per_env"), message))
+    for key in Role.model_fields.keys() - {"generating_args"}:
+        if key in section:
+            del section[key]
+            translation.ineffective.append(Problem((manager, key), "environments run no model, so this has no effect."))
+
+
+def _count(section: dict[str, Any], key: str, default: int) -> int:
+    value = section.get(key, default)
+    return value if isinstance(value, int) else default
+
+
+def _translate_env(translation: Translation, tag: str) -> None:
+    path = ("custom_envs", tag)
+    env = translation.section(*path)
+    manager = env.get("env_manager_cls")
+    if isinstance(manager, str):
+        mode = next((m for m in ("Step", "Traj") if manager.endswith(f"{m}EnvManager")), None)
+        if mode is None:
+            message = f"{manager} has no counterpart; write an agent loop and name it in agent_name"
+            translation.problems.append(Problem((*path, "env_manager_cls"), message))
+            del env["env_manager_cls"]
+        else:
+            translation.move((*path, "env_manager_cls"), (*path, "mode"), "step" if mode == "Step" else "trajectory")
+    if env.get("max_actions_per_traj") is not None:
+        translation.move((*path, "max_actions_per_traj"), (*path, "max_steps"), env["max_actions_per_traj"])
+    config = translation.section(*path, "env_config")
+    if "action_pattern" in config:
+        if "action_pattern" in env:
+            del config["action_pattern"]  # the tag's own is what parses
+        else:
+            translation.move((*path, "env_config", "action_pattern"), (*path, "action_pattern"), config["action_pattern"])
+    if env.get("env_type") in ENVS:
+        _translate_builtin_env(translation, path, env, config)
+
+
+def _translate_builtin_env(
+    translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]
+) -> None:
+    """The agent counts actions here, so an environment's own limit becomes the tag's; the smaller one holds."""
+    for key in BUILT_IN_ENV_CONFIG.keys() & config.keys():
+        del config[key]
+        translation.ineffective.append(Problem((*path, "env_config", key), f"has no effect: {BUILT_IN_ENV_CONFIG[key]}"))
+    limit = config.get("max_steps")
+    if not isinstance(limit, int):
+        return
+    del config["max_steps"]
+    own = env.get("max_steps", limit)
+    if isinstance(own, int):
+        env["max_steps"] = min(limit, own)
+    where = ".".join(path)
+    if own != limit:
+        translation.notes.append(f"{where}: max_steps is {own} and env_config.max_steps {limit}; the smaller one holds")
+
+
+def _retire(translation: Translation, section: dict[str, Any], path: tuple[str, ...], kind: str) -> None:
+    """Answers every retired key below a section with its sentence."""
+    for key in list(section):
+        here = (*path, key)
+        name = f"{kind}.{key}" if kind else key
+        value = section[key]
+        if (retired := RETIRED.get(name)) is not None:
+            del section[key]
+            _answer(translation, retired, here, value)
+        elif isinstance(value, dict) and key not in _VERBATIM:
+            inner = "<env>" if kind == "custom_envs" else _KINDS.get(key, name)
+            _retire(translation, value, here, inner)
+
+
+def _answer(translation: Translation, retired: Retired, path: tuple[str, ...], value: Any) -> None:
+    if value is None or retired.is_harmless(value):
+        return
+    if retired.is_refused(value):
+        translation.problems.append(Problem(path, retired.reason))
+    else:
+        translation.ineffective.append(Problem(path, f"has no effect: {retired.reason}"))

@@ -1,0 +1,119 @@
+"""Fills what the user left out, once, so that nobody derives it again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from turnwise.config.model_facts import read_model_facts
+from turnwise.config.roles import ModelArgs, Role
+from turnwise.spec import ESTIMATORS, PG_VARIANTS, EstimatorSpec, VariantSpec
+
+if TYPE_CHECKING:
+    from turnwise.config.running import RunKeys
+    from turnwise.config.schema import AgenticConfig
+
+DEFAULT_SEQUENCE_LENGTH = 4096
+
+
+def resolve(config: AgenticConfig) -> None:
+    """Fills every derived field of the config and its sections."""
+    config.fill(reward_pretrain=config.pretrain)
+    _resolve_algorithm(config)
+    _resolve_roles(config)
+    if not config.is_set("sequence_length") and config.prompt_length and config.response_length:
+        config.fill(sequence_length=config.prompt_length + config.response_length)
+    else:
+        resolve_sequence_length(config)
+    _resolve_environments(config)
+    for role in config.roles.values():
+        role.fill(
+            max_tokens_per_microbatch_in_train=2 * config.sequence_length,
+            max_tokens_per_microbatch_in_infer=2 * config.sequence_length,
+        )
+    is_fp32 = config.actor_train.model_args.dtype == config.actor_infer.model_args.dtype == "fp32"
+    config.fill(parity_max_logprob_diff=1e-3 if is_fp32 else 5e-2)
+
+
+def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str) -> None:
+    """Fills a role's model arguments."""
+    arguments.fill(model_name_or_path=path, model_type=model_type, dtype=dtype)
+    if arguments.lora_rank is not None:
+        arguments.fill(lora_alpha=2.0 * arguments.lora_rank)
+
+
+def resolve_sequence_length(config: RunKeys) -> None:
+    """Fills the sequence length: the model's own, at most 4096."""
+    facts = read_model_facts(config.pretrain)
+    config.fill(sequence_length=min(facts.context_length, DEFAULT_SEQUENCE_LENGTH) if facts else DEFAULT_SEQUENCE_LENGTH)
+
+
+def estimator_of(config: AgenticConfig) -> EstimatorSpec:
+    """Facts of the config's estimator; a user's own needs what it says when it is built."""
+    return ESTIMATORS.get(config.adv_estimator, EstimatorSpec(entry=config.adv_estimator))
+
+
+def variant_of(config: AgenticConfig) -> VariantSpec:
+    """Facts of the config's policy loss."""
+    return PG_VARIANTS.get(config.pg_variant, VariantSpec(is_available=True))
+
+
+def _resolve_algorithm(config: AgenticConfig) -> None:
+    estimator, variant = estimator_of(config), variant_of(config)
+    config.fill(lambd=0.95 if config.gae_granularity == "turn" else 1.0, loss_agg_mode=variant.aggregation)
+    if estimator.placement != "score":
+        config.fill(reward_placement=estimator.placement)
+    grouping, method = ("traj_group_id", "identity") if estimator.normalization == "own" else estimator.normalization
+    config.reward_normalization.fill(grouping=grouping, method=method)
+    object.__setattr__(config, "pg_args", {**variant.parameters, **_clips(config, variant), **(config.pg_args or {})})
+
+
+def _clips(config: AgenticConfig, variant: VariantSpec) -> dict[str, Any]:
+    """The published clip keys as parameters of the variant, those only that it has."""
+    asked: dict[str, Any] = {"clip_low": config.pg_clip, "clip_high": config.pg_clip}
+    if config.use_pg_clip_range:
+        asked = {"clip_low": config.pg_clip_low or config.pg_clip, "clip_high": config.pg_clip_high or config.pg_clip}
+    clips = {name: value for name, value in asked.items() if value is not None and name in variant.parameters}
+    return clips if config.dual_clip_loss or "dual_clip" not in variant.parameters else {**clips, "dual_clip": None}
+
+
+_DEFAULT_STRATEGIES = {
+    "actor_train": "torch_train",
+    "actor_infer": "embedded",
+    "critic": "torch_train",
+    "reference": "torch_infer",
+    "reward": "torch_infer",
+}
+
+
+def _resolve_roles(config: AgenticConfig) -> None:
+    config.actor_train.model_args.fill(dtype="fp32")
+    for name, role in config.roles.items():
+        path = config.reward_pretrain if name in ("critic", "reward") else config.pretrain
+        head = "token_classification" if name == "critic" else "causal_lm"
+        resolve_model(role.model_args, path, head, config.actor_train.model_args.dtype)
+        role.strategy_args.fill(strategy_name=_DEFAULT_STRATEGIES[name])
+        _resolve_training(role)
+
+
+def _resolve_training(role: Role) -> None:
+    role.training_args.fill(learning_rate=1e-6 if role.model_args.lora_rank is None else 1e-5)
+
+
+def equal_partition(num_groups: int, num_tags: int) -> list[int]:
+    """Groups of each tag, as equal as possible, the first ones larger.
+
+    >>> equal_partition(8, 3)
+    [3, 3, 2]
+    """
+    if num_tags == 0:
+        return []
+    share, rest = divmod(num_groups, num_tags)
+    return [share + (index < rest) for index in range(num_tags)]
+
+
+def _resolve_environments(config: AgenticConfig) -> None:
+    train, val = config.train_env_manager, config.val_env_manager
+    train.fill(tags=list(config.custom_envs))
+    val.fill(tags=list(train.tags), group_size=1)
+    for manager in (train, val):
+        manager.fill(num_groups_partition=equal_partition(manager.num_env_groups, len(manager.tags)))

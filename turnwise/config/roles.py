@@ -1,0 +1,163 @@
+"""The models of a run: who they are, how they train, how they sample and what runs them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from turnwise.config.devices import DeviceRanks
+from turnwise.config.section import Count, Fraction, Names, NonNegative, Positive, PositiveCount, Section, derived, one_of
+from turnwise.spec import STRATEGIES
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+
+class ModelArgs(Section):
+    """Which weights a role starts from and in which form they run."""
+
+    model_name_or_path: str = derived()
+    """Model folder or hub name [`pretrain`; `reward_pretrain` for the critic and the reward model]."""
+    model_type: Literal["causal_lm", "token_classification"] = derived()
+    """The head [causal_lm; token_classification, a value head, for the critic]."""
+    dtype: Dtype = derived()
+    """What the forward passes compute in [fp32 for actor_train; the other roles follow it]. Trained weights stay fp32."""
+    attn_implementation: Literal["sdpa", "fa2", "eager", "auto"] = "auto"
+    """Attention kernel; auto takes the fastest that the device has."""
+    disable_gradient_checkpointing: bool = True
+    """Keep the activations (faster) instead of computing them twice (less memory)."""
+    lora_rank: PositiveCount | None = None
+    """Rank of LoRA adapters; unset = all parameters are trained."""
+    lora_alpha: Positive | None = None
+    """LoRA scale [2 × lora_rank]."""
+    lora_dropout: Fraction = 0.0
+    """Dropout before the adapters."""
+    lora_target: Names | None = None
+    """Names of the modules that get adapters [all linear ones]."""
+    freeze_module_prefix: Names | None = None
+    """Parameters whose names start with one of these are not trained."""
+
+
+class TrainingArgs(Section):
+    """The optimiser: AdamW, its schedule and the size of one step."""
+
+    learning_rate: NonNegative = derived()
+    """Peak learning rate [1e-6; 1e-5 with LoRA and for SFT]."""
+    per_device_train_batch_size: PositiveCount = 8
+    """Samples of a micro-batch, where batching isn't dynamic."""
+    gradient_accumulation_steps: PositiveCount = 1
+    """Micro-batches of an optimiser step: it takes this × per_device_train_batch_size × data-parallel ranks samples."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay."""
+    warmup_steps: Count = 0
+    """Optimiser steps of linear warm-up."""
+    warmup_ratio: Fraction = 0.0
+    """Warm-up as a share of all optimiser steps, where warmup_steps is 0."""
+    lr_scheduler_type: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant"
+    """What follows the warm-up: the peak, or a decay to 0 at the last step."""
+    adam_beta1: Fraction = 0.9
+    """Decay of the first moment."""
+    adam_beta2: Fraction = 0.999
+    """Decay of the second moment."""
+
+
+def _off_is_zero(value: Any) -> Any:
+    return 0 if value == -1 else value
+
+
+def _one_sequence(value: int) -> int:
+    if value != 1:
+        raise ValueError(f"got {value}; a task's siblings come from `group_size` of the environment manager, so this stays 1")
+    return value
+
+
+class GeneratingArgs(Section):
+    """How tokens are drawn."""
+
+    max_new_tokens: PositiveCount | None = None
+    """Tokens of one response at most; the tag's max_tokens_per_step may be smaller."""
+    temperature: NonNegative = 1.0
+    """Divides the logits; 0 is greedy. The trainer's log-probs use the same."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus of this mass; 1 = off."""
+    top_k: Annotated[Count, BeforeValidator(_off_is_zero)] = 0
+    """Only the k likeliest tokens; 0 (or -1) = off."""
+    num_return_sequences: Annotated[int, AfterValidator(_one_sequence)] = 1
+    """Always 1: siblings come from `group_size`."""
+    stop_strings: Names = Field(default_factory=list)
+    """A response ends with the token that completes one of these."""
+    repetition_penalty: Positive = 1.0
+    """Divides the positive logits of tokens that are in the context; 1 = off."""
+    do_sample: bool = True
+    """False is greedy."""
+
+    @property
+    def is_greedy(self) -> bool:
+        return not self.do_sample or self.temperature == 0
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether part of the policy's mass can't be sampled."""
+        return self.top_p < 1 or self.top_k > 0 or self.repetition_penalty != 1
+
+
+class StrategyArgs(Section):
+    """What runs a role."""
+
+    strategy_name: Annotated[str, AfterValidator(one_of(STRATEGIES))] = derived()
+    """[torch_train for what is trained, torch_infer for what is not, embedded for actor_infer.]"""
+    strategy_config: dict[str, Any] = Field(default_factory=dict)
+    """The engine's own options, passed through verbatim (`tp_size`, `gpu_memory_utilization`, a ZeRO stage …)."""
+
+    def degree(self, *names: str) -> int:
+        """The first of these parallel degrees that the engine's options hold, 1 without one."""
+        found = (self.strategy_config[name] for name in names if name in self.strategy_config)
+        value = next(found, 1)
+        return value if isinstance(value, int) and value > 0 else 1
+
+
+class Role(Section):
+    """One model of the run and the workers that hold it."""
+
+    model_args: ModelArgs = Field(default_factory=ModelArgs)
+    training_args: TrainingArgs = Field(default_factory=TrainingArgs)
+    generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
+    strategy_args: StrategyArgs = Field(default_factory=StrategyArgs)
+    device_mapping: DeviceRanks | None = None
+    """Ranks of the devices, as a list or as text like `list(range(0,8))`; absent = this process."""
+    use_dynamic_batching_in_train: bool = False
+    """Fill micro-batches by tokens instead of by samples. Changes speed and memory, not the result."""
+    use_dynamic_batching_in_infer: bool = False
+    """The same for forward passes."""
+    max_tokens_per_microbatch_in_train: PositiveCount = derived()
+    """Tokens of a micro-batch, where batching is dynamic [2 × sequence_length]."""
+    max_tokens_per_microbatch_in_infer: PositiveCount = derived()
+    """The same for forward passes."""
+    use_sequence_packing: bool = True
+    """Lay samples one after another instead of padding them."""
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Devices that hold one copy of the model: tensor × pipeline parallel ranks."""
+        strategy = self.strategy_args
+        tensor = strategy.degree("tp_size", "tensor_parallel_size", "tensor_model_parallel_size")
+        return tensor * strategy.degree("pp_size", "pipeline_parallel_size", "pipeline_model_parallel_size")
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Copies of the model that share a batch."""
+        if self.device_mapping is None:
+            return 1
+        return max(len(self.device_mapping) // self.model_parallel_size, 1)
+
+    @property
+    def samples_per_optimizer_step(self) -> int:
+        arguments = self.training_args
+        return arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * self.data_parallel_size
+
+
+class ActorTrain(Role):
+    """The policy that is trained."""
+
+    model_update_frequency: PositiveCount = 1
+    """The sampler gets new weights every so many steps."""

@@ -1,0 +1,103 @@
+"""What every run has: its name and folders, steps, tracking, checkpoints, limits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from turnwise.config.section import Count, Names, Positive, PositiveCount, Section, derived, one_of
+from turnwise.spec import TRACKERS
+
+
+def _trackers(names: list[str]) -> list[str]:
+    return [one_of(TRACKERS)(name) for name in names]
+
+
+class CheckpointConfig(Section):
+    """Where checkpoints go."""
+
+    type: Literal["file_system"] = "file_system"
+    output_dir: str | None = None
+    """Folder of the checkpoints [the run's own]."""
+
+
+class Trace(Section):
+    """One trace a trajectory: its generate calls, tool calls and environment steps."""
+
+    backend: Literal["jsonl", "mlflow"] | None = None
+    """Where traces go; unset = nowhere."""
+    token2text: bool = False
+    """Keep the text beside the token ids."""
+    max_samples_per_step: PositiveCount | None = None
+    """Trajectories traced in a step at most."""
+
+
+class Deadlines(Section):
+    """Seconds after which a wait ends with an error that names who waits for whom."""
+
+    request_s: Positive = 600.0
+    """One request to an inference server."""
+    env_s: Positive = 600.0
+    """One environment worker's answer."""
+    train_s: Positive = 3600.0
+    """One optimiser step or forward pass."""
+    weights_s: Positive = 600.0
+    """One weight update."""
+
+
+class CpuSplit(Section):
+    """Threads of each side, where training and rollouts share a CPU."""
+
+    train: PositiveCount | None = None
+    rollout: PositiveCount | None = None
+
+
+class RunKeys(Section):
+    """The keys that reinforcement learning and supervised fine-tuning share."""
+
+    pretrain: str
+    """Model folder or hub name of every role that names none."""
+    exp_name: str = "turnwise"
+    """Name of the experiment [the config file's]."""
+    seed: Annotated[int, Field(ge=0)] = 42
+    """Everything random follows from it."""
+    output_dir: str = "runs"
+    """A run writes to output_dir/exp_name/time."""
+    logging_dir: str | None = None
+    """Folder of the run's readable log file [the run's own]."""
+
+    save_steps: Count = 50
+    """Save the model every so many steps, and at the end; 0 = only at the end."""
+    logging_steps: Count = 1
+    """Show samples and the line of a step every so many steps; 0 = never."""
+    eval_steps: Count = 0
+    """Validate every so many steps, step 0 included; 0 = never."""
+    resume_from_checkpoint: bool | str = False
+    """A checkpoint's path; true = the newest of this experiment."""
+    max_ckpt_to_keep: Count = 2
+    """Older checkpoints are deleted; 0 = keep all."""
+    checkpoint_config: CheckpointConfig = Field(default_factory=CheckpointConfig)
+
+    track_with: Annotated[Names, AfterValidator(_trackers)] = Field(default_factory=lambda: ["tensorboard", "stdout"])
+    """Where metrics go, next to metrics.jsonl."""
+    tracker_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the tracker; with several trackers, by tracker name."""
+    sequence_length: PositiveCount = derived()
+    """Tokens of a context [the model's, at most 4096]."""
+
+
+class LimitKeys(Section):
+    """Determinism, asynchrony and time."""
+
+    deterministic: bool = False
+    """Two runs of one config and seed are bit-identical."""
+    parity_max_logprob_diff: Positive = derived()
+    """Mean |log-prob| by which sampler and trainer may differ [1e-3 in fp32, 5e-2 otherwise]."""
+    deadlines: Deadlines = Field(default_factory=Deadlines)
+    on_weight_update: Literal["finish", "abort_continue", "abort_restart"] = "finish"
+    """What becomes of running requests when weights change."""
+    stale_groups: Literal["wait", "drop"] = "wait"
+    """What becomes of groups at the bound of staleness."""
+    cpu_split: CpuSplit = Field(default_factory=CpuSplit)
+    trace: Trace = Field(default_factory=Trace)

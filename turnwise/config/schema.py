@@ -1,0 +1,130 @@
+"""`AgenticConfig`: everything that one run of reinforcement learning can be told, in one tree."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from turnwise.config.algorithm import AlgorithmKeys
+from turnwise.config.data import Agent, Data
+from turnwise.config.environments import CustomEnv, EnvManager
+from turnwise.config.model_facts import ModelFacts, read_model_facts
+from turnwise.config.resolve import estimator_of, resolve
+from turnwise.config.roles import ActorTrain, GeneratingArgs, Role
+from turnwise.config.running import LimitKeys, RunKeys
+from turnwise.config.section import Count, PositiveCount, derived
+
+Split = Literal["train", "val"]
+DEFAULT_MAX_NEW_TOKENS = 128
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise ValueError(f"got {value}; batches in flight are whole ones: 0 (synchronous), 1, 2 …")
+        return int(value)
+    return value
+
+
+class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
+    """One YAML of `turnwise train`, validated and with every default filled in.
+
+    Contradictions between sections are found by `turnwise.config.checks`; `parse_config` runs both.
+
+    >>> lake = {"custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
+    >>> config = AgenticConfig.model_validate({"pretrain": "models/tiny", **lake})
+    >>> config.reward_normalization.method, config.train_env_manager.tags, config.actor_infer.strategy_args.strategy_name
+    ('mean_std', ['Lake'], 'embedded')
+    """
+
+    max_steps: Count = 200
+    """Steps of the pipeline."""
+    render_save_dir: str | None = None
+    """Folder for pictures of validation episodes; unset = none."""
+    reward_pretrain: str = derived()
+    """Model of the critic and of the `reward` role [pretrain]."""
+
+    rollout_batch_size: PositiveCount = 64
+    """Trajectories of a step."""
+    val_batch_size: PositiveCount = 128
+    """Trajectories of a validation."""
+    prompt_length: PositiveCount | None = None
+    """With response_length, another way to give sequence_length."""
+    response_length: PositiveCount | None = None
+    """With prompt_length, another way to give sequence_length."""
+    async_generation_ratio: Annotated[Count, BeforeValidator(_whole)] = 0
+    """Batches that may be sampled ahead of training; 0 = synchronous."""
+
+    actor_train: ActorTrain = Field(default_factory=ActorTrain)
+    actor_infer: Role = Field(default_factory=Role)
+    critic: Role = Field(default_factory=Role)
+    reference: Role = Field(default_factory=Role)
+    reward: Role = Field(default_factory=Role)
+
+    custom_envs: dict[str, CustomEnv] = Field(default_factory=dict)
+    """Environments by tag."""
+    train_env_manager: EnvManager = Field(default_factory=EnvManager)
+    val_env_manager: EnvManager = Field(default_factory=EnvManager)
+    data: Data = Field(default_factory=Data)
+    agent: Agent = Field(default_factory=Agent)
+
+    @model_validator(mode="after")
+    def _resolve(self) -> Self:
+        resolve(self)
+        return self
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """Every role by name, used or not."""
+        return {
+            "actor_train": self.actor_train,
+            "actor_infer": self.actor_infer,
+            "critic": self.critic,
+            "reference": self.reference,
+            "reward": self.reward,
+        }
+
+    @property
+    def active_roles(self) -> dict[str, Role]:
+        """The roles that this run has models for."""
+        wanted = {"critic": self.needs_critic, "reference": self.needs_reference, "reward": self.is_set("reward")}
+        return {name: role for name, role in self.roles.items() if wanted.get(name, True)}
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a KL to the reference is in the reward or in the loss."""
+        return self.add_token_level_kl or self.use_kl_loss
+
+    @property
+    def needs_critic(self) -> bool:
+        return "values" in estimator_of(self).needs
+
+    @property
+    def uses_validation(self) -> bool:
+        return self.eval_steps > 0
+
+    def env_manager(self, split: Split) -> EnvManager:
+        return self.train_env_manager if split == "train" else self.val_env_manager
+
+    def sampling(self, split: Split) -> GeneratingArgs:
+        """How a split samples: its environment manager's own settings, and actor_infer's for what that leaves out."""
+        own, shared = self.env_manager(split).generating_args, self.actor_infer.generating_args
+        chosen = {name: shared.__dict__[name] for name in shared.model_fields_set}
+        chosen.update({name: own.__dict__[name] for name in own.model_fields_set})
+        return GeneratingArgs(**chosen)
+
+    def max_new_tokens(self, split: Split, tag: str) -> int:
+        """Tokens of one response: the smaller of the split's max_new_tokens and the tag's max_tokens_per_step [128]."""
+        limits = (self.sampling(split).max_new_tokens, self.custom_envs[tag].max_tokens_per_step)
+        given = [limit for limit in limits if limit is not None]
+        return min(given, default=min(DEFAULT_MAX_NEW_TOKENS, self.sequence_length))
+
+    def optimizer_steps_per_batch(self, num_samples: int | None = None) -> int:
+        """Optimiser steps that a batch of samples makes, by default of one sample a trajectory."""
+        num = self.rollout_batch_size if num_samples is None else num_samples
+        return self.ppo_epochs * -(-num // self.actor_train.samples_per_optimizer_step)
+
+    def model_facts(self) -> ModelFacts | None:
+        """What the policy's config.json says, None where there is no such file here."""
+        return read_model_facts(self.actor_train.model_args.model_name_or_path)

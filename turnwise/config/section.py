@@ -1,0 +1,75 @@
+"""What every section of a config is: a strict, frozen pydantic model in which `null` means "not set"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import NoneType
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from turnwise.errors import nearest
+
+Count = Annotated[int, Field(ge=0)]
+PositiveCount = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Names = Annotated[list[str], BeforeValidator(_as_list)]
+"""A list of names; a single name stands for a list of one."""
+
+
+def derived() -> Any:
+    """A field that `resolve` fills from the rest of the config unless the user sets it; never None afterwards."""
+    return Field(default=None)
+
+
+def one_of(names: Iterable[str], *, allow_import: bool = False) -> Callable[[str], str]:
+    """A validator that accepts these names and, with `allow_import`, a user's own `module:Class`."""
+    allowed = list(names)
+
+    def check(name: str) -> str:
+        if name in allowed or (allow_import and ":" in name):
+            return name
+        own = ", or your own as module:Class" if allow_import else ""
+        raise ValueError(f"{name!r} isn't one of {', '.join(allowed)}{own}.{nearest(name, allowed)}")
+
+    return check
+
+
+class Section(BaseModel):
+    """Unknown keys and loose types are errors. What the user set is in `model_fields_set`, also after `fill`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_unset(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None or cls._keeps_null(key)}
+
+    @classmethod
+    def _keeps_null(cls, key: str) -> bool:
+        field = cls.model_fields.get(key)
+        return field is None or NoneType in get_args(field.annotation)
+
+    def fill(self, **values: Any) -> None:
+        """Gives values to keys that the user did not set, without counting them as set."""
+        for name, value in values.items():
+            if name not in self.model_fields_set:
+                object.__setattr__(self, name, value)
+
+    def is_set(self, key: str) -> bool:
+        """Whether the user set the dotted `key` of this section."""
+        first, _, rest = key.partition(".")
+        if first not in self.model_fields_set:
+            return False
+        value = self.__dict__[first]
+        return value.is_set(rest) if rest and isinstance(value, Section) else True

@@ -1,0 +1,54 @@
+"""`SFTConfig`: supervised fine-tuning on demonstrations."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from turnwise.config.model_facts import ModelFacts, read_model_facts
+from turnwise.config.resolve import resolve_model, resolve_sequence_length
+from turnwise.config.roles import ModelArgs, StrategyArgs, TrainingArgs
+from turnwise.config.running import RunKeys
+from turnwise.config.section import Names, Positive, PositiveCount, derived
+
+
+class SFTConfig(RunKeys):
+    """One YAML of `turnwise sft`: JSONL files of `messages`, with the loss on what the assistant says."""
+
+    train_files: Names
+    """JSONL files, a row `{"messages": [...]}` each."""
+    val_files: Names | None = None
+    """The same, for the validation loss every eval_steps."""
+    num_epochs: PositiveCount = 1
+    """Passes over the data."""
+    max_steps: PositiveCount | None = None
+    """Optimiser steps at most, where given."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are clipped to this norm."""
+    model_args: ModelArgs = Field(default_factory=ModelArgs)
+    training_args: TrainingArgs = Field(default_factory=TrainingArgs)
+    strategy_args: StrategyArgs = Field(default_factory=StrategyArgs)
+    use_dynamic_batching_in_train: bool = True
+    """Fill micro-batches by tokens instead of by samples. Changes speed and memory, not the result."""
+    max_tokens_per_microbatch_in_train: PositiveCount = derived()
+    """Tokens of a micro-batch, where batching is dynamic [2 × sequence_length]."""
+    deterministic: bool = False
+    """Two runs of one config and seed are bit-identical."""
+
+    @model_validator(mode="after")
+    def _resolve(self) -> Self:
+        resolve_model(self.model_args, self.pretrain, "causal_lm", "fp32")
+        self.training_args.fill(learning_rate=1e-5)
+        self.strategy_args.fill(strategy_name="torch_train")
+        resolve_sequence_length(self)
+        self.fill(max_tokens_per_microbatch_in_train=2 * self.sequence_length)
+        return self
+
+    @property
+    def samples_per_optimizer_step(self) -> int:
+        return self.training_args.per_device_train_batch_size * self.training_args.gradient_accumulation_steps
+
+    def model_facts(self) -> ModelFacts | None:
+        """What the model's config.json says, None where there is no such file here."""
+        return read_model_facts(self.model_args.model_name_or_path)

@@ -1,0 +1,1 @@
+"""Rows of files, checked as they are read."""

@@ -1,0 +1,1 @@
+"""Environments: gymnasium's contract over text and images. No tokens here."""

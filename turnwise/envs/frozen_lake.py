@@ -1,0 +1,203 @@
+"""FrozenLake: walk over the ice to the goal and don't fall into a hole.
+
+The dynamics are those of gymnasium's FrozenLake-v1 (Towers et al. 2024, arXiv:2407.17032), written anew for text: a step
+costs microseconds and needs no other library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.envs.base import Step, TextEnv
+from turnwise.envs.frozen_lake_map import Rows, check_rows, map_hash, neighbours, random_map
+from turnwise.envs.frozen_lake_picture import draw_lake
+from turnwise.errors import EnvironmentFault
+from turnwise.types import Media, Observation, Reduction, Split, derive_seed
+
+ObservationKind = Literal["grid", "coordinates", "both"]
+RenderMode = Literal["text", "rgb_array"]
+
+GRID_VOCAB = MappingProxyType(
+    {"P": "player", "_": "ice", "O": "hole", "G": "goal", "X": "player in a hole", "√": "player on the goal"}
+)
+ACTIONS = MappingProxyType({0: "Left", 1: "Down", 2: "Right", 3: "Up"})
+
+
+class FrozenLakeEnv(TextEnv):
+    """A lake of `size` × `size` cells, drawn anew from each seed; the reward is 1 on the goal and 0 before.
+
+    An action that isn't one of the four words (in any case) moves nothing, costs `format_penalty` (≤ 0) and the episode
+    goes on. There is no step limit here: `max_steps` of the agent is one.
+
+    Args:
+        size: cells of a side, at least 2.
+        p: probability that a cell is ice and no hole, in (0, 1]. Maps without a way to the goal are drawn again.
+        is_slippery: a step goes where it should, or to either side of that, with probability 1/3 each.
+        render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both.
+        observation: the text, a `grid` of symbols, `coordinates` as `row,column`, or `both`.
+        format_penalty: reward of an invalid action.
+        split: draws only maps whose *content* belongs to training or validation; None draws from all.
+        map_rows: one fixed map of the letters S, F, H, G, in place of `size`, `p` and `split`.
+        grid_vocab: symbol → meaning, in the order of `GRID_VOCAB`.
+        action_lookup: gymnasium's number → word, for each of 0 left, 1 down, 2 right, 3 up.
+        env_instruction: replaces the rules that open the first prompt; "" leaves them out.
+
+    Raises:
+        EnvironmentFault: an argument is out of range.
+
+    >>> lake = FrozenLakeEnv(map_rows=["SF", "HG"], is_slippery=False)
+    >>> print(lake.reset(seed=0)[0])
+    P _
+    O G
+    >>> lake.step("right")[:2], lake.step("Down")[:3]
+    (('_ P\\nO G', 0.0), ('_ _\\nO √', 1.0, True))
+    """
+
+    metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
+        {"success": "last", "action_is_valid": "mean", "action_is_effective": "mean", "format_penalty": "mean"}
+    )
+
+    def __init__(
+        self,
+        size: int = 4,
+        p: float = 0.8,
+        is_slippery: bool = True,
+        render_mode: RenderMode = "text",
+        observation: ObservationKind = "grid",
+        format_penalty: float = 0.0,
+        split: Split | None = None,
+        map_rows: Sequence[str] | None = None,
+        grid_vocab: Mapping[str, str] | None = None,
+        action_lookup: Mapping[Any, str] | None = None,
+        env_instruction: str | None = None,
+    ) -> None:
+        _check_choice("render_mode", render_mode, get_args(RenderMode))
+        _check_choice("observation", observation, get_args(ObservationKind))
+        _check_choice("split", split, (*get_args(Split), None))
+        if format_penalty > 0:
+            raise EnvironmentFault(f"format_penalty {format_penalty} would reward invalid actions; it must be 0 or less")
+        self._vocab = _checked_vocab(GRID_VOCAB if grid_vocab is None else grid_vocab)
+        player, ice, hole, goal, player_in_hole, player_on_goal = self._vocab
+        self._alone = {"S": ice, "F": ice, "H": hole, "G": goal}
+        self._with_player = {"S": player, "F": player, "H": player_in_hole, "G": player_on_goal}
+        self.actions = _checked_actions(ACTIONS if action_lookup is None else action_lookup)
+        """The four words, by gymnasium's numbers."""
+        self._numbers = {word.lower(): number for number, word in enumerate(self.actions)}
+        self.is_slippery = is_slippery
+        self._size, self._p, self._split = size, p, split
+        self._fixed_rows = None if map_rows is None else check_rows(map_rows)
+        self._render_mode, self._observation_kind = render_mode, observation
+        self._format_penalty = float(format_penalty)
+        self._instruction = self._rules() if env_instruction is None else env_instruction
+        self._seed = 0
+        self._slips: np.random.Generator | None = None
+        self.rows: Rows = ()
+        """The map of the current episode."""
+        self.position = 0
+        """Where the player is: row · width + column."""
+
+    def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
+        """Draws the map of `seed`. Without a seed it is the one that follows the last episode's."""
+        self._seed = derive_seed(self._seed, "next") if seed is None else seed
+        self.rows = self._fixed_rows or random_map(self._seed, self._size, self._p, self._split)
+        self._letters = "".join(self.rows)
+        self._map_id = f"{map_hash(self.rows):016x}"
+        self._moves = neighbours(len(self.rows), len(self.rows[0]))
+        # A stream of its own: slips drawn from the map's stream would tell where the holes are.
+        self._slips = np.random.default_rng(derive_seed(self._seed, "slips")) if self.is_slippery else None
+        self.position = self._letters.index("S")
+        return self._observe(), {"env_instruction": self._instruction}
+
+    def step(self, action: str) -> Step:
+        if not self.rows:
+            raise EnvironmentFault("FrozenLakeEnv.step came before reset; call reset(seed=…) first")
+        number = self._numbers.get(action.strip().lower())
+        before = self.position
+        if number is not None and self._letters[before] not in "GH":
+            self.position = self._moves[before][self._slipped(number)]
+        letter = self._letters[self.position]
+        is_new = self.position != before
+        penalty = self._format_penalty if number is None else 0.0
+        metrics = {
+            "success": float(letter == "G"),
+            "action_is_valid": float(number is not None),
+            "action_is_effective": float(is_new),
+            "format_penalty": penalty,
+        }
+        info = {"metrics": metrics, "action": None if number is None else self.actions[number]}
+        return self._observe(), float(is_new and letter == "G") + penalty, letter in "GH", False, info
+
+    def state_key(self) -> str:
+        """The map and the position: what there is to know, however little the observation shows."""
+        return f"{self._map_id}:{self.position}"
+
+    def render(self) -> NDArray[np.uint8]:
+        return draw_lake(self.rows, self.position)
+
+    def _slipped(self, number: int) -> int:
+        if self._slips is None:
+            return number
+        return (number - 1 + int(3 * self._slips.random())) % 4
+
+    def _observe(self) -> str | Observation:
+        if self._render_mode == "rgb_array":
+            return Observation("The picture shows the lake.", (Media("image", self.render()),))
+        match self._observation_kind:
+            case "grid":
+                return self._grid()
+            case "coordinates":
+                return self._coordinates()
+            case "both":
+                return f"{self._grid()}\n{self._coordinates()}"
+
+    def _grid(self) -> str:
+        cells = [self._alone[letter] for letter in self._letters]
+        cells[self.position] = self._with_player[self._letters[self.position]]
+        width = len(self.rows[0])
+        return "\n".join(" ".join(cells[start : start + width]) for start in range(0, len(cells), width))
+
+    def _coordinates(self) -> str:
+        holes = [self._place(i) for i, letter in enumerate(self._letters) if letter == "H"]
+        goal = self._place(self._letters.index("G"))
+        return f"player {self._place(self.position)} goal {goal} holes {' '.join(holes) or 'none'}"
+
+    def _place(self, position: int) -> str:
+        row, column = divmod(position, len(self.rows[0]))
+        return f"{row},{column}"
+
+    def _rules(self) -> str:
+        lines = ["You are on a frozen lake. Walk to the goal and don't step into a hole."]
+        if self._render_mode == "text" and self._observation_kind != "coordinates":
+            lines.append("Symbols: " + ", ".join(f"{symbol} {meaning}" for symbol, meaning in self._vocab.items()) + ".")
+        if self._render_mode == "text" and self._observation_kind != "grid":
+            lines.append("Places are given as row,column from the top left, starting at 0.")
+        lines.append(f"Actions: {', '.join(self.actions)}. Each moves you by one cell; the edge of the lake holds you.")
+        if self.is_slippery:
+            lines.append("The ice is slippery: two times in three you slide to one side of where you wanted to go.")
+        return "\n".join(lines)
+
+
+def _check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
+    if value not in allowed:
+        raise EnvironmentFault(f"FrozenLake: got {name} {value!r}; allowed are {', '.join(map(repr, allowed))}")
+
+
+def _checked_vocab(vocab: Mapping[str, str]) -> dict[str, str]:
+    if len(vocab) != len(GRID_VOCAB) or any(not symbol.strip() for symbol in vocab):
+        raise EnvironmentFault(
+            f"grid_vocab {dict(vocab)!r} must have six symbols with their meanings, in this order: "
+            f"{', '.join(GRID_VOCAB.values())}"
+        )
+    return dict(vocab)
+
+
+def _checked_actions(lookup: Mapping[Any, str]) -> tuple[str, ...]:
+    words = {str(number): word for number, word in lookup.items()}
+    if sorted(words) != ["0", "1", "2", "3"] or len({word.strip().lower() for word in words.values()} - {""}) != 4:
+        raise EnvironmentFault(f"action_lookup {dict(lookup)!r} must give each of 0, 1, 2, 3 a word of its own")
+    return tuple(words[str(number)].strip() for number in range(4))

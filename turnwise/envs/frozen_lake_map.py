@@ -1,0 +1,151 @@
+"""Maps of the frozen lake: drawing, telling apart, and finding the way.
+
+A map is a tuple of rows of the letters S (start), F (ice), H (hole) and G (goal); a position is row · width + column; an
+action is gymnasium's number: 0 left, 1 down, 2 right, 3 up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+
+from turnwise.errors import EnvironmentFault
+from turnwise.types import Split
+
+Rows = tuple[str, ...]
+
+LEFT, DOWN, RIGHT, UP = range(4)
+MAX_DRAWS = 20_000
+"""Maps that are drawn before giving up on a size, p and split that (almost) never yield one."""
+
+
+@lru_cache(maxsize=64)
+def neighbours(height: int, width: int) -> tuple[tuple[int, int, int, int], ...]:
+    """The position that each action leads to from each position; the edge holds.
+
+    >>> neighbours(2, 2)[0]
+    (0, 2, 1, 0)
+    """
+    return tuple(
+        (
+            row * width + max(column - 1, 0),
+            min(row + 1, height - 1) * width + column,
+            row * width + min(column + 1, width - 1),
+            max(row - 1, 0) * width + column,
+        )
+        for row in range(height)
+        for column in range(width)
+    )
+
+
+def shortest_path(rows: Sequence[str], start: int | None = None) -> list[int] | None:
+    """The fewest actions that lead from `start` (default: S) to the goal on firm ice, None where no way exists.
+
+    >>> shortest_path(("SH", "FG"))
+    [1, 2]
+    """
+    letters = "".join(rows)
+    first = letters.index("S") if start is None else start
+    moves = neighbours(len(rows), len(rows[0]))
+    came_from: dict[int, tuple[int, int]] = {first: (first, -1)}
+    queue = deque([first])
+    while queue:
+        position = queue.popleft()
+        if letters[position] == "G":
+            path = []
+            while position != first:
+                position, action = came_from[position]
+                path.append(action)
+            return path[::-1]
+        if letters[position] == "H":
+            continue
+        for action, neighbour in enumerate(moves[position]):
+            if neighbour not in came_from:
+                came_from[neighbour] = (position, action)
+                queue.append(neighbour)
+    return None
+
+
+def map_hash(rows: Sequence[str]) -> int:
+    """A hash in [0, 2⁶⁴) of what is on the map: the same in every process."""
+    return int.from_bytes(hashlib.blake2b("\n".join(rows).encode(), digest_size=8).digest(), "little")
+
+
+def in_split(rows: Sequence[str], split: Split | None) -> bool:
+    """Whether a map belongs to `split`: by its content a quarter of all maps validate and the others train."""
+    return split is None or (map_hash(rows) % 4 == 0) == (split == "val")
+
+
+def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = None) -> Rows:
+    """A solvable map of `split` whose other cells are ice with probability `p`; it follows from the arguments alone.
+
+    With `split` None it is the map of gymnasium's `generate_random_map(size, p, seed)`; otherwise the first one of the
+    same stream that falls into the split.
+
+    Raises:
+        EnvironmentFault: `size` or `p` is out of range, or no such map turns up in `MAX_DRAWS` draws.
+    """
+    if size < 2 or not 0.0 < p <= 1.0:
+        raise EnvironmentFault(f"got size {size} and p {p} for a frozen lake; size must be at least 2 and p in (0, 1]")
+    rng = np.random.default_rng(seed)
+    for _ in range(MAX_DRAWS):
+        is_ice = rng.random((size, size)) < p
+        cells = ["".join("FH"[not ice] for ice in row) for row in is_ice.tolist()]
+        cells[0] = "S" + cells[0][1:]
+        cells[-1] = cells[-1][:-1] + "G"
+        rows = tuple(cells)
+        if in_split(rows, split) and shortest_path(rows) is not None:
+            return rows
+    raise EnvironmentFault(
+        f"no solvable {size}×{size} map with p {p} for split {split!r} in {MAX_DRAWS} draws; raise p, or for a tiny or "
+        f"hole-free lake, which has too few maps to share out, set split: null or map_rows in env_config"
+    )
+
+
+def check_rows(rows: Sequence[str]) -> Rows:
+    """A given map, as random ones are.
+
+    Raises:
+        EnvironmentFault: it isn't a rectangle of S, F, H and G with one start and one goal that can be reached.
+    """
+    letters = "".join(rows)
+    if not letters or len({len(row) for row in rows}) != 1 or set(letters) - set("SFHG"):
+        raise EnvironmentFault(f"map_rows {list(rows)!r} must be rows of one length, of the letters S, F, H and G")
+    if letters.count("S") != 1 or letters.count("G") != 1 or shortest_path(rows) is None:
+        raise EnvironmentFault(f"map_rows {list(rows)!r} must have one S and one G, and a way between them")
+    return tuple(rows)
+
+
+def best_blind_path(maps: Sequence[Sequence[str]]) -> tuple[list[int], float]:
+    """The one sequence of right and down that reaches the goal of the most maps, and its share of them, on firm ice.
+
+    What a player can get without looking: the bar that a learnt policy must clear. All C(2n−2, n−1) shortest paths of
+    n×n maps are tried, so it is meant for n ≤ 8. S and G must lie in the corners, as in random maps.
+
+    >>> best_blind_path([("SF", "HG"), ("SF", "HG"), ("SH", "FG")])
+    ([2, 1], 0.6666666666666666)
+    """
+    height, width = len(maps[0]), len(maps[0][0])
+    letters = ["".join(rows) for rows in maps]
+    if any(len(cells) != height * width or cells[0] != "S" or cells[-1] != "G" for cells in letters):
+        raise ValueError("best_blind_path needs maps of one size with S at the top left and G at the bottom right")
+    holes = [sum(1 << i for i, letter in enumerate(cells) if letter == "H") for cells in letters]
+    moves = neighbours(height, width)
+    best_path: list[int] = []
+    best_count = -1
+    num_steps = height + width - 2
+    for downs in combinations(range(num_steps), height - 1):
+        path = [DOWN if i in downs else RIGHT for i in range(num_steps)]
+        position = cells_on_path = 0
+        for action in path:
+            position = moves[position][action]
+            cells_on_path |= 1 << position
+        count = sum(not cells_on_path & mask for mask in holes)
+        if count > best_count:
+            best_path, best_count = path, count
+    return best_path, best_count / len(maps)

@@ -1,0 +1,64 @@
+"""From the text of a response to the action in it."""
+
+from __future__ import annotations
+
+import re
+
+from turnwise.errors import ConfigError
+
+ANSWER_PATTERN = r"<answer>(.*?)</answer>"
+THINK_ANSWER_PATTERN = r"<think>(.*?)</think>\s*<answer>(.*?)</answer>"
+
+_FLAGS = re.IGNORECASE | re.DOTALL
+_THOUGHT = re.compile(r"<think>.*?</think>", _FLAGS)
+_OPEN = re.compile(r"<think>", _FLAGS)
+_CLOSE = re.compile(r"</think>", _FLAGS)
+
+
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """The `action_pattern` of a config, where `.` matches newlines and case doesn't matter.
+
+    Raises:
+        ConfigError: it isn't a regular expression.
+    """
+    try:
+        return re.compile(pattern, _FLAGS)
+    except re.error as error:
+        raise ConfigError(f"action_pattern {pattern!r} is no regular expression: {error}") from error
+
+
+def without_thoughts(text: str) -> str | None:
+    """The text outside think blocks, None where one was opened and never closed.
+
+    Some chat templates open the block in the prompt, so a lone `</think>` ends a thought that began before the text.
+
+    >>> without_thoughts("<think>Left?</think> Right")
+    ' Right'
+    >>> without_thoughts("Left? No.</think>Right"), without_thoughts("<think>Left or")
+    ('Right', None)
+    """
+    spoken = _CLOSE.split(_THOUGHT.sub("", text))[-1]
+    return None if _OPEN.search(spoken) else spoken
+
+
+def parse_action(text: str, pattern: str | None) -> str | None:
+    """The stripped action in a response, None where there is none.
+
+    It is the last group of the first match of `pattern` outside think blocks, or the whole match of a pattern without
+    groups; `pattern` None takes the whole text. A pattern that names `<think>` itself sees the text with its thoughts.
+
+    >>> parse_action("<think><answer>Up</answer>?</think> <Answer> Left </Answer>", ANSWER_PATTERN)
+    'Left'
+    """
+    spoken: str | None = text
+    if pattern is None or "<think>" not in pattern.lower():
+        spoken = without_thoughts(text)
+    if spoken is None:
+        return None
+    if pattern is None:
+        return spoken.strip() or None
+    match = compile_pattern(pattern).search(spoken)
+    if match is None:
+        return None
+    action = (match.groups() or (match.group(),))[-1]
+    return (action or "").strip() or None

@@ -1,0 +1,81 @@
+"""Players without a model: baselines to compare with and teachers for demonstrations."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Protocol
+
+from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake_map import shortest_path
+
+
+class HasActions(Protocol):
+    """An environment with a fixed list of action words."""
+
+    actions: tuple[str, ...]
+
+
+class Player(Protocol):
+    """Chooses the next action of the environment that it was made for. One player plays one episode."""
+
+    actions: tuple[str, ...]
+
+    def act(self) -> str: ...
+
+
+class RandomPlayer:
+    """Draws each action uniformly."""
+
+    def __init__(self, env: HasActions, seed: int) -> None:
+        self.actions = env.actions
+        self._rng = random.Random(seed)
+
+    def act(self) -> str:
+        return self._rng.choice(self.actions)
+
+
+class BlindPlayer:
+    """Plays a fixed sequence of action numbers (`frozen_lake_map.best_blind_path`), repeating its last one at the end."""
+
+    def __init__(self, env: HasActions, path: Sequence[int]) -> None:
+        if not path:
+            raise ValueError("a blind player needs a path of at least one action")
+        self.actions = env.actions
+        self._path = path
+        self._num_played = 0
+
+    def act(self) -> str:
+        number = self._path[min(self._num_played, len(self._path) - 1)]
+        self._num_played += 1
+        return self.actions[number]
+
+
+class ShortestPathPlayer:
+    """Takes the first action of a shortest way to the goal from where the player is, as if the ice were firm."""
+
+    def __init__(self, env: FrozenLakeEnv) -> None:
+        self.actions = env.actions
+        self._env = env
+
+    def act(self) -> str:
+        path = shortest_path(self._env.rows, self._env.position)
+        if not path:
+            raise ValueError("no way leads to the goal from here: the episode is over")
+        return self.actions[path[0]]
+
+
+class ErringPlayer:
+    """Another player whose action is replaced by a uniformly drawn one with probability `error_rate`."""
+
+    def __init__(self, player: Player, error_rate: float, seed: int) -> None:
+        if not 0.0 <= error_rate <= 1.0:
+            raise ValueError(f"got error_rate {error_rate}; it must be in [0, 1]")
+        self.actions = player.actions
+        self._player = player
+        self._error_rate = error_rate
+        self._rng = random.Random(seed)
+
+    def act(self) -> str:
+        intended = self._player.act()
+        return self._rng.choice(self.actions) if self._rng.random() < self._error_rate else intended

@@ -1,0 +1,116 @@
+"""From an `env_type` to an environment. Entry points are imported when they are first used, not before."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from turnwise.errors import EnvironmentFault, NotAvailableError, nearest
+from turnwise.protocols import Env
+from turnwise.spec import ENVS
+from turnwise.types import Split
+
+_registered: dict[str, str] = {}
+"""Names of this process on top of `spec.ENVS`; written by `register` alone."""
+
+
+def register(env_type: str, entry_point: str) -> None:
+    """Gives the class `module:Class` a short name. Nothing is imported yet.
+
+    Raises:
+        EnvironmentFault: the name means another class already, or the entry point isn't `module:Class`.
+    """
+    _split_entry_point(entry_point)
+    known = _entry_points().get(env_type, entry_point)
+    if known != entry_point:
+        raise EnvironmentFault(
+            f"env_type {env_type!r} is {known or 'reserved'} already; register {entry_point} by another name"
+        )
+    _registered[env_type] = entry_point
+
+
+def env_class(env_type: str) -> type:
+    """The class of a registered name or of `module:Class`.
+
+    Raises:
+        EnvironmentFault: there is no such name, module or class.
+        NotAvailableError: the name is one of a later version.
+    """
+    entry_points = _entry_points()
+    if env_type in entry_points:
+        entry_point = entry_points[env_type]
+        if not entry_point:
+            raise NotAvailableError(f"env_type {env_type!r} isn't in this version")
+    elif ":" in env_type:
+        entry_point = env_type
+    else:
+        names = sorted(entry_points)
+        raise EnvironmentFault(
+            f"unknown env_type {env_type!r}; known are {', '.join(names)}, and any class as 'module:Class'."
+            + nearest(env_type, names)
+        )
+    return _load(entry_point)
+
+
+def takes_split(env_type: str) -> bool:
+    """Whether the constructor has a parameter `split`, so that the environment keeps training and validation apart."""
+    return "split" in inspect.signature(env_class(env_type)).parameters
+
+
+def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
+    """An environment with the arguments of `env_config`, and `split` where it takes one and the config doesn't say.
+
+    Raises:
+        EnvironmentFault: the constructor doesn't take the arguments; the message names those that it takes.
+    """
+    cls = env_class(env_type)
+    signature = inspect.signature(cls)
+    parameters = signature.parameters
+    arguments = {"split": split, **env_config} if "split" in parameters else dict(env_config)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        allowed = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        unknown = next((name for name in arguments if name not in parameters), "")
+        raise EnvironmentFault(
+            f"env_config of {env_type!r}: {error}; {cls.__name__} takes {', '.join(allowed) or 'no arguments'}."
+            + nearest(unknown, allowed)
+        ) from error
+    env: Env = cls(**arguments)
+    return env
+
+
+def _entry_points() -> dict[str, str]:
+    return {**ENVS, **_registered}
+
+
+def _split_entry_point(entry_point: str) -> tuple[str, str]:
+    module_name, _, class_name = entry_point.partition(":")
+    if not module_name or not class_name:
+        raise EnvironmentFault(f"entry point {entry_point!r} must be 'module:Class'")
+    return module_name, class_name
+
+
+def _load(entry_point: str) -> type:
+    module_name, class_name = _split_entry_point(entry_point)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # A module that the environment itself imports and lacks is its own error, told as it is.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise EnvironmentFault(
+            f"env_type {entry_point!r}: no module {error.name!r} on Python's path. A file in the working directory is found "
+            f"only if that directory is on the path: start with PYTHONPATH=. or install the package that holds it"
+        ) from error
+    names = vars(module)
+    found = names.get(class_name)
+    if not isinstance(found, type):
+        classes = [name for name, value in names.items() if isinstance(value, type) and value.__module__ == module_name]
+        raise EnvironmentFault(
+            f"env_type {entry_point!r}: {module_name} has no class {class_name!r}; its classes are "
+            f"{', '.join(classes) or 'none'}.{nearest(class_name, classes)}"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Token-in, token-out inference servers. Import from the modules: nothing heavy is imported here."""

@@ -1,0 +1,98 @@
+"""Keys and values of all slots: one tensor each a layer, growing by doubling."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from turnwise.errors import ConfigError
+
+_FIRST_SLOTS = 8
+_FIRST_LENGTH = 256
+
+
+class KVCache:
+    """`keys[layer]` and `values[layer]` [slots, kv_heads, length, head_dim] in the model's dtype, on its device.
+
+    Slots and length start small and double as conversations need them, so that what is allocated follows what is used;
+    never beyond `max_length` tokens a slot, nor beyond `max_slots` slots, which is what `num_bytes` has room for.
+
+    Raises:
+        ConfigError: `num_bytes` has no room for one slot of `max_length`.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_length: int,
+        num_bytes: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.max_length = max_length
+        self.max_slots = num_slots_within(num_bytes, 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize, max_length)
+        empty = torch.empty((0, num_kv_heads, 0, head_dim), dtype=dtype, device=device)
+        self.keys = [empty] * num_layers
+        self.values = [empty] * num_layers
+
+    @property
+    def num_slots(self) -> int:
+        return self.keys[0].shape[0]
+
+    @property
+    def length(self) -> int:
+        return self.keys[0].shape[2]
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Makes room for at least this many slots and tokens a slot, keeping what is cached."""
+        slots = min(_doubled(self.num_slots or _FIRST_SLOTS, num_slots), self.max_slots)
+        tokens = min(_doubled(self.length or _FIRST_LENGTH, length), self.max_length)
+        if (slots, tokens) == (self.num_slots, self.length):
+            return
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            self.keys[layer] = _grown(keys, slots, tokens)
+            self.values[layer] = _grown(values, slots, tokens)
+
+    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Stores keys and values [N, kv_heads, head_dim] of the tokens at (slots, positions) [N]."""
+        self.keys[layer][slots, :, positions] = keys
+        self.values[layer][slots, :, positions] = values
+
+    def free(self) -> None:
+        """Gives the memory back; everything cached is lost."""
+        self.keys = [keys[:0, :, :0].clone() for keys in self.keys]
+        self.values = [values[:0, :, :0].clone() for values in self.values]
+
+
+def num_slots_within(kv_cache_bytes: int, bytes_per_token: int, max_length: int) -> int:
+    """How many sequences of `max_length` tokens fit into the bound.
+
+    Raises:
+        ConfigError: not even one does.
+
+    >>> num_slots_within(1_000_000, bytes_per_token=100, max_length=1000)
+    10
+    """
+    slot_bytes = bytes_per_token * max_length
+    if kv_cache_bytes < slot_bytes:
+        raise ConfigError(
+            f"kv_cache_bytes is {kv_cache_bytes:,}, but one sequence takes {bytes_per_token:,} bytes a token × "
+            f"{max_length:,} tokens = {slot_bytes:,}; raise kv_cache_bytes or lower max_length"
+        )
+    return kv_cache_bytes // slot_bytes
+
+
+def _doubled(size: int, needed: int) -> int:
+    while size < needed:
+        size *= 2
+    return size
+
+
+def _grown(tensor: Tensor, num_slots: int, length: int) -> Tensor:
+    slots, heads, tokens, dim = tensor.shape
+    larger = tensor.new_zeros((num_slots, heads, length, dim))
+    larger[:slots, :, :tokens] = tensor
+    return larger

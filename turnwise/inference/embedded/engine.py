@@ -1,0 +1,210 @@
+"""The synchronous core of the embedded server: requests in, tokens out, one step at a time.
+
+A step takes everything that running rows have not computed yet, the tail of a new prompt as well as the token sampled last,
+through one forward pass, and samples one token for each row. No clock, no thread, no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from turnwise.errors import ServerError
+from turnwise.inference.embedded.request import Finished, Request
+from turnwise.inference.embedded.rows import Rows
+from turnwise.inference.embedded.runner import Runner, Step
+from turnwise.inference.embedded.sampler import sample
+from turnwise.inference.embedded.scheduler import Scheduler
+from turnwise.types import FinishReason, FloatArray, IntArray, SamplingParams
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class Engine:
+    """Continuous batching over a runner, with the cache of a conversation kept for its next request.
+
+    What is cached depends on token ids and weights alone, so a slot's content is good for whoever shares a prefix with it.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        vocab_size: int,
+        max_length: int,
+        max_concurrency: int,
+        max_step_tokens: int,
+        decode: Decode | None = None,
+        version: int = 0,
+    ) -> None:
+        self.version = version
+        self.is_admitting = True
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._max_length = max_length
+        self._max_step_tokens = max_step_tokens
+        self._decode = decode
+        self._scheduler = Scheduler(max_slots=runner.max_slots, max_concurrency=max_concurrency)
+        self._rows = Rows()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.num_running or (self.is_admitting and self._scheduler.num_waiting))
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            ServerError: it can't be served.
+        """
+        self._check(request)
+        self._scheduler.add(request)
+
+    def step(self) -> list[Finished]:
+        """One forward pass and one token for every running row; the requests that are over with it, by slot."""
+        with torch.inference_mode():
+            self._admit()
+            slots = self._rows.running()
+            if not len(slots):
+                return []
+            rows = self._rows.state[slots]
+            self._reserve(0, int(rows["length"].max()) + 1)
+            step = Step.pack(self._rows.ids, slots, rows["cached"], rows["length"] - rows["cached"])
+            token_ids, logprobs = sample(self._runner.forward(step), rows, self._rows.ids, slots)
+        return self._advance(slots, token_ids, logprobs)
+
+    def abort(self, request_id: str) -> Finished | None:
+        """Ends the conversation's request with the tokens it has; None where it has no request."""
+        waiting = self._scheduler.withdraw(request_id)
+        if waiting is not None:
+            return Finished(waiting, "aborted")
+        slot = self._scheduler.slot_of(request_id)
+        if slot is None or slot not in self._scheduler.running:
+            return None
+        return self._finish(slot, "aborted")
+
+    def release(self, request_id: str) -> None:
+        """Frees the slot of a conversation that doesn't run."""
+        self._scheduler.release(request_id)
+
+    def interrupt(self, keep_partial: bool) -> None:
+        """Puts running requests back in the queue, to go on from their tokens so far, or to start over."""
+        for slot, request in sorted(self._scheduler.running.items()):
+            if keep_partial:
+                request.keep(*self._rows.response(slot), self.version)
+            else:
+                request.restart()
+            self._rows.state["is_running"][slot] = False
+        self._scheduler.requeue_running()
+
+    def fail_running(self) -> list[Request]:
+        """Takes the running requests out and forgets their caches, which a failed pass may have left half written."""
+        slots = sorted(self._scheduler.running)
+        requests = [self._scheduler.finish(slot) for slot in slots]
+        for slot, request in zip(slots, requests, strict=True):
+            self._rows.clear(slot)
+            self._scheduler.release(request.request_id)
+        return requests
+
+    def update(self, version: int) -> None:
+        """The weights are now those of `version`; drops what was cached under others. No request may be running."""
+        self._drop_prefixes()
+        self._runner.refresh()
+        self.version = version
+
+    def free_cache(self) -> None:
+        """Gives the cache's memory back. No request may be running."""
+        self._drop_prefixes()
+        self._runner.free()
+
+    def _drop_prefixes(self) -> None:
+        if self.num_running:
+            raise ServerError(f"{self.num_running} requests are running; suspend the server before touching its cache or weights")
+        self._rows.state["cached"] = 0
+
+    def _check(self, request: Request) -> None:
+        ids, sampling = request.prompt_ids, request.sampling
+        name = f"request for conversation {request.request_id!r}"
+        if ids.ndim != 1 or not len(ids):
+            raise ServerError(f"{name} has an empty prompt")
+        if ids.min() < 0 or ids.max() >= self._vocab_size:
+            bad = int(ids[(ids < 0) | (ids >= self._vocab_size)][0])
+            raise ServerError(f"{name} has token id {bad}; the model's vocabulary is 0 to {self._vocab_size - 1}")
+        if len(ids) + 1 > self._max_length:
+            raise ServerError(
+                f"{name} has a prompt of {len(ids)} tokens, which leaves no room for a response within max_length "
+                f"{self._max_length}; shorten the prompt or raise sequence_length"
+            )
+        problem = sampling_problem(sampling)
+        if problem:
+            raise ServerError(f"{name}: {problem}")
+        if sampling.stop_strings and self._decode is None:
+            raise ServerError(f"{name} has stop_strings, but this server wasn't given a `decode`; use stop_token_ids")
+
+    def _admit(self) -> None:
+        num_tokens = 0
+        while self.is_admitting and num_tokens < self._max_step_tokens:
+            admitted = self._scheduler.admit()
+            if admitted is None:
+                return
+            slot, request = admitted
+            context_ids = request.context_ids
+            self._reserve(slot + 1, len(context_ids))
+            num_cached = int(self._rows.state["cached"][slot])
+            # The last token is always computed: its logits are what is sampled from.
+            num_common = min(self._rows.common_prefix(slot, context_ids), len(context_ids) - 1)
+            num_kept = self._runner.usable_prefix(slot, num_cached, num_common)
+            self._rows.load(slot, request, num_kept, self._max_length)
+            num_tokens += len(context_ids) - num_kept
+
+    def _reserve(self, num_slots: int, capacity: int) -> None:
+        self._rows.reserve(num_slots, capacity)
+        self._runner.reserve(num_slots, capacity)
+
+    def _advance(self, slots: IntArray, token_ids: IntArray, logprobs: FloatArray) -> list[Finished]:
+        rows, state = self._rows, self._rows.state
+        lengths = state["length"][slots]
+        rows.ids[slots, lengths] = token_ids
+        rows.logprobs[slots, lengths] = logprobs
+        state["cached"][slots] = lengths
+        state["length"][slots] = lengths + 1
+        is_stopped = (rows.stop_ids[slots] == token_ids[:, None]).any(1)
+        for row in np.flatnonzero(state["has_stop_strings"][slots] & ~is_stopped):
+            is_stopped[row] = self._hits_stop_string(int(slots[row]))
+        is_over = is_stopped | (lengths + 1 >= state["limit"][slots])
+        return [self._finish(int(slots[row]), "stop" if is_stopped[row] else "length") for row in np.flatnonzero(is_over)]
+
+    def _hits_stop_string(self, slot: int) -> bool:
+        assert self._decode is not None, "checked when the request was added"
+        text = self._decode(self._rows.response(slot)[0].tolist())
+        return any(stop in text for stop in self._scheduler.running[slot].sampling.stop_strings)
+
+    def _finish(self, slot: int, reason: FinishReason) -> Finished:
+        request = self._scheduler.finish(slot)
+        request.keep(*self._rows.response(slot), self.version)
+        self._rows.state["is_running"][slot] = False
+        return Finished(request, reason)
+
+
+def sampling_problem(sampling: SamplingParams) -> str | None:
+    """What is wrong with sampling parameters, or None."""
+    if sampling.max_new_tokens < 1:
+        return f"max_new_tokens is {sampling.max_new_tokens}, must be at least 1"
+    if sampling.temperature < 0:
+        return f"temperature is {sampling.temperature}, must be 0 (greedy) or more"
+    if not 0 < sampling.top_p <= 1:
+        return f"top_p is {sampling.top_p}, must be in (0, 1]"
+    if sampling.top_k < 0:
+        return f"top_k is {sampling.top_k}, must be 0 (off) or more"
+    if sampling.repetition_penalty <= 0:
+        return f"repetition_penalty is {sampling.repetition_penalty}, must be above 0"
+    if not 0 <= sampling.seed < 2**64:
+        return f"seed is {sampling.seed}, must be in [0, 2**64)"
+    return None

@@ -1,0 +1,107 @@
+"""The state of every slot as arrays, so that the token loop touches no request one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.inference.embedded.request import Request
+from turnwise.types import FloatArray, IntArray
+
+ROW = np.dtype(
+    [
+        ("cached", np.int64),  # tokens whose keys and values are in the cache
+        ("length", np.int64),  # tokens of the context, sampled ones included
+        ("prompt_length", np.int64),
+        ("limit", np.int64),  # length at which the budget is spent
+        ("seed", np.uint64),
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("top_k", np.int64),
+        ("repetition_penalty", np.float32),
+        ("is_greedy", np.bool_),
+        ("has_stop_strings", np.bool_),
+        ("is_running", np.bool_),
+    ]
+)
+_NO_TOKEN = -1
+
+
+class Rows:
+    """`state` [S] of dtype `ROW`, `ids` and `logprobs` [S, capacity], `stop_ids` [S, K] padded with −1; S slots.
+
+    Between steps `cached < length` holds for every running row: the tokens between are what the next forward pass gets.
+    """
+
+    def __init__(self) -> None:
+        self.state = np.zeros(0, ROW)
+        self.ids: IntArray = np.zeros((0, 0), np.int64)
+        self.logprobs: FloatArray = np.zeros((0, 0), np.float32)
+        self.stop_ids: IntArray = np.zeros((0, 1), np.int64)
+
+    def reserve(self, num_slots: int, capacity: int) -> None:
+        """Makes room for at least this many slots and tokens a slot."""
+        num_slots = _rounded_up(max(num_slots, len(self.state)))
+        capacity = _rounded_up(max(capacity, self.ids.shape[1]))
+        self.state = _grown(self.state, (num_slots,), 0)
+        self.ids = _grown(self.ids, (num_slots, capacity), 0)
+        self.logprobs = _grown(self.logprobs, (num_slots, capacity), 0)
+        self.stop_ids = _grown(self.stop_ids, (num_slots, self.stop_ids.shape[1]), _NO_TOKEN)
+
+    def common_prefix(self, slot: int, context_ids: IntArray) -> int:
+        """How many tokens of the context lie in the slot's cache."""
+        cached = self.ids[slot, : min(self.state["cached"][slot], len(context_ids))]
+        differing = np.flatnonzero(cached != context_ids[: len(cached)])
+        return int(differing[0]) if len(differing) else len(cached)
+
+    def load(self, slot: int, request: Request, num_cached: int, max_length: int) -> None:
+        """Starts a request in a slot whose cache holds the first `num_cached` tokens of its context."""
+        sampling, context_ids = request.sampling, request.context_ids
+        prompt_length = len(request.prompt_ids)
+        self.state[slot] = (
+            num_cached,
+            len(context_ids),
+            prompt_length,
+            min(prompt_length + sampling.max_new_tokens, max_length),
+            sampling.seed,
+            1.0 if sampling.is_greedy else sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            sampling.repetition_penalty,
+            sampling.is_greedy,
+            bool(sampling.stop_strings),
+            True,
+        )
+        self.ids[slot, : len(context_ids)] = context_ids
+        self.logprobs[slot, prompt_length : len(context_ids)] = request.partial_logprobs
+        num_stops = len(sampling.stop_token_ids)
+        if num_stops > self.stop_ids.shape[1]:
+            self.stop_ids = _grown(self.stop_ids, (len(self.state), num_stops), _NO_TOKEN)
+        self.stop_ids[slot] = _NO_TOKEN
+        self.stop_ids[slot, :num_stops] = sampling.stop_token_ids
+
+    def clear(self, slot: int) -> None:
+        """Forgets what is cached in a slot."""
+        self.state[slot] = np.zeros((), ROW)
+
+    def running(self) -> IntArray:
+        """Slots of the running requests, ascending."""
+        return np.flatnonzero(self.state["is_running"])
+
+    def response(self, slot: int) -> tuple[IntArray, FloatArray]:
+        """Tokens sampled so far in a slot and their log-probs, as copies."""
+        start, stop = self.state["prompt_length"][slot], self.state["length"][slot]
+        return self.ids[slot, start:stop].copy(), self.logprobs[slot, start:stop].copy()
+
+
+def _rounded_up(size: int) -> int:
+    """The power of two at or above, so that arrays seldom grow."""
+    return 1 << (size - 1).bit_length()
+
+
+def _grown(array: NDArray, shape: tuple[int, ...], fill: int) -> NDArray:
+    if array.shape == shape:
+        return array
+    larger = np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)
+    larger[tuple(slice(size) for size in array.shape)] = array
+    return larger

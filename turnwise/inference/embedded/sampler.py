@@ -1,0 +1,105 @@
+"""Draws the next token of every row at once, from counter-based random numbers.
+
+The uniform number behind token t of a request is a hash of (its seed, t): it doesn't depend on the other rows, on what was
+drawn before, or on the device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnwise.types import FloatArray, IntArray
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The output function of SplitMix64 (Steele, Lea & Flood 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def uniforms(seeds: NDArray[np.uint64], counters: IntArray) -> FloatArray:
+    """Numbers in [0, 1) with 24 random bits, one for each (seed, counter); shapes [B].
+
+    >>> uniforms(np.array([7, 7], np.uint64), np.array([0, 1])).round(4)
+    array([0.0535, 0.3486], dtype=float32)
+    """
+    keys = _splitmix64(seeds + _GOLDEN)
+    bits = _splitmix64(keys + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> tuple[IntArray, FloatArray]:
+    """Tokens [B] and their log-probs [B] under the distributions that they were drawn from; greedy rows have log-prob 0.
+
+    `logits` [B, V] float32 may be overwritten; `rows` [B] has dtype `rows.ROW`; row i's context is the first
+    `rows["length"][i]` tokens of `ids[slots[i]]`. Order: repetition penalty, temperature, top-k, top-p.
+
+    Raises:
+        FloatingPointError: logits aren't finite.
+    """
+    is_penalised = rows["repetition_penalty"] != 1.0
+    if is_penalised.any():
+        _penalise(logits, np.flatnonzero(is_penalised), rows, ids, slots)
+    is_greedy = rows["is_greedy"]
+    if is_greedy.all():
+        return _checked(logits).argmax(-1).cpu().numpy(), np.zeros(len(rows), np.float32)
+    device = logits.device
+    scores = logits
+    if (rows["temperature"] != 1.0).any():
+        scores = logits / torch.from_numpy(rows["temperature"].copy()).to(device)[:, None]
+    is_cut = ((rows["top_p"] < 1.0) | (rows["top_k"] > 0)) & ~is_greedy
+    if is_cut.any():
+        _truncate(scores, np.flatnonzero(is_cut), rows)
+    logprobs = torch.log_softmax(scores, -1)
+    cdf = logprobs.exp().cumsum(-1)
+    total = _checked(cdf[:, -1:])
+    numbers = uniforms(rows["seed"], rows["length"] - rows["prompt_length"])
+    # The first token whose cumulative probability exceeds the threshold has a probability above 0 itself.
+    threshold = torch.from_numpy(numbers).to(device)[:, None] * total
+    tokens = torch.searchsorted(cdf, threshold, right=True)
+    drawn = logprobs.gather(-1, tokens)[:, 0]
+    tokens = tokens[:, 0]
+    if is_greedy.any():
+        greedy = torch.from_numpy(is_greedy.copy()).to(device)
+        tokens = torch.where(greedy, logits.argmax(-1), tokens)
+        drawn = drawn.masked_fill(greedy, 0.0)
+    return tokens.cpu().numpy(), drawn.cpu().numpy()
+
+
+def _checked(values: Tensor) -> Tensor:
+    if not bool(torch.isfinite(values).all()):
+        raise FloatingPointError("the model's logits aren't finite: its weights have diverged or its dtype overflows")
+    return values
+
+
+def _penalise(logits: Tensor, chosen: IntArray, rows: NDArray, ids: IntArray, slots: IntArray) -> None:
+    """Divides positive and multiplies negative logits of tokens seen by the penalty (Keskar et al. 2019, section 4.1)."""
+    lengths = rows["length"][chosen]
+    seen = ids[slots[chosen], : lengths.max()]
+    beyond = np.arange(seen.shape[1]) >= lengths[:, None]
+    seen = torch.from_numpy(np.where(beyond, seen[:, :1], seen)).to(logits.device)
+    index = torch.from_numpy(chosen).to(logits.device)
+    penalty = torch.from_numpy(rows["repetition_penalty"][chosen]).to(logits.device)[:, None]
+    picked = logits[index]
+    old = picked.gather(-1, seen)
+    logits[index] = picked.scatter(-1, seen, torch.where(old < 0, old * penalty, old / penalty))
+
+
+def _truncate(scores: Tensor, chosen: IntArray, rows: NDArray) -> None:
+    """Takes tokens outside the top k, then outside the nucleus of mass top_p (Holtzman et al. 2020), out of the chosen rows."""
+    index = torch.from_numpy(chosen).to(scores.device)
+    top_k = torch.from_numpy(rows["top_k"][chosen]).to(scores.device)[:, None]
+    top_p = torch.from_numpy(rows["top_p"][chosen]).to(scores.device)[:, None]
+    ordered, order = scores[index].sort(dim=-1, descending=True)
+    rank = torch.arange(scores.shape[1], device=scores.device)
+    ordered.masked_fill_((top_k > 0) & (rank >= top_k), -torch.inf)
+    probs = torch.softmax(ordered, -1)
+    mass_before = probs.cumsum(-1) - probs
+    ordered.masked_fill_((mass_before >= top_p) & (top_p < 1.0) & (rank > 0), -torch.inf)
+    scores[index] = torch.empty_like(ordered).scatter_(-1, order, ordered)

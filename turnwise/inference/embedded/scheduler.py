@@ -1,0 +1,108 @@
+"""Which request runs when, and in which slot."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+
+from turnwise.errors import ServerError
+from turnwise.inference.embedded.request import Request
+
+
+class Scheduler:
+    """First come, first served, over at most `max_slots` slots, each owned by one conversation.
+
+    A conversation keeps its slot between its requests. When none is free, the least recently used idle conversation loses
+    its own; when all are running, requests wait.
+    """
+
+    def __init__(self, *, max_slots: int, max_concurrency: int) -> None:
+        self.max_slots = max_slots
+        self.max_concurrency = max_concurrency
+        self.running: dict[int, Request] = {}
+        """Slot → request."""
+        self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self._slots: dict[str, int] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        """Conversations that own a slot and don't run, least recently used first."""
+        self._free: list[int] = []
+        self._num_fresh = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def slot_of(self, request_id: str) -> int | None:
+        return self._slots.get(request_id)
+
+    def is_active(self, request_id: str) -> bool:
+        """Whether the conversation has a request that waits or runs."""
+        return request_id in self._waiting or (request_id in self._slots and request_id not in self._idle)
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            ServerError: the conversation already has one.
+        """
+        if self.is_active(request.request_id):
+            raise ServerError(
+                f"conversation {request.request_id!r} already has a request in flight; a conversation takes one at a time, "
+                "so give each its own request_id"
+            )
+        self._waiting[request.request_id] = request
+        if request.request_id in self._idle:
+            self._idle.move_to_end(request.request_id)
+
+    def admit(self) -> tuple[int, Request] | None:
+        """The next request to start and its slot, or None while there is none or no room."""
+        if not self._waiting or len(self.running) >= self.max_concurrency:
+            return None
+        request_id = next(iter(self._waiting))
+        slot = self._slots.get(request_id)
+        if slot is None:
+            slot = self._take_slot()
+            if slot is None:
+                return None
+            self._slots[request_id] = slot
+        self._idle.pop(request_id, None)
+        request = self._waiting.pop(request_id)
+        self.running[slot] = request
+        return slot, request
+
+    def finish(self, slot: int) -> Request:
+        """The request in `slot` is over; its conversation keeps the slot."""
+        request = self.running.pop(slot)
+        self._idle[request.request_id] = None
+        return request
+
+    def withdraw(self, request_id: str) -> Request | None:
+        """Takes a waiting request out of the queue."""
+        return self._waiting.pop(request_id, None)
+
+    def requeue_running(self) -> list[int]:
+        """Puts the running requests back before all waiting ones; their slots."""
+        slots = sorted(self.running)
+        requests = [self.finish(slot) for slot in slots]
+        for request in reversed(requests):
+            self._waiting[request.request_id] = request
+            self._waiting.move_to_end(request.request_id, last=False)
+        return slots
+
+    def release(self, request_id: str) -> int | None:
+        """Frees the slot of an idle conversation and returns it; None where it has none or runs."""
+        if request_id not in self._idle:
+            return None
+        del self._idle[request_id]
+        slot = self._slots.pop(request_id)
+        heapq.heappush(self._free, slot)
+        return slot
+
+    def _take_slot(self) -> int | None:
+        """The lowest free slot (running rows lie close together then), or that of the least recently used conversation."""
+        if not self._free and self._num_fresh < self.max_slots:
+            self._num_fresh += 1
+            return self._num_fresh - 1
+        if not self._free and self._idle:
+            self.release(next(iter(self._idle)))
+        return heapq.heappop(self._free) if self._free else None

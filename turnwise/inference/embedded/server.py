@@ -1,0 +1,197 @@
+"""The embedded server: the engine behind `protocols.InferenceServer`, on the caller's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from turnwise.errors import NotAvailableError, ServerError
+from turnwise.inference.embedded.engine import Decode, Engine
+from turnwise.inference.embedded.fused_runner import FusedRunner
+from turnwise.inference.embedded.generic_runner import GenericRunner
+from turnwise.inference.embedded.request import Finished, Request
+from turnwise.inference.embedded.runner import Runner
+from turnwise.models.fused import fast_path_obstacle
+from turnwise.protocols import MemoryKind, OnWeightUpdate
+from turnwise.types import Completion, Media, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+_QUIET_ROUNDS = 3
+"""Turns of the event loop without a new request after which callers are taken to be waiting for tokens."""
+
+
+class EmbeddedServer:
+    """Samples from a Hugging Face causal LM in this process, on its device and in its dtype, sharing its parameters.
+
+    Up to `max_concurrency` requests are decoded together, in contexts of up to `max_length` tokens (default: the model's
+    own). `kv_cache_bytes` bounds the cache of running and idle conversations. `decode` turns ids into text, for stop strings.
+    Responses include the stop token, or the token that completed a stop string.
+
+    Raises:
+        ConfigError: `kv_cache_bytes` has no room for one sequence of `max_length` tokens.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_length: int | None = None,
+        max_concurrency: int = 256,
+        kv_cache_bytes: int = 2**30,
+        max_step_tokens: int = 8192,
+        decode: Decode | None = None,
+        version: int = 0,
+    ) -> None:
+        self.model = model
+        max_length = max_length or model.config.max_position_embeddings
+        self._engine = Engine(
+            make_runner(model, max_length=max_length, kv_cache_bytes=kv_cache_bytes),
+            vocab_size=model.config.vocab_size,
+            max_length=max_length,
+            max_concurrency=max_concurrency,
+            max_step_tokens=max_step_tokens,
+            decode=decode,
+            version=version,
+        )
+        self._futures: dict[str, asyncio.Future[Finished]] = {}
+        self._driver: asyncio.Task[None] | None = None
+        self._num_requests = 0
+        self._is_closed = False
+
+    @property
+    def version(self) -> int:
+        return self._engine.version
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+    ) -> Completion:
+        if self._is_closed:
+            raise ServerError("the embedded server is closed")
+        if media:
+            raise ServerError("the embedded server takes no images yet; use an environment that renders text")
+        started = time.perf_counter()
+        request = Request(request_id, np.array(prompt_ids, np.int64), sampling)
+        self._engine.add(request)
+        self._num_requests += 1
+        future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        self._futures[request_id] = future
+        self._drive_if_needed()
+        try:
+            _, reason = await future
+        except asyncio.CancelledError:
+            if self._futures.pop(request_id, None) is not None:
+                self._engine.abort(request_id)
+            raise
+        elapsed = time.perf_counter() - started
+        return Completion(request.partial_ids, request.partial_logprobs, reason, request.versions, elapsed)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a running or waiting request with its tokens so far; without one, nothing happens."""
+        finished = self._engine.abort(request_id)
+        if finished is not None:
+            self._deliver(finished)
+
+    async def release(self, request_id: str) -> None:
+        await self.abort(request_id)
+        self._engine.release(request_id)
+
+    async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
+        self._engine.is_admitting = False
+        if on_weight_update != "finish":
+            self._engine.interrupt(keep_partial=on_weight_update == "abort_continue")
+        if self._driver is not None:
+            # The driver ends with the last running request; cancelling this wait must not cancel it.
+            await asyncio.shield(self._driver)
+
+    async def resume(self, version: int) -> None:
+        self._engine.update(version)
+        self._engine.is_admitting = True
+        self._drive_if_needed()
+
+    async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
+        """Frees the cache (`kv_cache`). The weights are the trainer's own, and can't be freed here.
+
+        Raises:
+            NotAvailableError: another kind was asked for.
+        """
+        _refuse_all_but_cache(kinds)
+        self._engine.free_cache()
+
+    async def wake(self, kinds: Iterable[MemoryKind]) -> None:
+        """The cache comes back by itself with the next request."""
+        _refuse_all_but_cache(kinds)
+
+    async def close(self) -> None:
+        """Fails what is in flight, and refuses new requests."""
+        self._is_closed = True
+        if self._driver is not None:
+            self._driver.cancel()
+            await asyncio.wait([self._driver])
+        for request_id in list(self._futures):
+            self._engine.abort(request_id)
+            self._fail(request_id, ServerError(f"the embedded server was closed while {request_id!r} waited for it"))
+        self._engine.is_admitting = False
+        self._engine.free_cache()
+
+    def _drive_if_needed(self) -> None:
+        if self._driver is None and self._engine.has_work:
+            self._driver = asyncio.get_running_loop().create_task(self._drive(), name="embedded server")
+
+    async def _drive(self) -> None:
+        try:
+            while self._engine.has_work:
+                await self._let_callers_run()
+                self._step()
+        finally:
+            self._driver = None
+
+    async def _let_callers_run(self) -> None:
+        """Gives every coroutine that can run its chance to bring its next request, so that batches are large."""
+        num_requests, quiet_rounds = self._num_requests, 0
+        while quiet_rounds < _QUIET_ROUNDS:
+            await asyncio.sleep(0)
+            quiet_rounds = quiet_rounds + 1 if self._num_requests == num_requests else 0
+            num_requests = self._num_requests
+
+    def _step(self) -> None:
+        try:
+            finished = self._engine.step()
+        except Exception as error:  # boundary: whatever the model raises fails the requests of this batch, not the server
+            for request in self._engine.fail_running():
+                failure = ServerError(f"the engine failed on the batch of conversation {request.request_id!r}: {error}")
+                failure.__cause__ = error
+                self._fail(request.request_id, failure)
+            return
+        for item in finished:
+            self._deliver(item)
+
+    def _deliver(self, finished: Finished) -> None:
+        future = self._futures.pop(finished.request.request_id, None)
+        if future is not None and not future.done():
+            future.set_result(finished)
+
+    def _fail(self, request_id: str, error: ServerError) -> None:
+        future = self._futures.pop(request_id, None)
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+
+def make_runner(model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int) -> Runner:
+    """The fast path where the model has its shape, else its own forward pass, and says why."""
+    obstacle = fast_path_obstacle(model)
+    if obstacle is None:
+        return FusedRunner(model, max_length=max_length, kv_cache_bytes=kv_cache_bytes)
+    logger.warning("The embedded server runs the model's own forward pass, which is slower: %s.", obstacle)
+    return GenericRunner(model, max_length=max_length, kv_cache_bytes=kv_cache_bytes)
+
+
+def _refuse_all_but_cache(kinds: Iterable[MemoryKind]) -> None:
+    others = sorted(set(kinds) - {"kv_cache"})
+    if others:
+        raise NotAvailableError(f"the embedded server can free its kv_cache only, got {', '.join(others)}; its weights are the trainer's")

@@ -1,0 +1,1 @@
+"""Models and tokenizers: making, loading and saving them, and their forward passes over packed tokens."""

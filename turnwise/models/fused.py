@@ -1,0 +1,136 @@
+"""Fused projections: q/k/v and gate/up weights of a layer as views of one tensor, shared by trainer and engine.
+
+The trainer goes on seeing `q_proj.weight` and its siblings. Their storage is one tensor laid out q, k, v, so that the engine
+multiplies once where the model multiplies three times, and an in-place optimiser step or `load_state_dict` shows up in both.
+Nothing is kept on the side: a fused tensor is found again from where its parts lie in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from turnwise.errors import ModelError
+
+_MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
+_RUNTIME_ROPE = ("dynamic", "longrope")
+"""Rotary forms whose frequencies change with the sequence length during a forward pass."""
+
+
+class FusedLinear(NamedTuple):
+    """Several linear layers of one input as one: weight [sum of outputs, inputs] and bias [sum of outputs] or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def fast_path_obstacle(model: PreTrainedModel) -> str | None:
+    """Why the model's forward pass isn't the plain Llama shape, or None where it is."""
+    name = type(model).__name__
+    if name not in _MODEL_CLASSES:
+        return f"{name} is none of {', '.join(_MODEL_CLASSES)}"
+    config = model.config.to_dict()
+    if config["hidden_act"] != "silu":
+        return f"its hidden_act is {config['hidden_act']!r}, not 'silu'"
+    has_window = config.get("sliding_window") is not None
+    if has_window and (name == "MistralForCausalLM" or "sliding_attention" in (config.get("layer_types") or ())):
+        return f"it attends to a sliding window of {config['sliding_window']} tokens"
+    rope_type = (config.get("rope_parameters") or {}).get("rope_type", "default")
+    if rope_type in _RUNTIME_ROPE:
+        return f"its rotary embedding {rope_type!r} depends on the sequence length"
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        for linear in (*_qkv(layer), attention.o_proj, *_gate_up(layer), mlp.down_proj):
+            if type(linear) is not nn.Linear:
+                return f"a projection is a {type(linear).__name__}, not a plain Linear"
+    return None
+
+
+def supports_fast_path(model: PreTrainedModel) -> bool:
+    """Whether the model has the plain Llama, Qwen2, Qwen3 or Mistral shape that fused projections are for."""
+    return fast_path_obstacle(model) is None
+
+
+def fuse_projections(model: PreTrainedModel) -> None:
+    """Makes q/k/v and gate/up weights and biases of every layer views of one tensor, in place; again is harmless.
+
+    Parameters stay the same objects with the same values, so optimisers made before go on working. Moving the model to
+    another device or dtype, and copying it, undo the fusion: call this again.
+
+    Raises:
+        ModelError: the model hasn't the shape that this is for.
+    """
+    obstacle = fast_path_obstacle(model)
+    if obstacle is not None:
+        raise ModelError(f"projections can't be fused: {obstacle}. Models of another shape run their own forward pass.")
+    for layer in model.model.layers:
+        for linears in (_qkv(layer), _gate_up(layer)):
+            _lay_together([linear.weight for linear in linears])
+            biases = [linear.bias for linear in linears if linear.bias is not None]
+            if biases:
+                _lay_together(biases)
+
+
+def fused_qkv(layer: nn.Module) -> FusedLinear:
+    """Query, key and value projections of a decoder layer as one.
+
+    Raises:
+        ModelError: `fuse_projections` wasn't called, or the model was moved or copied since.
+    """
+    return _fused(_qkv(layer))
+
+
+def fused_gate_up(layer: nn.Module) -> FusedLinear:
+    """Gate and up projections of a decoder layer as one.
+
+    Raises:
+        ModelError: `fuse_projections` wasn't called, or the model was moved or copied since.
+    """
+    return _fused(_gate_up(layer))
+
+
+def _qkv(layer: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    attention = layer.self_attn
+    return attention.q_proj, attention.k_proj, attention.v_proj
+
+
+def _gate_up(layer: nn.Module) -> tuple[nn.Linear, nn.Linear]:
+    return layer.mlp.gate_proj, layer.mlp.up_proj
+
+
+def _are_together(tensors: Sequence[Tensor]) -> bool:
+    """Whether the contiguous tensors follow each other without a gap in one storage."""
+    first = tensors[0]
+    offset = first.storage_offset()
+    for tensor in tensors:
+        if tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return False
+        if tensor.storage_offset() != offset or not tensor.is_contiguous():
+            return False
+        offset += tensor.numel()
+    return True
+
+
+def _lay_together(parameters: Sequence[Tensor]) -> None:
+    if _are_together(parameters):
+        return
+    fused = torch.cat([parameter.detach() for parameter in parameters])
+    for parameter, part in zip(parameters, fused.split([len(p) for p in parameters]), strict=True):
+        parameter.data = part
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    if not _are_together(tensors):
+        raise ModelError("the projections of a layer aren't fused: call fuse_projections(model) after moving or copying it")
+    first = tensors[0].detach()
+    rows = sum(len(tensor) for tensor in tensors)
+    return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+
+
+def _fused(linears: Sequence[nn.Linear]) -> FusedLinear:
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    return FusedLinear(_joined([linear.weight for linear in linears]), _joined(biases) if biases else None)

@@ -1,0 +1,163 @@
+"""Loads and saves Hugging Face model folders, with errors that a user can act on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import is_flash_attn_2_available
+
+from turnwise.errors import ModelError, nearest
+from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing
+
+DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_ATTENTION = {"auto": None, "sdpa": "sdpa", "eager": "eager", "fa2": "flash_attention_2"}
+_MAKE_HINT = "make one with `turnwise make-model`, or set `pretrain` to a Hugging Face model folder"
+_LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError)
+"""What transformers raises for folders that it can't use."""
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """The dtype that a config names.
+
+    Raises:
+        ModelError: unknown name.
+    """
+    if name not in DTYPES:
+        raise ModelError(f"dtype {name!r} is unknown; allowed are {', '.join(DTYPES)}.{nearest(name, DTYPES)}")
+    return DTYPES[name]
+
+
+def load_model(
+    path: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    attn_implementation: str = "auto",
+) -> PreTrainedModel:
+    """A causal language model in evaluation mode, with weights of `dtype` on `device`.
+
+    `auto` trains packed sequences without padding where the architecture allows it; `sdpa` and `eager` pad; `fa2` is
+    flash attention 2 and needs CUDA.
+
+    Raises:
+        ModelError: no such folder, unreadable config, no causal language model, missing weights, or an attention that
+            can't run here.
+    """
+    implementation = _attention(attn_implementation)
+    config = _load_config(path)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation=implementation, output_loading_info=True
+        )
+    except _LIBRARY_ERRORS as error:
+        raise ModelError(f"{path}: can't be loaded as a causal language model: {_first_line(error)}") from error
+    if report["missing_keys"]:
+        names = ", ".join(sorted(report["missing_keys"])[:3])
+        raise ModelError(f"{path}: the weights lack {len(report['missing_keys'])} tensors of the model ({names}, …)")
+    if attn_implementation == "auto" and supports_packing(model):
+        model.set_attn_implementation(PACKED_ATTENTION)
+    return model.to(device).eval()
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder.
+
+    Raises:
+        ModelError: no such folder, no tokenizer in it, or no chat template.
+    """
+    _require_folder(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except _LIBRARY_ERRORS as error:
+        raise ModelError(f"{path}: has no usable tokenizer (tokenizer.json): {_first_line(error)}") from error
+    if not len(tokenizer):
+        raise ModelError(f"{path}: has no tokenizer (tokenizer.json); copy it from the model that the weights belong to")
+    if tokenizer.chat_template is None:
+        raise ModelError(
+            f"{path}: the tokenizer has no chat template; take an instruct model, or add `chat_template` to tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
+    """Writes a Hugging Face folder. It appears whole or not at all; an older one of the same name is replaced."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write_weights(model, partial)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(partial, save_jinja_files=False)
+    replace_folder(partial, folder)
+
+
+def write_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as own tensors."""
+    tensors = dict(model.named_parameters())
+    persistent = model.state_dict().keys()
+    tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
+    model.save_pretrained(folder, state_dict={name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
+
+
+def replace_folder(partial: Path, folder: Path) -> None:
+    """Renames `partial` to `folder`, removing what was there."""
+    if folder.exists():
+        old = folder.with_name(folder.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+        partial.rename(folder)
+        shutil.rmtree(old)
+    else:
+        partial.rename(folder)
+
+
+def _attention(name: str) -> str | None:
+    if name not in _ATTENTION:
+        allowed = ", ".join(_ATTENTION)
+        raise ModelError(f"attn_implementation {name!r} is unknown; allowed are {allowed}.{nearest(name, _ATTENTION)}")
+    if name == "fa2" and not (torch.cuda.is_available() and is_flash_attn_2_available()):
+        raise ModelError("attn_implementation fa2 needs a CUDA device and the flash-attn package; use auto or sdpa here")
+    return _ATTENTION[name]
+
+
+def _load_config(path: str | Path) -> PreTrainedConfig:
+    _require_folder(path)
+    try:
+        return AutoConfig.from_pretrained(path)
+    except _LIBRARY_ERRORS as error:
+        raise ModelError(f"{path}: config.json can't be used: {_first_line(error)}") from error
+
+
+def _require_folder(path: str | Path) -> None:
+    folder = Path(path)
+    if not folder.exists() and _is_hub_id(str(path)):
+        return
+    if not folder.is_dir():
+        raise ModelError(f"{path}: no such model folder; {_MAKE_HINT}")
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ModelError(f"{path}: is no model folder, it has no config.json; {_MAKE_HINT}")
+    try:
+        json.loads(file.read_text())
+    except ValueError as error:
+        raise ModelError(f"{file}: is no readable JSON: {_first_line(error)}") from error
+
+
+def _is_hub_id(path: str) -> bool:
+    """Whether it may name a model of the Hugging Face hub: `organisation/name`."""
+    return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not path.endswith("/")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]

@@ -1,0 +1,85 @@
+"""Writes a complete Hugging Face model folder with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+
+from turnwise.errors import ModelError, nearest
+from turnwise.models.load import save_model
+from turnwise.models.presets import ModelPreset, preset
+from turnwise.models.tokenizer import train_tokenizer
+from turnwise.types import derive_seed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    """What `make_model` wrote."""
+
+    folder: Path
+    size: str
+    num_parameters: int
+    vocab_size: int
+    """Rows of the embedding."""
+    num_tokens: int
+    """Tokens of the tokenizer, at most `vocab_size`."""
+
+
+def make_model(
+    size: str,
+    out: Path,
+    corpus: Iterable[str],
+    seed: int = 0,
+    vocab_size: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> ModelSummary:
+    """Makes a model of a preset size and a tokenizer trained on `corpus`, and writes both to `out`.
+
+    `vocab_size` replaces the preset's, `overrides` single fields of its config. Equal arguments give equal bytes.
+
+    Raises:
+        ModelError: unknown size, unknown config field, a vocabulary that is too small, or shapes that don't fit together.
+    """
+    shape = preset(size)
+    tokenizer = train_tokenizer(corpus, vocab_size or shape.vocab_size)
+    keeps_vocab_size = shape.keeps_vocab_size and vocab_size is None
+    config = _config(shape, tokenizer, shape.vocab_size if keeps_vocab_size else len(tokenizer), overrides or {})
+    tokenizer.model_max_length = config.max_position_embeddings
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed("make_model", seed))
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]), pad_token_id=tokenizer.pad_token_id
+    )
+    save_model(model, tokenizer, out)
+    return ModelSummary(out, size, model.num_parameters(), config.vocab_size, len(tokenizer))
+
+
+def _config(
+    shape: ModelPreset, tokenizer: PreTrainedTokenizerFast, vocab_size: int, overrides: Mapping[str, Any]
+) -> PreTrainedConfig:
+    fields = {
+        **shape.config,
+        "vocab_size": vocab_size,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    known = AutoConfig.for_model(shape.model_type, **fields).to_dict()
+    for name in overrides:
+        if name not in known:
+            raise ModelError(f"{name!r} is no field of a {shape.model_type} config.{nearest(name, known)}")
+    config = AutoConfig.for_model(shape.model_type, **{**fields, **overrides})
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ModelError(
+            f"{config.num_attention_heads} attention heads can't share {config.num_key_value_heads} key-value heads; "
+            "num_attention_heads must be a multiple of num_key_value_heads"
+        )
+    if config.vocab_size < len(tokenizer):
+        raise ModelError(f"vocab_size is {config.vocab_size}, but the tokenizer has {len(tokenizer)} tokens")
+    return config

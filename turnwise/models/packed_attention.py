@@ -1,0 +1,150 @@
+"""Causal attention over sequences that are packed one after another, without padding and without a mask.
+
+It stands in transformers' attention registry under the name `PACKED_ATTENTION`, so that it serves every architecture that
+looks its attention up there. The lengths reach it as the keyword `sequences` of the model's forward call; a call without
+them (generation with a cache, a padded batch) is plain SDPA.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import varlen
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from turnwise.errors import ModelError
+
+PACKED_ATTENTION = "turnwise_packed"
+_PACKABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_HAS_VARLEN = {"enable_gqa", "window_size"} <= inspect.signature(varlen.varlen_attn).parameters.keys()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSequences:
+    """Where the S sequences of a packed batch lie: their lengths, and on the device the S + 1 positions between them."""
+
+    lengths: tuple[int, ...]
+    boundaries: Tensor
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> PackedSequences:
+        """
+        >>> PackedSequences.of([3, 2], torch.device("cpu")).boundaries
+        tensor([0, 3, 5], dtype=torch.int32)
+        """
+        boundaries = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+        boundaries[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)
+        return cls(tuple(lengths), boundaries.to(device))
+
+
+def supports_packing(model: PreTrainedModel) -> bool:
+    """Whether packed sequences can't see each other in this architecture: attention from the registry in every layer, and
+    no recurrent state that would run on from one sequence into the next."""
+    layer_types = model.config.to_dict().get("layer_types") or ()
+    return (
+        model._supports_attention_backend
+        and model._supports_sdpa
+        and not model._is_stateful
+        and _PACKABLE_LAYERS.issuperset(layer_types)
+    )
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    sequences: PackedSequences | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """Attention of query [1, Hq, N, D] over key and value [1, Hkv, N, D], each sequence over itself; returns [1, N, Hq, D].
+
+    Raises:
+        ModelError: the architecture asks for soft-capped logits, attention sinks or a position bias.
+    """
+    if softcap is not None or s_aux is not None or position_bias is not None:
+        raise ModelError(
+            f"{type(module).__name__} needs soft-capped logits, sinks or a position bias; set attn_implementation: eager"
+        )
+    if sequences is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, sliding_window=sliding_window, **kwargs
+        )
+    if _HAS_VARLEN and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and not dropout:
+        return _varlen(query, key, value, sequences, scaling, sliding_window), None
+    return _each_sequence(query, key, value, sequences.lengths, dropout, scaling, sliding_window), None
+
+
+def _each_sequence(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: tuple[int, ...],
+    dropout: float,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:
+    """One SDPA call a sequence. Split and concatenated once, since the gradient of a slice would be as long as the whole."""
+    is_grouped = query.shape[1] != key.shape[1]
+    outputs = []
+    for q, k, v in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True):
+        length = q.shape[2]
+        is_banded = sliding_window is not None and length > sliding_window
+        mask = _band(length, sliding_window, q.device) if is_banded else None
+        output = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=not is_banded, dropout_p=dropout, scale=scaling, enable_gqa=is_grouped
+        )
+        outputs.append(output.transpose(1, 2))
+    return torch.cat(outputs, 1)
+
+
+def _band(length: int, window: int | None, device: torch.device) -> Tensor:
+    """bool [length, length]: the last `window` positions up to each position itself."""
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position[None, :]
+    return (distance >= 0) & (distance < (window or length))
+
+
+def _varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sequences: PackedSequences,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    longest = max(sequences.lengths)
+    left = -1 if sliding_window is None else sliding_window - 1
+    output = varlen.varlen_attn(
+        q,
+        k,
+        v,
+        sequences.boundaries,
+        sequences.boundaries,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=(left, 0),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return output[None]
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)

@@ -1,0 +1,83 @@
+"""A byte-level BPE tokenizer for small models, trained on the text that they will see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from turnwise.errors import ModelError
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKER_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
+"""One token each, but part of the text: they stay when a response is decoded."""
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+
+_WORDS = Regex(r" ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|[^\S\n]+(?!\S)|[^\S\n]+")
+"""Words with their leading space; a digit, a symbol and a capital that starts no word stand alone, so that a cell of a
+grid is one token wherever it stands."""
+
+_SYMBOL_COUNT = 10_000
+"""How often a symbol is shown to the trainer on top of the corpus: more often than any other pair, so that each symbol is one
+token even where it is rare (the goal reached, once an episode) and made of several bytes."""
+
+
+def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A tokenizer with at most `vocab_size` tokens and a ChatML template; the same corpus gives the same one.
+
+    Raises:
+        ModelError: `vocab_size` doesn't hold the 256 bytes and the special tokens.
+    """
+    texts = list(corpus)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    num_fixed = len(alphabet) + len(SPECIAL_TOKENS) + len(MARKER_TOKENS)
+    if vocab_size < num_fixed:
+        raise ModelError(f"vocab_size is {vocab_size}; a byte-level tokenizer needs at least {num_fixed}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(_WORDS, behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(MARKER_TOKENS),
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_without_markers([*texts, *_repeated_symbols(texts)]), trainer)
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKER_TOKENS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _without_markers(texts: Sequence[str]) -> Iterable[str]:
+    """Markers and special tokens are matched before BPE, so their letters must not earn merges."""
+    for text in texts:
+        for token in (*SPECIAL_TOKENS, *MARKER_TOKENS):
+            text = text.replace(token, "\n")
+        yield text
+
+
+def _repeated_symbols(texts: Sequence[str]) -> Iterable[str]:
+    symbols = {
+        char
+        for text in texts
+        for char, following in zip(text, text[1:] + " ", strict=True)
+        if not char.isspace() and (not char.isalpha() or (char.isupper() and not following.islower()))
+    }
+    return (f"{symbol} " * _SYMBOL_COUNT for symbol in sorted(symbols))

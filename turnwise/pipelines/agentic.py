@@ -1,0 +1,149 @@
+"""The front door: agentic reinforcement learning, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from turnwise.algorithms.mismatch import mismatch_metrics, staleness_metrics
+from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.run_folder import CheckpointFolder, RunFolder
+from turnwise.pipelines.sample_log import log_samples
+from turnwise.protocols import Algorithm, WeightTransfer
+from turnwise.rollout.journal import Journal
+from turnwise.rollout.measure import rollout_metrics, validation_metrics
+from turnwise.rollout.scheduler import RolloutScheduler
+from turnwise.tracking.run_log import RunLog
+from turnwise.types import Group, Metric, samples_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from turnwise.algorithms.controllers import KLController
+    from turnwise.config import AgenticConfig
+    from turnwise.inference.server_manager import LLMServerManager
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class AgenticPipeline:
+    """Trains a policy on what came of its own episodes. `pipelines.build.build_agentic` puts one together.
+
+    The attributes carry the published names. `reference` and `critic` are None where the algorithm doesn't need them.
+    """
+
+    pipeline_config: AgenticConfig
+    actor_train: ModelRole
+    actor_infer: LLMServerManager
+    reference: ModelRole | None
+    critic: ModelRole | None
+    train_rollout_scheduler: RolloutScheduler
+    val_rollout_scheduler: RolloutScheduler | None
+    algorithm: Algorithm
+    tokenizer: PreTrainedTokenizerBase
+    weight_transfer: WeightTransfer
+    event_loop: asyncio.Runner
+    log: RunLog
+    journal: Journal
+    folder: RunFolder
+    checkpoints: CheckpointFolder
+
+    def run(self) -> None:
+        """Plays, gives credit, trains; `max_steps` times."""
+        config, log = self.pipeline_config, self.log
+        for step in range(config.max_steps):
+            with log.phase("total") as clock:
+                if step % config.actor_train.model_update_frequency == 0:
+                    self.model_update(step)
+                if config.eval_steps and step % config.eval_steps == 0:
+                    self.validate()
+
+                with log.phase("rollout"):
+                    groups = self.train_rollout_scheduler.get_batch(config.rollout_batch_size)
+                samples = samples_of(groups)
+
+                with log.phase("ref_log_probs"):
+                    if self.reference:
+                        self.reference.compute_log_probs(samples, into="ref_logprobs")
+                with log.phase("old_log_probs_values"):
+                    if self.needs_old_log_probs(groups, step):
+                        self.actor_train.compute_log_probs(samples, into="old_logprobs")
+                    if self.critic:
+                        self.critic.compute_values(samples)
+                with log.phase("adv"):
+                    log.add(self.algorithm.credit(groups))
+
+                with log.phase("train"):
+                    if self.critic:
+                        log.add(self.critic.train_step(samples, self.algorithm, step))
+                    if step >= config.critic_warmup:
+                        log.add(self.actor_train.train_step(samples, self.algorithm, step))
+
+            log.add(rollout_metrics(groups) + mismatch_metrics(samples) + staleness_metrics(samples, version=step))
+            log.add([Metric("system/tps", sum(s.num_tokens for s in samples) / clock.elapsed_s)])
+            self.journal.append(step, groups)
+            self.do_checkpoint(step)
+            if step % config.logging_steps == 0:
+                log_samples(step, groups)
+            log.end_step(step)
+        self.finish()
+
+    @property
+    def kl_ctrl(self) -> KLController:
+        """The controller of the KL coefficient in the reward."""
+        return self.algorithm.controller
+
+    def model_update(self, step: int) -> None:
+        """Gives the trainer's weights to the inference servers as policy version `step`."""
+        with self.log.phase("model_update"):
+            self.log.add(self.event_loop.run(self.weight_transfer.update(version=step)))
+
+    def validate(self) -> None:
+        """Plays the fixed validation tasks with the policy as the servers have it."""
+        if self.val_rollout_scheduler is None:
+            return
+        with self.log.phase("val"):
+            groups = self.val_rollout_scheduler.get_batch(self.pipeline_config.val_batch_size)
+        self.log.add(validation_metrics(groups))
+
+    def needs_old_log_probs(self, groups: list[Group], step: int) -> bool:
+        """Whether log-probs of the policy at the start of the update must be computed.
+
+        With one optimiser step on samples of the current policy they are those of the update's own forward pass: the ratio
+        is exactly 1, and the loss uses that.
+        """
+        num_steps = self.actor_train.plan.num_optimizer_steps(len(samples_of(groups)))
+        is_stale = any(run.version != step for g in groups for t in g.trajectories for turn in t.turns for run in turn.versions)
+        return num_steps > 1 or is_stale or "old_logprobs" in self.algorithm.needs
+
+    def do_checkpoint(self, step: int) -> None:
+        """Every `save_steps` steps and after the last one: a Hugging Face model folder with the optimiser's state."""
+        done = step + 1
+        if done == self.pipeline_config.max_steps or (
+            self.pipeline_config.save_steps and done % self.pipeline_config.save_steps == 0
+        ):
+            with self.log.phase("checkpoint"):
+                self.save(self.checkpoints.next(done))
+                self.checkpoints.prune()
+
+    def save(self, folder: Path) -> None:
+        self.actor_train.workers.call("save", folder).result()
+        self.tokenizer.save_pretrained(folder)
+
+    def finish(self) -> None:
+        """Validates the final policy."""
+        if self.pipeline_config.eval_steps:
+            self.model_update(self.pipeline_config.max_steps)
+            self.validate()
+            self.log.end_step(self.pipeline_config.max_steps)
+
+    def close(self) -> None:
+        """Closes servers, files and the event loop. Safe after an error in the middle of a step."""
+        self.event_loop.run(self.actor_infer.close())
+        self.event_loop.close()
+        self.journal.close()
+        self.log.close()

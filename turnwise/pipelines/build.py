@@ -1,0 +1,248 @@
+"""From a config to objects: the one place that knows every concrete class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
+from turnwise.chat.demonstration import encode_demonstration
+from turnwise.chat.template import ChatTemplate
+from turnwise.cluster.local import LocalCluster
+from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, unavailable
+from turnwise.data.demonstrations import read_demonstrations
+from turnwise.errors import DataError, NotAvailableError
+from turnwise.inference.weight_transfer import InProcessTransfer
+from turnwise.models.load import load_model, load_tokenizer, parse_dtype
+from turnwise.pipelines.agentic import AgenticPipeline
+from turnwise.pipelines.build_rollouts import build_player, build_scheduler, choose_device
+from turnwise.pipelines.evaluate import Evaluation, evaluate
+from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.pipelines.run_folder import CheckpointFolder, RunFolder
+from turnwise.pipelines.sft import SFTPipeline
+from turnwise.protocols import Algorithm, Tracker
+from turnwise.rollout.journal import Journal
+from turnwise.spec import ESTIMATORS
+from turnwise.tracking.jsonl import JsonlTracker
+from turnwise.tracking.run_log import RunLog
+from turnwise.tracking.tensorboard import TensorBoardTracker
+from turnwise.tracking.terminal import AGENTIC_COLUMNS, SFT_COLUMNS, Column, TerminalTracker
+from turnwise.training.cross_entropy import CrossEntropy
+from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.torch_strategy import TorchStrategy
+from turnwise.types import Message, Sample, derive_seed
+
+
+def build_agentic(config: AgenticConfig, folder: RunFolder) -> AgenticPipeline:
+    """The pipeline of one run of `turnwise train`.
+
+    Raises:
+        NotAvailableError: the config uses what this version or this machine doesn't have.
+    """
+    require_available(config)
+    torch.manual_seed(derive_seed(config.seed, "torch"))
+    device = choose_device(config)
+    cluster = LocalCluster()
+    player = build_player(config, device, is_trained=True)
+    strategy = partial(_train_strategy, config, player.model, device)
+    actor_train = ModelRole("actor_train", cluster.spawn("actor_train", strategy), batch_plan(config, "actor_train"))
+    reference = None
+    if config.needs_reference:
+        frozen = partial(_frozen_strategy, config, device)
+        reference = ModelRole("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"))
+    return AgenticPipeline(
+        pipeline_config=config,
+        actor_train=actor_train,
+        actor_infer=player.servers,
+        reference=reference,
+        critic=None,
+        train_rollout_scheduler=build_scheduler(config, player, "train"),
+        val_rollout_scheduler=build_scheduler(config, player, "val") if config.uses_validation else None,
+        algorithm=build_algorithm(config),
+        tokenizer=player.tokenizer,
+        weight_transfer=InProcessTransfer(player.replicas),
+        event_loop=player.event_loop,
+        log=RunLog(build_trackers(config, folder, AGENTIC_COLUMNS, config.max_steps)),
+        journal=Journal(folder.rollouts),
+        folder=folder,
+        checkpoints=build_checkpoints(config, folder),
+    )
+
+
+def require_available(config: Any) -> None:
+    """Raises NotAvailableError with a sentence for everything that this version or this machine lacks."""
+    missing = unavailable(config)
+    if missing:
+        raise NotAvailableError("this config is valid, but can't run here:\n" + "\n".join(f"  - {line}" for line in missing))
+
+
+def build_algorithm(config: AgenticConfig) -> Algorithm:
+    """The credit and loss of `adv_estimator`, built in or a user's `module:Class`."""
+    name = config.adv_estimator
+    entry = ESTIMATORS[name].entry if name in ESTIMATORS else name
+    module, _, attribute = entry.partition(":")
+    algorithm: Algorithm = getattr(import_module(module), attribute)(algorithm_settings(config))
+    return algorithm
+
+
+def algorithm_settings(config: AgenticConfig) -> AlgorithmSettings:
+    """The algorithm's keys of the config, under the same names."""
+    normalization = RewardNormalization(
+        **{f.name: getattr(config.reward_normalization, f.name) for f in fields(RewardNormalization)}
+    )
+    values = {f.name: getattr(config, f.name) for f in fields(AlgorithmSettings) if f.name != "reward_normalization"}
+    return AlgorithmSettings(**values, reward_normalization=normalization)
+
+
+def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
+    """How a role's samples are cut into optimiser steps and micro-batches."""
+    role = config.roles[role_name]
+    return BatchPlan(
+        samples_per_step=role.samples_per_optimizer_step,
+        max_length=config.sequence_length,
+        seed=config.seed,
+        num_epochs=config.ppo_epochs,
+        max_sequences=role.training_args.per_device_train_batch_size,
+        max_tokens_train=role.max_tokens_per_microbatch_in_train if role.use_dynamic_batching_in_train else None,
+        max_tokens_infer=role.max_tokens_per_microbatch_in_infer if role.use_dynamic_batching_in_infer else None,
+        deadline_s=config.deadlines.train_s,
+    )
+
+
+def _train_strategy(config: AgenticConfig, model: PreTrainedModel, device: torch.device) -> TorchStrategy:
+    role = config.actor_train
+    steps = config.max_steps - config.critic_warmup
+    return TorchStrategy(
+        model,
+        optimizer=optimizer_settings(role.training_args, total_steps=steps * config.optimizer_steps_per_batch()),
+        temperature=config.sampling("train").temperature,
+        max_grad_norm=config.max_grad_norm,
+        dtype=parse_dtype(role.model_args.dtype),
+        device=device,
+        is_gradient_checkpointing=not role.model_args.disable_gradient_checkpointing,
+    )
+
+
+def _frozen_strategy(config: AgenticConfig, device: torch.device) -> TorchStrategy:
+    arguments = config.reference.model_args
+    model = load_model(arguments.model_name_or_path, device=device, attn_implementation=arguments.attn_implementation)
+    temperature = config.sampling("train").temperature
+    return TorchStrategy(model, temperature=temperature, dtype=parse_dtype(arguments.dtype), device=device)
+
+
+def optimizer_settings(arguments: Any, total_steps: int) -> OptimizerSettings:
+    """`training_args` of a role as the optimiser takes them."""
+    return OptimizerSettings(
+        learning_rate=arguments.learning_rate,
+        weight_decay=arguments.weight_decay,
+        betas=(arguments.adam_beta1, arguments.adam_beta2),
+        scheduler=arguments.lr_scheduler_type,
+        warmup_steps=arguments.warmup_steps,
+        warmup_ratio=arguments.warmup_ratio,
+        total_steps=total_steps,
+    )
+
+
+def build_trackers(config: Any, folder: RunFolder, columns: tuple[Column, ...], num_steps: int) -> list[Tracker]:
+    """`metrics.jsonl` always, and what `track_with` names."""
+    trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
+    arguments: Mapping[str, Any] = config.tracker_kwargs
+    if "tensorboard" in config.track_with:
+        trackers.append(TensorBoardTracker(Path(arguments.get("log_dir", folder.tensorboard))))
+    if "stdout" in config.track_with:
+        trackers.append(TerminalTracker(columns, num_steps, every=config.logging_steps))
+    return trackers
+
+
+def build_checkpoints(config: Any, folder: RunFolder) -> CheckpointFolder:
+    """Where the checkpoints of a run go: `checkpoint_config.output_dir`, in a folder of this run's name, or the run's own."""
+    asked = config.checkpoint_config.output_dir
+    path = Path(asked) / config.exp_name / folder.path.name if asked else folder.path / "checkpoints"
+    return CheckpointFolder(path, config.max_ckpt_to_keep)
+
+
+def start_run(config: Any) -> RunFolder:
+    """Makes the run's folder and writes down what runs, where and with which versions."""
+    folder = RunFolder.create(Path(config.output_dir), config.exp_name)
+    folder.describe(dump_yaml(config))
+    folder.log_to_file(Path(config.logging_dir) if config.logging_dir else None)
+    return folder
+
+
+def evaluate_model(config: AgenticConfig, model_path: str | None = None, num_episodes: int | None = None) -> Evaluation:
+    """Plays the config's validation tasks (the first `num_episodes`) with a saved model.
+
+    Tasks, seeds and schedule are those of validation in training, so that the same weights give the same figure.
+    """
+    player = build_player(config, choose_device(config), is_trained=False, model_path=model_path)
+    try:
+        groups = build_scheduler(config, player, "val").get_batch(num_episodes or config.val_batch_size)
+    finally:
+        player.close()
+    return evaluate(groups)
+
+
+def build_sft(config: SFTConfig, folder: RunFolder) -> SFTPipeline:
+    """The pipeline of one run of `turnwise sft`."""
+    require_available(config)
+    torch.manual_seed(derive_seed(config.seed, "torch"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    arguments = config.model_args
+    tokenizer = load_tokenizer(arguments.model_name_or_path)
+    template = ChatTemplate(tokenizer)
+    train_samples = encode_demonstrations(template, read_demonstrations(config.train_files), config.sequence_length)
+    val_samples = encode_demonstrations(template, read_demonstrations(config.val_files or ()), config.sequence_length)
+    every = config.samples_per_optimizer_step
+    num_steps = config.num_epochs * -(-len(train_samples) // every)
+    total_steps = min(num_steps, config.max_steps or num_steps)
+    strategy = TorchStrategy(
+        load_model(arguments.model_name_or_path, device=device, attn_implementation=arguments.attn_implementation),
+        optimizer=optimizer_settings(config.training_args, total_steps),
+        max_grad_norm=config.max_grad_norm,
+        dtype=parse_dtype(arguments.dtype),
+        device=device,
+        is_gradient_checkpointing=not arguments.disable_gradient_checkpointing,
+    )
+    max_tokens = config.max_tokens_per_microbatch_in_train
+    plan = BatchPlan(
+        samples_per_step=every,
+        max_length=config.sequence_length,
+        seed=config.seed,
+        max_sequences=config.training_args.per_device_train_batch_size,
+        max_tokens_train=max_tokens if config.use_dynamic_batching_in_train else None,
+        max_tokens_infer=max_tokens,
+    )
+    return SFTPipeline(
+        pipeline_config=config,
+        sft=ModelRole("sft", LocalCluster().spawn("sft", lambda: strategy), plan),
+        train_samples=train_samples,
+        val_samples=val_samples,
+        loss=CrossEntropy(),
+        tokenizer=tokenizer,
+        log=RunLog(build_trackers(config, folder, SFT_COLUMNS, total_steps)),
+        folder=folder,
+        checkpoints=build_checkpoints(config, folder),
+    )
+
+
+def encode_demonstrations(template: ChatTemplate, rows: Sequence[list[Message]], max_length: int) -> list[Sample]:
+    """The rows as training samples.
+
+    Raises:
+        DataError: a row that is longer than `max_length`, by its number.
+    """
+    samples = [encode_demonstration(template, messages) for messages in rows]
+    for number, sample in enumerate(samples, start=1):
+        if sample.num_tokens > max_length:
+            raise DataError(
+                f"demonstration {number} has {sample.num_tokens} tokens, more than sequence_length {max_length}; "
+                "raise sequence_length or shorten the row"
+            )
+    return samples

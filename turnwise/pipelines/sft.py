@@ -1,0 +1,83 @@
+"""Supervised fine-tuning on demonstrations: the loss on what the assistant says, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from turnwise.batching.plan import optimizer_steps
+from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.run_folder import CheckpointFolder, RunFolder
+from turnwise.protocols import Loss
+from turnwise.tracking.run_log import RunLog
+from turnwise.types import Metric, Sample, derive_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from turnwise.config import SFTConfig
+
+
+@dataclass(slots=True)
+class SFTPipeline:
+    """Trains a model to say what the assistant of its demonstrations says. `pipelines.build.build_sft` puts one together."""
+
+    pipeline_config: SFTConfig
+    sft: ModelRole
+    train_samples: Sequence[Sample]
+    val_samples: Sequence[Sample]
+    loss: Loss
+    tokenizer: PreTrainedTokenizerBase
+    log: RunLog
+    folder: RunFolder
+    checkpoints: CheckpointFolder
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps of the run."""
+        every = self.pipeline_config.samples_per_optimizer_step
+        total = self.pipeline_config.num_epochs * -(-len(self.train_samples) // every)
+        return min(total, self.pipeline_config.max_steps or total)
+
+    def run(self) -> None:
+        """Seeded passes over the demonstrations, one optimiser step at a time."""
+        config, log = self.pipeline_config, self.log
+        seed = derive_seed(config.seed, "sft", "shuffle")
+        epochs = optimizer_steps(len(self.train_samples), config.samples_per_optimizer_step, seed, config.num_epochs)
+        steps = [indices for epoch in epochs for indices in epoch][: self.num_steps]
+        for step, indices in enumerate(steps):
+            if self.val_samples and config.eval_steps and step % config.eval_steps == 0:
+                log.add(self.validate())
+            chosen = [self.train_samples[i] for i in indices]
+            with log.phase("train") as clock:
+                log.add(self.sft.optimizer_step(chosen, self.loss))
+            log.add([Metric("system/tps", sum(s.num_tokens for s in chosen) / clock.elapsed_s)])
+            log.end_step(step)
+            self.do_checkpoint(step)
+        if self.val_samples:
+            log.add(self.validate())
+            log.end_step(self.num_steps)
+
+    def validate(self) -> list[Metric]:
+        """Mean negative log-likelihood of an assistant token of the validation demonstrations."""
+        metrics = []
+        for sample, logprobs in zip(self.val_samples, self.sft.forward(self.val_samples, "logprobs"), strict=True):
+            mask = sample.response_mask
+            metrics.append(Metric("sft/val_loss", -float(logprobs[mask].mean()), "mean", weight=float(mask.sum())))
+        return metrics
+
+    def do_checkpoint(self, step: int) -> None:
+        """Every `save_steps` steps and after the last one: a Hugging Face model folder."""
+        done = step + 1
+        if done == self.num_steps or (self.pipeline_config.save_steps and done % self.pipeline_config.save_steps == 0):
+            self.save(self.checkpoints.next(done))
+            self.checkpoints.prune()
+
+    def save(self, folder: Path) -> None:
+        self.sft.workers.call("save", folder).result()
+        self.tokenizer.save_pretrained(folder)
+
+    def close(self) -> None:
+        self.log.close()

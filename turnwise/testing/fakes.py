@@ -1,0 +1,163 @@
+"""Hand-written fakes: a tokenizer made in memory and an inference server that says what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from turnwise.errors import ServerError
+from turnwise.protocols import MemoryKind, OnWeightUpdate
+from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
+
+CHATML_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer(
+    special_tokens: Sequence[str] = ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    chat_template: str | None = CHATML_TEMPLATE,
+    *,
+    eos_token: str | None = None,
+    bos_token: str | None = None,
+    training_texts: Iterable[str] = (),
+    vocab_size: int = 512,
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer: ids 0-255 are the bytes in the alphabet's order, special tokens come last.
+
+    Without `training_texts` it has no merges. With them it learns merges until the vocabulary, special tokens aside, has
+    `vocab_size` entries, so that many token sequences decode to a text that encodes differently. `eos_token` defaults to
+    the last special token.
+
+    >>> tokenizer = byte_tokenizer()
+    >>> len(tokenizer("hi<|im_end|>")["input_ids"])
+    3
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    texts = list(training_texts)
+    if texts:
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+        backend.train_from_iterator(texts, trainer)
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special_tokens])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=eos_token or (special_tokens[-1] if special_tokens else None),
+        bos_token=bos_token,
+        chat_template=chat_template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a ScriptedServer was asked."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    request_id: str
+    media: tuple[Media, ...] = ()
+
+
+Script = Callable[[Request], Sequence[int]]
+
+
+class ScriptedServer:
+    """An InferenceServer whose responses are given: a list of token lists, in order, or a function of the request.
+
+    A response ends at its first stop token (kept, finish reason `stop`), or is cut at the budget (`length`); a response
+    that stops by itself ends with `length` too. `requests` records what was asked, `released` the conversations that are
+    over. While suspended it holds requests back. `abort` cuts every response that is still held back to nothing.
+
+    >>> import asyncio
+    >>> server = ScriptedServer([[7, 8, 9, 10]])
+    >>> sampling = SamplingParams(max_new_tokens=8, stop_token_ids=(9,))
+    >>> completion = asyncio.run(server.generate([1, 2], sampling, "a"))
+    >>> completion.token_ids.tolist(), completion.finish_reason
+    ([7, 8, 9], 'stop')
+    """
+
+    def __init__(self, script: Iterable[Sequence[int]] | Script, *, logprob: float = -0.5, version: int = 0) -> None:
+        self._script = script if callable(script) else _from_list(script)
+        self._logprob = logprob
+        self._running = asyncio.Event()
+        self._running.set()
+        self._aborted: set[str] = set()
+        self.version = version
+        self.requests: list[Request] = []
+        self.released: list[str] = []
+        self.asleep: set[MemoryKind] = set()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+    ) -> Completion:
+        """The next scripted response.
+
+        Raises:
+            ServerError: the script is at its end, or the budget isn't positive.
+        """
+        request = Request(tuple(prompt_ids), sampling, request_id, tuple(media))
+        self.requests.append(request)
+        if sampling.max_new_tokens < 1:
+            raise ServerError(f"max_new_tokens is {sampling.max_new_tokens}: a request needs a budget of at least 1")
+        await self._running.wait()
+        if request_id in self._aborted:
+            self._aborted.discard(request_id)
+            return self._completion([], "aborted")
+        token_ids = list(self._script(request))
+        stops = [index for index, token_id in enumerate(token_ids) if token_id in sampling.stop_token_ids]
+        if stops and stops[0] < sampling.max_new_tokens:
+            return self._completion(token_ids[: stops[0] + 1], "stop")
+        return self._completion(token_ids[: sampling.max_new_tokens], "length")
+
+    def _completion(self, token_ids: list[int], finish_reason: FinishReason) -> Completion:
+        num_tokens = len(token_ids)
+        return Completion(
+            token_ids=np.array(token_ids, dtype=np.int64),
+            logprobs=np.full(num_tokens, self._logprob, dtype=np.float32),
+            finish_reason=finish_reason,
+            versions=(VersionRun(self.version, num_tokens),) if num_tokens else (),
+        )
+
+    async def abort(self, request_id: str) -> None:
+        if not self._running.is_set():
+            self._aborted.add(request_id)
+
+    async def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+    async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
+        self._running.clear()
+
+    async def resume(self, version: int) -> None:
+        self.version = version
+        self._running.set()
+
+    async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
+        self.asleep |= set(kinds)
+
+    async def wake(self, kinds: Iterable[MemoryKind]) -> None:
+        self.asleep -= set(kinds)
+
+    async def close(self) -> None:
+        self._running.set()
+
+
+def _from_list(responses: Iterable[Sequence[int]]) -> Script:
+    remaining = iter(responses)
+
+    def next_response(request: Request) -> Sequence[int]:
+        response = next(remaining, None)
+        if response is None:
+            raise ServerError(f"the script has no response left for request {request.request_id!r}")
+        return response
+
+    return next_response

@@ -1,0 +1,100 @@
+"""Environments of a few lines: two to learn in, and some that go wrong in one way each."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from turnwise.envs.base import Step, TextEnv
+from turnwise.types import Reduction
+
+
+class BanditEnv(TextEnv):
+    """One turn with one right answer, the same in every episode: what a policy must find is which."""
+
+    metric_reductions: ClassVar[Mapping[str, Reduction]] = {"success": "last"}
+
+    def __init__(self, arms: Sequence[str] = ("a", "b", "c", "d"), best: str = "b") -> None:
+        self.actions = tuple(arms)
+        self._best = best
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        return "pull " + " ".join(self.actions), {}
+
+    def step(self, action: str) -> Step:
+        reward = float(action == self._best)
+        return "done", reward, True, False, {"metrics": {"success": reward}}
+
+
+class IdentityEnv(TextEnv):
+    """Each turn shows a token and wants it back; every right answer is worth its share of 1."""
+
+    metric_reductions: ClassVar[Mapping[str, Reduction]] = {"success": "mean"}
+
+    def __init__(self, tokens: Sequence[str] = ("a", "b", "c", "d"), num_turns: int = 3) -> None:
+        self.actions = tuple(tokens)
+        self._num_turns = num_turns
+        self._shown: list[str] = []
+        self._turn = 0
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        self._shown = random.Random(seed).choices(self.actions, k=self._num_turns)
+        self._turn = 0
+        return self._shown[0], {}
+
+    def step(self, action: str) -> Step:
+        is_right = action == self._shown[self._turn]
+        self._turn += 1
+        is_over = self._turn == self._num_turns
+        observation = "done" if is_over else self._shown[self._turn]
+        return observation, is_right / self._num_turns, is_over, False, {"metrics": {"success": float(is_right)}}
+
+
+class SlowEnv:
+    """Asynchronous: every call takes `delay_s`, and the episode `num_turns`."""
+
+    metric_reductions: ClassVar[Mapping[str, Reduction]] = {}
+
+    def __init__(self, delay_s: float = 0.01, num_turns: int = 2) -> None:
+        self._delay_s = delay_s
+        self._num_turns = num_turns
+        self._turn = 0
+
+    async def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        await asyncio.sleep(self._delay_s)
+        self._turn = 0
+        return "wait", {}
+
+    async def step(self, action: str) -> Step:
+        await asyncio.sleep(self._delay_s)
+        self._turn += 1
+        return "wait", 0.0, self._turn == self._num_turns, False, {}
+
+    def render(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class RaisingEnv(BanditEnv):
+    """Raises RuntimeError in `step`."""
+
+    def step(self, action: str) -> Step:
+        raise RuntimeError("the toy is broken")
+
+
+class NaNEnv(BanditEnv):
+    """Returns NaN as the reward."""
+
+    def step(self, action: str) -> Step:
+        return "done", float("nan"), True, False, {}
+
+
+class WrongTupleEnv(BanditEnv):
+    """Returns the four values of gym's old `step`."""
+
+    def step(self, action: str) -> Any:
+        return "done", 1.0, True, {}

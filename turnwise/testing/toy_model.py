@@ -1,0 +1,74 @@
+"""A causal language model of a few thousand parameters and random samples for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from turnwise.batching.pack import pack
+from turnwise.batching.plan import denominators
+from turnwise.models.packed_attention import PACKED_ATTENTION
+from turnwise.types import Batch, Sample, TurnSpan, VersionRun
+
+VOCAB_SIZE = 97
+
+
+def toy_model(
+    seed: int = 0, model_type: str = "qwen3", attn_implementation: str = PACKED_ATTENTION, **config: Any
+) -> PreTrainedModel:
+    """Two layers with grouped attention, random weights large enough that outputs differ visibly between tokens."""
+    fields = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(model_type, **{**fields, **config}),
+            dtype=torch.float32,
+            attn_implementation=attn_implementation,
+        ).eval()
+
+
+def toy_samples(num_samples: int, seed: int = 0, max_length: int = 40) -> list[Sample]:
+    """Samples of two turns with random tokens, lengths and weights."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for _ in range(num_samples):
+        length = int(rng.integers(12, max_length))
+        spans = (TurnSpan(0, 4, 7), TurnSpan(1, 9, length))
+        mask = np.zeros(length, np.bool_)
+        for span in spans:
+            mask[span.start : span.stop] = True
+        samples.append(
+            Sample(
+                token_ids=rng.integers(0, VOCAB_SIZE, length),
+                response_mask=mask,
+                rollout_logprobs=np.where(mask, -rng.random(length), 0).astype(np.float32),
+                turn_spans=spans,
+                versions=tuple((VersionRun(0, span.stop - span.start),) for span in spans),
+                weight=float(rng.choice([0.5, 1.0])),
+            )
+        )
+    return samples
+
+
+def toy_batches(samples: Sequence[Sample], parts: Sequence[Sequence[int]] | None = None) -> list[Batch]:
+    """The samples as micro-batches of one optimiser step: all in one, or as `parts` lists their indices."""
+    step = denominators(samples, max_length=256)
+    return [pack([samples[index] for index in part], step) for part in parts or [range(len(samples))]]

@@ -1,0 +1,1 @@
+"""Metrics reduced once, and where they go."""

@@ -1,0 +1,21 @@
+"""The loss of supervised fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from turnwise.protocols import Output
+from turnwise.types import Batch, Metric, ModelOutputs
+
+
+class CrossEntropy:
+    """−Σ weight · log p over the masked tokens, divided by their number in the optimiser step."""
+
+    outputs: frozenset[Output] = frozenset({"logprobs"})
+
+    def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]:
+        weights = torch.where(batch.response_mask, batch.weights, torch.zeros_like(batch.weights))
+        loss = -(weights * outputs.logprobs).sum() / max(batch.denominators.num_tokens, 1e-8)
+        return loss, [Metric("loss", loss.detach(), "sum"), Metric("tokens", weights.sum().detach(), "sum")]

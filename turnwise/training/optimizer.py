@@ -1,0 +1,89 @@
+"""AdamW and its learning-rate schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import get_scheduler
+
+from turnwise.errors import ConfigError, nearest
+
+_SCHEDULES = {
+    "constant": False,
+    "constant_with_warmup": False,
+    "inverse_sqrt": False,
+    "linear": True,
+    "cosine": True,
+    "cosine_with_restarts": True,
+    "polynomial": True,
+}
+"""Names of transformers' schedules, and whether each needs to know where the run ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules, in optimiser steps.
+
+    `warmup_steps` wins over `warmup_ratio`, a share of `total_steps`.
+
+    Raises:
+        ConfigError: an unknown schedule, or one that needs `total_steps` without it.
+    """
+
+    learning_rate: float
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    scheduler: str = "constant"
+    warmup_steps: int = 0
+    warmup_ratio: float = 0.0
+    total_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.scheduler not in _SCHEDULES:
+            raise ConfigError(
+                f"lr_scheduler_type {self.scheduler!r} is unknown; allowed are {', '.join(_SCHEDULES)}."
+                f"{nearest(self.scheduler, _SCHEDULES)}"
+            )
+        if self.total_steps is None and (_SCHEDULES[self.scheduler] or self.warmup_ratio):
+            raise ConfigError(
+                f"lr_scheduler_type {self.scheduler} with warmup_ratio {self.warmup_ratio} needs the number of optimiser steps; "
+                "set max_steps, or use constant with warmup_steps"
+            )
+
+    @property
+    def num_warmup_steps(self) -> int:
+        return self.warmup_steps or round(self.warmup_ratio * (self.total_steps or 0))
+
+
+def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
+    """AdamW over the trainable parameters, without weight decay on norms and biases (tensors of one dimension)."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return AdamW(
+        [group for group in groups if group["params"]], lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True
+    )
+
+
+def build_scheduler(optimizer: AdamW, settings: OptimizerSettings) -> LRScheduler:
+    """The schedule. `constant` with warm-up steps warms up, where transformers' own would ignore them."""
+    warms_up = settings.scheduler == "constant" and settings.num_warmup_steps > 0
+    return get_scheduler(
+        "constant_with_warmup" if warms_up else settings.scheduler,
+        optimizer,
+        num_warmup_steps=settings.num_warmup_steps,
+        num_training_steps=settings.total_steps,
+    )
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
+    """Scales gradients down to the total 2-norm `max_norm` (None = never); returns the norm before."""
+    return nn.utils.clip_grad_norm_(list(parameters), float("inf") if max_norm is None else max_norm, foreach=True)

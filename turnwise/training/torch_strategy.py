@@ -1,0 +1,186 @@
+"""Training and forward passes of one model on one device, in plain PyTorch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.models.forward import PolicyForward
+from turnwise.protocols import Loss, MemoryKind, Output
+from turnwise.training.optimizer import OptimizerSettings, build_optimizer, build_scheduler, clip_gradients
+from turnwise.training.state import load_state, save_state
+from turnwise.types import Batch, Metric, ModelOutputs
+
+logger = logging.getLogger(__name__)
+
+
+class TorchStrategy:
+    """Implements `protocols.TrainStrategy`. Without `optimizer` the model is frozen: a reference (`torch_infer`).
+
+    Dropout is off, in training too, so that the first update's new log-probs equal the old ones. `dtype` is autocast's: fp32
+    computes in the weights' own dtype, bf16 multiplies matrices in bf16 and keeps fp32 master weights. Parameters are only
+    ever changed in place, so an engine may read them and they may be views of a larger tensor.
+
+    Raises:
+        ConfigError: training in fp16, or with weights that aren't fp32.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        optimizer: OptimizerSettings | None = None,
+        temperature: float = 1.0,
+        max_grad_norm: float | None = 1.0,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        is_gradient_checkpointing: bool = False,
+    ) -> None:
+        self.device = torch.device(device)
+        self.model = model.to(self.device).eval()
+        self.dtype = dtype
+        self.max_grad_norm = max_grad_norm
+        self._policy = PolicyForward(self.model, temperature)
+        self._optimizer = self._scheduler = None
+        self._checkpointed: list[torch.nn.Module] = []
+        self._has_skipped = False
+        if optimizer is None:
+            self.model.requires_grad_(False)
+        else:
+            _require_trainable(self.model, dtype)
+            self._optimizer = build_optimizer(self.model, optimizer)
+            self._scheduler = build_scheduler(self._optimizer, optimizer)
+            self._checkpointed = _checkpoint_layers(self.model) if is_gradient_checkpointing else []
+
+    def forward(self, batches: Sequence[Batch], outputs: frozenset[Output]) -> list[dict[str, Any]]:
+        """Named float32 arrays [N] for each batch, 0 outside the response mask.
+
+        Raises:
+            NotAvailableError: `values` are asked for.
+        """
+        results = []
+        for batch in batches:
+            with torch.no_grad():
+                tensors = self._run(self._to_device(batch), outputs)
+            named = {"logprobs": tensors.logprobs, "entropy": tensors.entropy, "values": tensors.values}
+            results.append({name: _to_numpy(named[name]) for name in outputs})
+        return results
+
+    def train_step(self, micro_batches: Sequence[Batch], loss: Loss) -> list[Metric]:
+        """One optimiser step. Adds `grad_norm` (before clipping), `lr` and `skipped_steps` to the loss's metrics.
+
+        A loss or a gradient that isn't finite leaves weights, optimiser and schedule as they are.
+
+        Raises:
+            NotAvailableError: the strategy has no optimiser.
+        """
+        if self._optimizer is None or self._scheduler is None:
+            raise NotAvailableError("a torch_infer strategy can't train; use strategy_name: torch_train")
+        for layer in self._checkpointed:
+            layer.training = True
+        self._optimizer.zero_grad(set_to_none=True)
+        metrics: list[Metric] = []
+        is_finite = True
+        for batch in micro_batches:
+            tensors = self._to_device(batch)
+            value, loss_metrics = loss(self._run(tensors, loss.outputs), tensors)
+            value.backward()
+            is_finite = is_finite and bool(torch.isfinite(value.detach()))
+            metrics.extend(loss_metrics)
+        grad_norm = clip_gradients(self._parameters(), self.max_grad_norm).item()
+        learning_rate = self._scheduler.get_last_lr()[0]
+        is_skipped = not (is_finite and np.isfinite(grad_norm))
+        if is_skipped:
+            self._report_skip(grad_norm)
+        else:
+            self._optimizer.step()
+            self._scheduler.step()
+            metrics.append(Metric("grad_norm", grad_norm))
+        self._optimizer.zero_grad(set_to_none=True)
+        return [*metrics, Metric("lr", learning_rate, "last"), Metric("skipped_steps", float(is_skipped), "sum")]
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """`(Hugging Face name, tensor)` of every parameter, tied ones once."""
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter.detach()
+
+    def save(self, folder: Path) -> None:
+        """Writes the model as a Hugging Face folder, with optimiser, schedule and random states."""
+        save_state(folder, self.model, self._optimizer, self._scheduler)
+
+    def load(self, folder: Path) -> None:
+        """Continues from what `save` wrote, bit by bit.
+
+        Raises:
+            ModelError: the folder holds no such state.
+        """
+        load_state(folder, self.model, self._optimizer, self._scheduler)
+
+    def offload(self, kinds: Iterable[MemoryKind]) -> None:
+        """Moves `weights` and `optimizer` to host memory; nothing to do on a CPU."""
+        self._move(kinds, torch.device("cpu"))
+
+    def onload(self, kinds: Iterable[MemoryKind]) -> None:
+        """Moves them back. Fused projections have to be fused again, since views don't survive the move."""
+        self._move(kinds, self.device)
+
+    def _run(self, batch: Batch, outputs: frozenset[Output]) -> ModelOutputs:
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            return self._policy(batch, outputs)
+
+    def _to_device(self, batch: Batch) -> Batch:
+        return batch.map(lambda array: torch.as_tensor(array, device=self.device))
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+
+    def _report_skip(self, grad_norm: float) -> None:
+        if not self._has_skipped:
+            logger.warning(
+                "an optimiser step was skipped: its loss or gradient isn't finite (gradient norm %s). "
+                "Later ones are only counted, in skipped_steps",
+                grad_norm,
+            )
+        self._has_skipped = True
+
+    def _move(self, kinds: Iterable[MemoryKind], target: torch.device) -> None:
+        if self.device.type == "cpu":
+            return
+        kinds = set(kinds)
+        if "weights" in kinds:
+            self.model.to(target)
+        if "optimizer" in kinds and self._optimizer is not None:
+            for state in self._optimizer.state.values():
+                state.update({name: value.to(target) for name, value in state.items() if isinstance(value, Tensor)})
+
+
+def _require_trainable(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    if dtype == torch.float16:
+        raise ConfigError("fp16 gradients underflow without loss scaling; set model_args.dtype: bf16 or fp32 for training")
+    if model.dtype != torch.float32:
+        raise ConfigError(f"weights are {model.dtype}, but small updates vanish outside fp32; load the model in float32")
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Keeps only the inputs of each layer and computes the rest again in the backward pass; returns the layers.
+
+    transformers checkpoints a layer only in training mode. `train_step` sets that flag on the layers alone, so that what is
+    inside them stays in evaluation mode, without dropout.
+    """
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(f"{type(model).__name__} has no gradient checkpointing; set disable_gradient_checkpointing: true")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    return tensor.float().cpu().numpy()
