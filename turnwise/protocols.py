@@ -220,17 +220,19 @@ class TrainStrategy(Protocol):
 
 
 class Algorithm(Protocol):
-    """Credit and loss of one method. Adding one touches its file and its line in `spec`."""
+    """Credit and loss of one method. Adding one touches its file and its line in `spec`.
+
+    A class that a config names as `module:Class` is called with `(settings, kl_controller)`.
+    """
 
     needs: frozenset[str]
     """Of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling`."""
-    outputs: frozenset[Output]
+    loss: Loss
+    """An object of its own, so that it can be sent to the ranks of a strategy without the rest."""
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
         """Writes `advantages` (and `returns`) into every Sample of the groups, through their turns."""
         ...
-
-    def loss(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]: ...
 
 
 @runtime_checkable

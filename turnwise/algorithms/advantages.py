@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from turnwise.algorithms.controllers import KLController
 from turnwise.algorithms.kl import kl_divergence
 from turnwise.algorithms.masks import whiten
-from turnwise.algorithms.normalization import MIN_STD, Scores, group_ids
+from turnwise.algorithms.normalization import Scores, group_ids
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.types import Group, Metric, Sample, Trajectory, samples_of
 
@@ -47,7 +47,7 @@ def credit_scores(
         metrics.append(Metric("critic/reward_clip_frac", float(is_clipped.mean()), weight=len(rewards)))
     for trajectory, reward in zip(trajectories, rewards, strict=True):
         spread(trajectory, float(reward))
-    metrics += [*summary("critic/score", scores), *summary("critic/rewards", rewards), *zero_variance(groups)]
+    metrics += [*summary("critic/score", scores), *summary("critic/rewards", rewards)]
     return metrics + finish_advantages(samples_of(groups), settings)
 
 
@@ -119,12 +119,6 @@ def _credited(sample: Sample) -> NDArray[np.float32]:
     if sample.advantages is None:
         raise ValueError("finish_advantages needs advantages on every sample")
     return sample.advantages
-
-
-def zero_variance(groups: Sequence[Group]) -> list[Metric]:
-    """The share of groups whose scores are all equal: they teach a group estimator nothing."""
-    flat = [float(np.std([t.score for t in group.trajectories]) <= MIN_STD) for group in groups if group.trajectories]
-    return [Metric("critic/zero_variance_groups", float(np.mean(flat)), weight=len(flat))] if flat else []
 
 
 def summary(name: str, values: NDArray[np.float64]) -> list[Metric]:

@@ -24,24 +24,17 @@ class RewardNormalization:
 class AlgorithmSettings:
     """Every key of the config's algorithm section that reaches a formula, under its published name.
 
-    None means the default of the estimator or the variant, which `turnwise.spec` holds.
+    The config has put the published clip keys (`pg_clip`, `dual_clip_loss`, …) into `pg_args`. None means the default of the
+    estimator or the variant, which `turnwise.spec` holds.
 
-    >>> AlgorithmSettings().variant_parameters()
-    {'clip_low': 0.2, 'clip_high': 0.2, 'dual_clip': 3.0}
-    >>> AlgorithmSettings(pg_clip=0.1, pg_clip_high=0.28, dual_clip_loss=False).variant_parameters()
-    {'clip_low': 0.1, 'clip_high': 0.28, 'dual_clip': None}
+    >>> AlgorithmSettings(pg_args={"clip_high": 0.28}).variant_parameters()
+    {'clip_low': 0.2, 'clip_high': 0.28, 'dual_clip': 3.0}
     """
 
     adv_estimator: str = "grpo"
     pg_variant: str = "ppo"
     pg_args: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of the variant by its own names; they win over the `pg_clip…` keys."""
-    pg_clip: float | None = None
-    use_pg_clip_range: bool | None = None
-    """False ignores `pg_clip_low` and `pg_clip_high`; unset or True uses those that are given."""
-    pg_clip_low: float | None = None
-    pg_clip_high: float | None = None
-    dual_clip_loss: bool = True
+    """Parameters of the variant by its own names."""
     ratio_type: Literal["token", "segment"] | None = None
     value_clip: float | None = None
     loss_agg_mode: str | None = None
@@ -121,35 +114,19 @@ class AlgorithmSettings:
         return self.loss_agg_mode or self.variant.aggregation
 
     def variant_parameters(self) -> dict[str, Any]:
-        """The variant's parameters: its defaults, then the clip keys, then `pg_args`.
+        """The variant's defaults, overridden by `pg_args`.
 
         Raises:
-            ConfigError: a parameter or a clip that this variant doesn't have.
+            ConfigError: a parameter that this variant doesn't have.
         """
-        parameters = dict(self.variant.parameters)
-        given = self._clips()
-        if not self.dual_clip_loss and "dual_clip" in parameters:
-            given["dual_clip"] = None
-        given.update(self.pg_args)
-        for name in given:
+        parameters = self.variant.parameters
+        for name in self.pg_args:
             if name not in parameters:
-                allowed = ", ".join(parameters) or "none"
                 raise ConfigError(
-                    f"pg_variant {self.pg_variant!r} has no parameter {name!r} (it has: {allowed})."
-                    f"{nearest(name, parameters)} Remove it from pg_args or unset the pg_clip keys."
+                    f"pg_args: pg_variant {self.pg_variant!r} has no parameter {name!r}; it has "
+                    f"{', '.join(parameters) or 'none'}.{nearest(name, parameters)}"
                 )
-        return parameters | given
-
-    def _clips(self) -> dict[str, Any]:
-        clips: dict[str, Any] = {}
-        if self.pg_clip is not None:
-            clips = {"clip_low": self.pg_clip, "clip_high": self.pg_clip}
-        if self.use_pg_clip_range is not False:
-            if self.pg_clip_low is not None:
-                clips["clip_low"] = self.pg_clip_low
-            if self.pg_clip_high is not None:
-                clips["clip_high"] = self.pg_clip_high
-        return clips
+        return {**parameters, **self.pg_args}
 
 
 def _unknown(key: str, name: str, allowed: Mapping[str, Any]) -> str:

@@ -24,9 +24,7 @@ def optimizer_steps(num_samples: int, samples_per_step: int, seed: int, num_epoc
     return plan
 
 
-def micro_batches(
-    lengths: Sequence[int], max_tokens: int | None = None, max_sequences: int | None = None
-) -> list[list[int]]:
+def micro_batches(lengths: Sequence[int], max_tokens: int | None = None, max_sequences: int | None = None) -> list[list[int]]:
     """Indices of the sequences in each micro-batch: every index once, ascending in its micro-batch.
 
     Longest first, each into the first micro-batch that has room. A sequence longer than `max_tokens` gets one of its own,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from turnwise.errors import RolloutError
-from turnwise.types import Sample, Trajectory, Turn, TurnSpan
+from turnwise.types import Media, Sample, Trajectory, Turn, TurnSpan, VersionRun
 
 
 def build_samples(trajectory: Trajectory) -> list[Sample]:
@@ -55,7 +55,10 @@ def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: floa
     token_ids = np.concatenate([ids for index in chain for ids in (turns[index].prompt_ids, turns[index].response_ids)])
     response_mask = np.zeros(len(token_ids), np.bool_)
     logprobs = np.zeros(len(token_ids), np.float32)
-    spans, versions, media, media_positions = [], [], [], []
+    spans: list[TurnSpan] = []
+    versions: list[tuple[VersionRun, ...]] = []
+    media: list[Media] = []
+    media_positions: list[int] = []
     position = 0
     for index in chain:
         turn = turns[index]

@@ -22,18 +22,28 @@ class EpisodeContexts:
         self._server = server
         self._max_length = max_length
         self._episode_id = episode_id
-        self._request_ids: list[str] = []
+        self._conversations: list[TokenConversation] = []
 
     def __call__(
         self, sampling: SamplingParams, *, parent: int | None = None, tools: Sequence[Mapping[str, Any]] = ()
     ) -> TokenConversation:
-        request_id = f"{self._episode_id}/{len(self._request_ids)}"
-        self._request_ids.append(request_id)
-        return TokenConversation(
+        request_id = f"{self._episode_id}/{len(self._conversations)}"
+        conversation = TokenConversation(
             self._template, self._server, request_id, sampling, self._max_length, parent=parent, tools=tools
         )
+        self._conversations.append(conversation)
+        return conversation
+
+    def verify(self) -> None:
+        """Checks of every context that its turns add up to what the server saw.
+
+        Raises:
+            RolloutError: a turn was changed after it was sampled.
+        """
+        for conversation in self._conversations:
+            conversation.verify()
 
     async def close(self) -> None:
-        for request_id in self._request_ids:
-            await self._server.release(request_id)
-        self._request_ids.clear()
+        for conversation in self._conversations:
+            await self._server.release(conversation.request_id)
+        self._conversations.clear()

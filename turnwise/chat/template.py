@@ -100,7 +100,7 @@ class ChatTemplate:
         self._check_parts(new_messages)
         tail = self._encode(self._render_tail(new_messages, tools))
         end_of_turn = self._first_special(tail) if self._closing_ids else None
-        if end_of_turn is None or not response_ids or response_ids[-1] != tail[end_of_turn]:
+        if end_of_turn is None or len(response_ids) == 0 or response_ids[-1] != tail[end_of_turn]:
             return tail
         return tail[end_of_turn + 1 :]
 

@@ -2,7 +2,8 @@
 
 from turnwise.config.availability import unavailable
 from turnwise.config.compose import find_config
-from turnwise.config.describe import Applied, describe, dump_yaml
+from turnwise.config.describe import Applied, describe
+from turnwise.config.dump import dump_yaml
 from turnwise.config.effects import ineffective
 from turnwise.config.load import load_any_config, load_config, parse_config
 from turnwise.config.schema import AgenticConfig

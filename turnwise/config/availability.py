@@ -35,29 +35,33 @@ def _any_role(test: Callable[[Role], bool]) -> Callable[[AgenticConfig], bool]:
 
 MISSING: tuple[Missing, ...] = (
     Missing("data", lambda c: bool(c.data.train_files), "training on data sets"),
-    Missing("agent", lambda c: c.is_set("agent"), "agents with tools"),
+    Missing("agent", lambda c: c.is_set("agent"), "an agent with tools"),
     Missing("custom_envs.*.mode step", _any_env(lambda env: env.mode == "step"), "a fresh context each turn"),
-    Missing("custom_envs.*.tools", _any_env(lambda env: bool(env.tools)), "tools of environments"),
-    Missing("custom_envs.*.use_thread_lock", _any_env(lambda env: env.use_thread_lock), "blocking environments in a pool"),
+    Missing("custom_envs.*.tools", _any_env(lambda env: bool(env.tools)), "a tool in an environment"),
+    Missing(
+        "custom_envs.*.use_thread_lock", _any_env(lambda env: env.use_thread_lock), "running blocking environments in a pool"
+    ),
     Missing("async_generation_ratio", lambda c: c.async_generation_ratio > 0, "asynchronous training"),
     Missing("on_weight_update", lambda c: c.on_weight_update != "finish", "aborting requests at a weight update"),
     Missing("stale_groups", lambda c: c.stale_groups != "wait", "dropping stale groups"),
-    Missing("ratio_type", lambda c: c.ratio_type == "segment", "ratios over turns"),
+    Missing("ratio_type", lambda c: c.ratio_type == "segment", "a ratio over turns"),
     Missing("train_infer_correction", lambda c: c.train_infer_correction is not None, "correction of the sampler's drift"),
     Missing("group_filter", lambda c: c.group_filter is not None, "filtering groups"),
-    Missing("reward_normalization", lambda c: "running" in c.reward_normalization.statistics, "running statistics"),
-    Missing("whiten_rewards", lambda c: c.whiten_rewards, "whitening token rewards"),
+    Missing(
+        "reward_normalization", lambda c: "running" in c.reward_normalization.statistics, "normalising by running statistics"
+    ),
     Missing("reward", lambda c: c.is_set("reward"), "a reward model"),
     Missing("*.lora_rank", _any_role(lambda role: role.model_args.lora_rank is not None), "LoRA"),
-    Missing("*.device_mapping", _any_role(lambda role: len(role.device_mapping or ()) > 1), "several devices a role"),
+    Missing("*.freeze_module_prefix", _any_role(lambda role: bool(role.model_args.freeze_module_prefix)), "partial training"),
+    Missing("*.device_mapping", _any_role(lambda role: len(role.device_mapping or ()) > 1), "a role on several devices"),
     Missing(
         "group_size_redundancy",
         lambda c: c.train_env_manager.group_size_redundancy + c.val_env_manager.group_size_redundancy > 0,
-        "redundant episodes",
+        "playing redundant episodes",
     ),
     Missing("resume_from_checkpoint", lambda c: c.resume_from_checkpoint is not False, "resuming"),
-    Missing("render_save_dir", lambda c: c.render_save_dir is not None, "pictures of episodes"),
-    Missing("trace.backend", lambda c: c.trace.backend is not None, "traces"),
+    Missing("render_save_dir", lambda c: c.render_save_dir is not None, "saving pictures of episodes"),
+    Missing("trace.backend", lambda c: c.trace.backend is not None, "tracing"),
     Missing("cpu_split", lambda c: c.cpu_split.model_fields_set != set(), "splitting the CPU's threads"),
 )
 
@@ -75,6 +79,8 @@ def _sft(config: SFTConfig) -> Iterator[str]:
     yield from _trackers(config.track_with)
     if config.model_args.lora_rank is not None:
         yield "model_args.lora_rank: LoRA isn't in this version."
+    if config.model_args.freeze_module_prefix:
+        yield "model_args.freeze_module_prefix: partial training isn't in this version."
     if config.resume_from_checkpoint is not False:
         yield "resume_from_checkpoint: resuming isn't in this version."
 

@@ -51,7 +51,8 @@ def _environments(config: AgenticConfig) -> Iterator[Problem]:
         yield from _templates(tag, env)
     for split in ("train", "val"):
         manager, name = config.env_manager(split), f"{split}_env_manager"
-        for tag in manager.tags:
+        is_repeated = split == "val" and not manager.is_set("tags")
+        for tag in () if is_repeated else manager.tags:
             if tag not in config.custom_envs:
                 known = ", ".join(config.custom_envs) or "none"
                 message = f"{tag!r} isn't a tag of custom_envs ({known}).{nearest(tag, config.custom_envs)}"
@@ -187,6 +188,10 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
                 f"{len(role.device_mapping)} devices don't hold whole copies of the model on tensor × pipeline parallel "
                 f"{role.model_parallel_size} devices each",
             )
+
+    if config.actor_train.strategy_args.strategy_name == "torch_train" and config.actor_train.model_args.dtype == "fp16":
+        message = "fp16 gradients underflow without loss scaling; use bf16 or fp32"
+        yield Problem.at("actor_train.model_args.dtype", message)
 
 
 def _wrong_strategy(path: str, strategy: str, *kinds: str) -> Problem:

@@ -1,4 +1,7 @@
-"""Known keys that were set but change nothing in this combination: warnings, and errors under `--strict`."""
+"""Known keys that were set but change nothing in this combination: warnings, and errors under `--strict`.
+
+A key that is set to its default asks for nothing, and is never reported.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(("gamma",), _discounts, "this adv_estimator works on whole scores; nothing is discounted by gamma"),
     Effect(("step_reward_gamma",), _steps_matter, "this adv_estimator has no step returns"),
     Effect(("episode_reward_weight", "step_reward_weight"), lambda c: c.adv_estimator == "gigpo", "only gigpo uses it"),
-    Effect(("reward_placement",), _samples_turn_rewards, "this adv_estimator works on whole scores"),
+    Effect(("reward_placement", "whiten_rewards"), _samples_turn_rewards, "this adv_estimator works on whole scores"),
     Effect(("init_kl_coef", "kl_penalty"), lambda c: c.add_token_level_kl, "the KL is in the reward with add_token_level_kl"),
     Effect(("target_kl",), lambda c: c.add_token_level_kl, "it adapts init_kl_coef, which add_token_level_kl uses"),
     Effect(("kl_horizon",), lambda c: c.target_kl is not None, "needs target_kl"),
@@ -63,7 +66,6 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(("reference",), lambda c: c.needs_reference, "nothing takes a KL to it; set use_kl_loss or add_token_level_kl"),
     Effect(("max_refill_factor",), lambda c: c.group_filter is not None, "needs group_filter"),
     Effect(("prompt_length", "response_length"), lambda c: not c.is_set("sequence_length"), "sequence_length is set"),
-    Effect(("val_batch_size", "val_env_manager"), lambda c: c.uses_validation, "eval_steps is 0, so nothing is validated"),
     Effect(("stale_groups",), lambda c: c.async_generation_ratio > 0, "training is synchronous"),
     Effect(("on_weight_update",), lambda c: c.async_generation_ratio > 0, "training is synchronous"),
     Effect(
@@ -76,10 +78,10 @@ EFFECTS: tuple[Effect, ...] = (
         lambda c: c.actor_train.training_args.warmup_steps == 0,
         "warmup_steps is set",
     ),
-    Effect(
-        ("actor_train.training_args.warmup_steps", "actor_train.training_args.warmup_ratio"),
-        lambda c: c.actor_train.training_args.lr_scheduler_type != "constant",
-        "lr_scheduler_type constant has no warm-up; use constant_with_warmup",
+    *(
+        Effect((f"{manager}.{key}",), lambda _: False, "environments run in this process, between the engine's steps")
+        for manager in ("train_env_manager", "val_env_manager")
+        for key in ("max_env_num_per_worker", "env_step_timeout_s")
     ),
     Effect(("actor_train.generating_args",), lambda _: False, "actor_infer samples; set it there"),
     Effect(("actor_infer.training_args",), lambda _: False, "actor_train trains; set it there"),
@@ -107,7 +109,7 @@ def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
         Problem.at(key, f"has no effect: {effect.reason}.")
         for effect in EFFECTS
         for key in effect.keys
-        if config.is_set(key) and not effect.works(config)
+        if config.departs(key) and not effect.works(config)
     ]
     return [*found, *_environments(config)]
 
@@ -129,8 +131,5 @@ def _environments(config: AgenticConfig) -> Iterator[Problem]:
 def _sft(config: SFTConfig) -> Iterator[Problem]:
     if config.is_set("max_tokens_per_microbatch_in_train") and not config.use_dynamic_batching_in_train:
         yield Problem.at("max_tokens_per_microbatch_in_train", "has no effect: needs use_dynamic_batching_in_train: true.")
-    if config.training_args.is_set("warmup_steps") and config.training_args.lr_scheduler_type == "constant":
-        message = "has no effect: lr_scheduler_type constant has no warm-up; use constant_with_warmup."
-        yield Problem.at("training_args.warmup_steps", message)
     if config.val_files and config.eval_steps == 0:
         yield Problem.at("val_files", "has no effect: eval_steps is 0, so nothing is validated.")

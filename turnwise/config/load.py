@@ -53,7 +53,9 @@ def parse_config(values: Mapping[str, Any], kind: type[C] = AgenticConfig, stric
     return _parse(Composed(dict(values), frozenset()), kind, strict, "config", lambda: lambda key: "")
 
 
-def _load(path: Path, overrides: Sequence[str], choose: Callable[[dict[str, Any]], type[C]], strict: bool) -> tuple[C, list[str]]:
+def _load(
+    path: Path, overrides: Sequence[str], choose: Callable[[dict[str, Any]], type[C]], strict: bool
+) -> tuple[C, list[str]]:
     composed = compose(path, overrides)
     composed.values.setdefault("exp_name", path.stem)
     kind = choose(composed.values)
@@ -110,7 +112,7 @@ def _remove(raw: Any, path: KeyPath) -> None:
 def _field_problem(raw: Any, item: Mapping[str, Any]) -> Problem:
     path: list[str | int] = []
     for part in item["loc"]:
-        is_there = isinstance(raw, dict) and part in raw or isinstance(raw, list) and isinstance(part, int) and part < len(raw)
+        is_there = (isinstance(raw, dict) and part in raw) or (isinstance(raw, list) and isinstance(part, int) and part < len(raw))
         if not is_there and item["type"] != "missing":
             break  # what follows names the branch of a union, not a key
         path.append(part)
@@ -140,6 +142,7 @@ def _unknown_key(kind: Kind, path: KeyPath) -> Problem:
     section = _section_at(kind, path[:-1])
     hint = nearest(name, section.model_fields) if section else ""
     homes = [home for home in _homes(kind, name) if home != ".".join(str(part) for part in path[:-1])]
+    homes = [home for home in homes if home.startswith(f"{path[0]}.")] or homes
     if not hint and homes:
         hint = f" It belongs in {' or '.join(home or 'the top level' for home in homes[:3])}."
     return Problem(path, f"unknown key.{hint}")

@@ -12,7 +12,7 @@ from turnwise.spec import ENVS
 
 ROLES = ("actor_train", "actor_infer", "critic", "reference", "reward")
 MANAGERS = ("train_env_manager", "val_env_manager")
-_KINDS = {name: "<role>" for name in ROLES} | {name: "<manager>" for name in MANAGERS}
+_KINDS = dict.fromkeys(ROLES, "<role>") | dict.fromkeys(MANAGERS, "<manager>")
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
 _HF_INFER = {"actor_infer": "hf", "reference": "torch_infer", "reward": "torch_infer"}
 _FLASH_ATTN = {"fa2": "fa2", "sdpa": "sdpa", "auto": "auto", "disabled": "eager"}

@@ -25,12 +25,7 @@ class Retired:
 
 
 VARIABLES = frozenset(
-    """action_pattern think_action_pattern all_response_pattern max_tokens_per_step max_actions_per_traj
-    default_history_length sokoban_format_penalty frozen_format_penalty env_manager_cls agent_runner_cls custom_env
-    agent_system_template agent_template pre_step_template next_step_template single_prompt_agent_system_template
-    single_prompt_agent_template math_agent_system_template math_agent_template qa_agent_system_template qa_agent_template
-    code_agent_system_template code_agent_template game_agent_system_template game_agent_template gem_math gem_qa gem_code
-    gem_games gem_rg model_name agent_config_common""".split()
+    ["action_pattern", "think_action_pattern", "all_response_pattern", "max_tokens_per_step", "max_actions_per_traj", "default_history_length", "sokoban_format_penalty", "frozen_format_penalty", "env_manager_cls", "agent_runner_cls", "custom_env", "agent_system_template", "agent_template", "pre_step_template", "next_step_template", "single_prompt_agent_system_template", "single_prompt_agent_template", "math_agent_system_template", "math_agent_template", "qa_agent_system_template", "qa_agent_template", "code_agent_system_template", "code_agent_template", "game_agent_system_template", "game_agent_template", "gem_math", "gem_qa", "gem_code", "gem_games", "gem_rg", "model_name", "agent_config_common"]
 )
 """Top-level names that the published files use for interpolation only."""
 
@@ -74,7 +69,9 @@ _ROOT: dict[str, Retired] = {
     **dict.fromkeys(("profiler_timeline", "profiler_memory", "profiler_output_dir", "length_profiler_dir"), _PROFILER),
     "otlp_output_dir": _PROFILER,
     **dict.fromkeys(("use_reward_scaling", "add_len_reward", "use_reward_norm", "report_length_and_rewards"), _OTHER_PIPELINE),
-    **dict.fromkeys(("norm_mean_type", "norm_std_type", "generate_opt_level", "is_num_return_sequences_expand"), _OTHER_PIPELINE),
+    **dict.fromkeys(
+        ("norm_mean_type", "norm_std_type", "generate_opt_level", "is_num_return_sequences_expand"), _OTHER_PIPELINE
+    ),
     **dict.fromkeys(("is_use_additional_prompts", "max_additional_running_prompts"), _OTHER_PIPELINE),
     "user_defined_rollout_loop_cls": _OTHER_PIPELINE,
     **dict.fromkeys(("enable_old_logprobs_recompute", "force_disable_old_logprobs_recompute"), _OLD_LOGPROBS),

@@ -10,6 +10,7 @@ from turnwise.config.devices import DeviceRanks
 from turnwise.config.section import Count, Fraction, Names, NonNegative, Positive, PositiveCount, Section, derived, one_of
 from turnwise.spec import STRATEGIES
 
+Schedule = Literal["constant", "constant_with_warmup", "inverse_sqrt", "linear", "cosine", "cosine_with_restarts", "polynomial"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 
 
@@ -53,8 +54,8 @@ class TrainingArgs(Section):
     """Optimiser steps of linear warm-up."""
     warmup_ratio: Fraction = 0.0
     """Warm-up as a share of all optimiser steps, where warmup_steps is 0."""
-    lr_scheduler_type: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant"
-    """What follows the warm-up: the peak, or a decay to 0 at the last step."""
+    lr_scheduler_type: Schedule = "constant"
+    """What follows the warm-up: the peak, or a decay that ends with the last step."""
     adam_beta1: Fraction = 0.9
     """Decay of the first moment."""
     adam_beta2: Fraction = 0.999

@@ -69,8 +69,8 @@ class RunKeys(Section):
 
     save_steps: Count = 50
     """Save the model every so many steps, and at the end; 0 = only at the end."""
-    logging_steps: Count = 1
-    """Show samples and the line of a step every so many steps; 0 = never."""
+    logging_steps: PositiveCount = 1
+    """Show samples and the line of a step every so many steps."""
     eval_steps: Count = 0
     """Validate every so many steps, step 0 included; 0 = never."""
     resume_from_checkpoint: bool | str = False

@@ -73,3 +73,13 @@ class Section(BaseModel):
             return False
         value = self.__dict__[first]
         return value.is_set(rest) if rest and isinstance(value, Section) else True
+
+    def departs(self, key: str) -> bool:
+        """Whether the user set the dotted `key` to something else than its default."""
+        if not self.is_set(key):
+            return False
+        first, _, rest = key.partition(".")
+        value = self.__dict__[first]
+        if rest and isinstance(value, Section):
+            return value.departs(rest)
+        return bool(value != type(self).model_fields[first].get_default(call_default_factory=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from functools import cached_property
 
 import torch
@@ -48,7 +48,9 @@ class PolicyForward:
             NotAvailableError: `values` are asked for.
         """
         if "values" in outputs:
-            raise NotAvailableError("values need a critic, which this version doesn't have; choose an adv_estimator without one")
+            raise NotAvailableError(
+                "values need a critic, which this version doesn't have; choose an adv_estimator without one"
+            )
         trained = batch.response_mask.nonzero().squeeze(-1)
         with_entropy = "entropy" in outputs
         if self.has_plain_head:
@@ -86,7 +88,7 @@ class PolicyForward:
         return _run(self.model, {"input_ids": token_ids, "attention_mask": is_token.long()}, with_logits)[is_token]
 
 
-def _run(model: PreTrainedModel, inputs: dict[str, object], with_logits: bool) -> Tensor:
+def _run(model: PreTrainedModel, inputs: Mapping[str, object], with_logits: bool) -> Tensor:
     if with_logits:
         return model(**inputs, use_cache=False).logits
     return model.base_model(**inputs, use_cache=False).last_hidden_state

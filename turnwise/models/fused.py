@@ -8,7 +8,7 @@ Nothing is kept on the side: a fused tensor is found again from where its parts 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ def fuse_projections(model: PreTrainedModel) -> None:
                 _lay_together(biases)
 
 
-def fused_qkv(layer: nn.Module) -> FusedLinear:
+def fused_qkv(layer: Any) -> FusedLinear:
     """Query, key and value projections of a decoder layer as one.
 
     Raises:
@@ -84,7 +84,7 @@ def fused_qkv(layer: nn.Module) -> FusedLinear:
     return _fused(_qkv(layer))
 
 
-def fused_gate_up(layer: nn.Module) -> FusedLinear:
+def fused_gate_up(layer: Any) -> FusedLinear:
     """Gate and up projections of a decoder layer as one.
 
     Raises:
@@ -93,12 +93,12 @@ def fused_gate_up(layer: nn.Module) -> FusedLinear:
     return _fused(_gate_up(layer))
 
 
-def _qkv(layer: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+def _qkv(layer: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
     attention = layer.self_attn
     return attention.q_proj, attention.k_proj, attention.v_proj
 
 
-def _gate_up(layer: nn.Module) -> tuple[nn.Linear, nn.Linear]:
+def _gate_up(layer: Any) -> tuple[nn.Linear, nn.Linear]:
     return layer.mlp.gate_proj, layer.mlp.up_proj
 
 

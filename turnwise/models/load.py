@@ -86,7 +86,8 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         raise ModelError(f"{path}: has no tokenizer (tokenizer.json); copy it from the model that the weights belong to")
     if tokenizer.chat_template is None:
         raise ModelError(
-            f"{path}: the tokenizer has no chat template; take an instruct model, or add `chat_template` to tokenizer_config.json"
+            f"{path}: the tokenizer has no chat template; take an instruct model, "
+            "or add `chat_template` to its tokenizer_config.json"
         )
     return tokenizer
 

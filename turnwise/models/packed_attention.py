@@ -143,7 +143,7 @@ def _varlen(
         window_size=(left, 0),
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    return output[None]
+    return output.unsqueeze(0)
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -26,7 +26,7 @@ _WORDS = Regex(r" ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|[^\S\n]+(
 """Words with their leading space; a digit, a symbol and a capital that starts no word stand alone, so that a cell of a
 grid is one token wherever it stands."""
 
-_SYMBOL_COUNT = 10_000
+_SYMBOL_COUNT = 5_000
 """How often a symbol is shown to the trainer on top of the corpus: more often than any other pair, so that each symbol is one
 token even where it is rare (the goal reached, once an episode) and made of several bytes."""
 
@@ -74,10 +74,11 @@ def _without_markers(texts: Sequence[str]) -> Iterable[str]:
 
 
 def _repeated_symbols(texts: Sequence[str]) -> Iterable[str]:
-    symbols = {
+    """Digits, and the symbols and lone capitals of the texts, with a space before them and without."""
+    symbols = set("0123456789") | {
         char
         for text in texts
         for char, following in zip(text, text[1:] + " ", strict=True)
         if not char.isspace() and (not char.isalpha() or (char.isupper() and not following.islower()))
     }
-    return (f"{symbol} " * _SYMBOL_COUNT for symbol in sorted(symbols))
+    return (f"{symbol}{symbol} " * _SYMBOL_COUNT for symbol in sorted(symbols))

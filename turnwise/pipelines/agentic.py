@@ -44,6 +44,7 @@ class AgenticPipeline:
     train_rollout_scheduler: RolloutScheduler
     val_rollout_scheduler: RolloutScheduler | None
     algorithm: Algorithm
+    kl_ctrl: KLController
     tokenizer: PreTrainedTokenizerBase
     weight_transfer: WeightTransfer
     event_loop: asyncio.Runner
@@ -79,9 +80,9 @@ class AgenticPipeline:
 
                 with log.phase("train"):
                     if self.critic:
-                        log.add(self.critic.train_step(samples, self.algorithm, step))
+                        log.add(self.critic.train_step(samples, self.algorithm.loss, step))
                     if step >= config.critic_warmup:
-                        log.add(self.actor_train.train_step(samples, self.algorithm, step))
+                        log.add(self.actor_train.train_step(samples, self.algorithm.loss, step))
 
             log.add(rollout_metrics(groups) + mismatch_metrics(samples) + staleness_metrics(samples, version=step))
             log.add([Metric("system/tps", sum(s.num_tokens for s in samples) / clock.elapsed_s)])
@@ -91,11 +92,6 @@ class AgenticPipeline:
                 log_samples(step, groups)
             log.end_step(step)
         self.finish()
-
-    @property
-    def kl_ctrl(self) -> KLController:
-        """The controller of the KL coefficient in the reward."""
-        return self.algorithm.controller
 
     def model_update(self, step: int) -> None:
         """Gives the trainer's weights to the inference servers as policy version `step`."""

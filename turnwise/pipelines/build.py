@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from turnwise.algorithms.controllers import KLController, make_kl_controller
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
@@ -57,6 +58,7 @@ def build_agentic(config: AgenticConfig, folder: RunFolder) -> AgenticPipeline:
     if config.needs_reference:
         frozen = partial(_frozen_strategy, config, device)
         reference = ModelRole("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"))
+    kl_ctrl = make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon)
     return AgenticPipeline(
         pipeline_config=config,
         actor_train=actor_train,
@@ -65,9 +67,10 @@ def build_agentic(config: AgenticConfig, folder: RunFolder) -> AgenticPipeline:
         critic=None,
         train_rollout_scheduler=build_scheduler(config, player, "train"),
         val_rollout_scheduler=build_scheduler(config, player, "val") if config.uses_validation else None,
-        algorithm=build_algorithm(config),
+        algorithm=build_algorithm(config, kl_ctrl),
+        kl_ctrl=kl_ctrl,
         tokenizer=player.tokenizer,
-        weight_transfer=InProcessTransfer(player.replicas),
+        weight_transfer=InProcessTransfer(player.servers.servers, on_weight_update=config.on_weight_update),
         event_loop=player.event_loop,
         log=RunLog(build_trackers(config, folder, AGENTIC_COLUMNS, config.max_steps)),
         journal=Journal(folder.rollouts),
@@ -83,12 +86,12 @@ def require_available(config: Any) -> None:
         raise NotAvailableError("this config is valid, but can't run here:\n" + "\n".join(f"  - {line}" for line in missing))
 
 
-def build_algorithm(config: AgenticConfig) -> Algorithm:
+def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
     """The credit and loss of `adv_estimator`, built in or a user's `module:Class`."""
     name = config.adv_estimator
     entry = ESTIMATORS[name].entry if name in ESTIMATORS else name
     module, _, attribute = entry.partition(":")
-    algorithm: Algorithm = getattr(import_module(module), attribute)(algorithm_settings(config))
+    algorithm: Algorithm = getattr(import_module(module), attribute)(algorithm_settings(config), kl_ctrl)
     return algorithm
 
 

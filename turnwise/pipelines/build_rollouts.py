@@ -40,7 +40,6 @@ class Player:
     tokenizer: PreTrainedTokenizerBase
     template: ChatTemplate
     servers: LLMServerManager
-    replicas: tuple[InferenceServer, ...]
     event_loop: asyncio.Runner
 
     def close(self) -> None:
@@ -74,13 +73,11 @@ def build_player(config: AgenticConfig, device: torch.device, is_trained: bool, 
     if supports_fast_path(model):
         fuse_projections(model)
     template = ChatTemplate(tokenizer)
-    replica = _build_server(config, model, template)
     return Player(
         model=model,
         tokenizer=tokenizer,
         template=template,
-        servers=LLMServerManager([replica], request_s=config.deadlines.request_s),
-        replicas=(replica,),
+        servers=LLMServerManager([_build_server(config, model, template)], request_s=config.deadlines.request_s),
         event_loop=asyncio.Runner(),
     )
 

@@ -20,13 +20,12 @@ class Score:
     low: float
     high: float
     mean_score: float
-    mean_turns: float
 
     @classmethod
-    def count(cls, outcomes: Sequence[tuple[bool, float, int]]) -> Score:
-        """From `(success, score, number of turns)` of each episode."""
+    def count(cls, outcomes: Sequence[tuple[bool, float]]) -> Score:
+        """From `(success, score)` of each episode."""
         n = len(outcomes)
-        num_successes = sum(success for success, _, _ in outcomes)
+        num_successes = sum(success for success, _ in outcomes)
         low, high = wilson_interval(num_successes, n)
         return cls(
             num_episodes=n,
@@ -34,8 +33,7 @@ class Score:
             success=num_successes / max(n, 1),
             low=low,
             high=high,
-            mean_score=sum(score for _, score, _ in outcomes) / max(n, 1),
-            mean_turns=sum(turns for _, _, turns in outcomes) / max(n, 1),
+            mean_score=sum(score for _, score in outcomes) / max(n, 1),
         )
 
 
@@ -66,17 +64,15 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
     )
 
 
-def _outcome(trajectory: Trajectory) -> tuple[bool, float, int]:
+def _outcome(trajectory: Trajectory) -> tuple[bool, float]:
     success = trajectory.metrics.get("success", float(trajectory.score > 0)) > 0.5
-    return success, trajectory.score, len(trajectory.turns)
+    return success, trajectory.score
 
 
 def success_table(rows: Sequence[tuple[str, Score]]) -> str:
     """A plain-text table of players and their success."""
     width = max(len("player"), *(len(name) for name, _ in rows))
-    lines = [f"{'player':<{width}}  success  95% interval    episodes  turns", "-" * (width + 42)]
+    lines = [f"{'player':<{width}}  success  95% interval    episodes", "-" * (width + 35)]
     for name, s in rows:
-        lines.append(
-            f"{name:<{width}}  {s.success:7.3f}  [{s.low:.3f}, {s.high:.3f}]  {s.num_episodes:8d}  {s.mean_turns:5.1f}"
-        )
+        lines.append(f"{name:<{width}}  {s.success:7.3f}  [{s.low:.3f}, {s.high:.3f}]  {s.num_episodes:8d}")
     return "\n".join(lines)

@@ -22,6 +22,10 @@ logger = logging.getLogger(__name__)
 class EpisodeContexts(OpenConversation, Protocol):
     """Opens the contexts of one episode and, when it is over, releases what the servers keep for them."""
 
+    def verify(self) -> None:
+        """Raises RolloutError where the turns of a context aren't the tokens that the server saw."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -125,6 +129,7 @@ class RolloutScheduler:
                 async with asyncio.timeout(self.settings.episode_timeout_s):
                     sampling = sibling_sampling(self._sampling, task, sibling)
                     trajectories = await self._agents[task.tag].run(task, sibling, contexts, sampling)
+                contexts.verify()
                 for trajectory in trajectories:
                     trajectory.samples = build_samples(trajectory)
                 return trajectories

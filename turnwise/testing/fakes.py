@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.errors import ServerError
@@ -33,7 +33,8 @@ def byte_tokenizer(
 
     Without `training_texts` it has no merges. With them it learns merges until the vocabulary, special tokens aside, has
     `vocab_size` entries, so that many token sequences decode to a text that encodes differently. `eos_token` defaults to
-    the last special token.
+    the last special token; `bos_token`, one of the special tokens, is put before every text that is encoded with
+    `add_special_tokens`, as Llama's tokenizer does.
 
     >>> tokenizer = byte_tokenizer()
     >>> len(tokenizer("hi<|im_end|>")["input_ids"])
@@ -48,6 +49,9 @@ def byte_tokenizer(
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
         backend.train_from_iterator(texts, trainer)
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special_tokens])
+    if bos_token is not None:
+        bos = (bos_token, backend.token_to_id(bos_token))
+        backend.post_processor = processors.TemplateProcessing(single=f"{bos_token} $A", special_tokens=[bos])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=eos_token or (special_tokens[-1] if special_tokens else None),

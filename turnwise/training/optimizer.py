@@ -52,8 +52,8 @@ class OptimizerSettings:
             )
         if self.total_steps is None and (_SCHEDULES[self.scheduler] or self.warmup_ratio):
             raise ConfigError(
-                f"lr_scheduler_type {self.scheduler} with warmup_ratio {self.warmup_ratio} needs the number of optimiser steps; "
-                "set max_steps, or use constant with warmup_steps"
+                f"lr_scheduler_type {self.scheduler} with warmup_ratio {self.warmup_ratio} needs the number of "
+                "optimiser steps; set max_steps, or use constant with warmup_steps"
             )
 
     @property
@@ -69,7 +69,11 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
     return AdamW(
-        [group for group in groups if group["params"]], lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
     )
 
 

@@ -16,9 +16,7 @@ from turnwise.models.load import load_model, replace_folder, write_weights
 _TRAINER_FILE = "trainer_state.pt"
 
 
-def save_state(
-    folder: Path, model: PreTrainedModel, optimizer: Optimizer | None, scheduler: LRScheduler | None
-) -> None:
+def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None, scheduler: LRScheduler | None) -> None:
     """Writes weights as a Hugging Face folder, and optimiser, schedule and random states beside them; whole or not at all."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)

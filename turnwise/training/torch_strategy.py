@@ -67,7 +67,7 @@ class TorchStrategy:
         Raises:
             NotAvailableError: `values` are asked for.
         """
-        results = []
+        results: list[dict[str, Any]] = []
         for batch in batches:
             with torch.no_grad():
                 tensors = self._run(self._to_device(batch), outputs)

@@ -61,3 +61,8 @@ def test_a_trained_tokenizer_merges_what_the_byte_tokenizer_keeps_apart():
     for tokenizer in (plain, merging):
         assert tokenizer.decode(tokenizer.encode("größer ☃\n<|im_end|>")) == "größer ☃\n<|im_end|>"
         assert tokenizer.eos_token == "<|im_end|>"
+
+
+def test_a_begin_of_text_token_is_added_when_special_tokens_are_asked_for():
+    tokenizer = byte_tokenizer(("<s>", "</s>"), bos_token="<s>")
+    assert tokenizer.encode("a") == [tokenizer.bos_token_id, *tokenizer.encode("a", add_special_tokens=False)]

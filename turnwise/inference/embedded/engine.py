@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from turnwise.errors import ServerError
-from turnwise.inference.embedded.request import Finished, Request
 from turnwise.inference.embedded.rows import Rows
 from turnwise.inference.embedded.runner import Runner, Step
 from turnwise.inference.embedded.sampler import sample
 from turnwise.inference.embedded.scheduler import Scheduler
-from turnwise.types import FinishReason, FloatArray, IntArray, SamplingParams
+from turnwise.inference.request import Finished, Request
+from turnwise.types import FinishReason, FloatArray, IntArray
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -32,7 +32,6 @@ class Engine:
         self,
         runner: Runner,
         *,
-        vocab_size: int,
         max_length: int,
         max_concurrency: int,
         max_step_tokens: int,
@@ -42,7 +41,6 @@ class Engine:
         self.version = version
         self.is_admitting = True
         self._runner = runner
-        self._vocab_size = vocab_size
         self._max_length = max_length
         self._max_step_tokens = max_step_tokens
         self._decode = decode
@@ -59,12 +57,11 @@ class Engine:
         return bool(self.num_running or (self.is_admitting and self._scheduler.num_waiting))
 
     def add(self, request: Request) -> None:
-        """Queues a request.
+        """Queues a request that `check_request` has passed.
 
         Raises:
-            ServerError: it can't be served.
+            ServerError: its conversation already has one in flight.
         """
-        self._check(request)
         self._scheduler.add(request)
 
     def step(self) -> list[Finished]:
@@ -126,27 +123,10 @@ class Engine:
 
     def _drop_prefixes(self) -> None:
         if self.num_running:
-            raise ServerError(f"{self.num_running} requests are running; suspend the server before touching its cache or weights")
-        self._rows.state["cached"] = 0
-
-    def _check(self, request: Request) -> None:
-        ids, sampling = request.prompt_ids, request.sampling
-        name = f"request for conversation {request.request_id!r}"
-        if ids.ndim != 1 or not len(ids):
-            raise ServerError(f"{name} has an empty prompt")
-        if ids.min() < 0 or ids.max() >= self._vocab_size:
-            bad = int(ids[(ids < 0) | (ids >= self._vocab_size)][0])
-            raise ServerError(f"{name} has token id {bad}; the model's vocabulary is 0 to {self._vocab_size - 1}")
-        if len(ids) + 1 > self._max_length:
             raise ServerError(
-                f"{name} has a prompt of {len(ids)} tokens, which leaves no room for a response within max_length "
-                f"{self._max_length}; shorten the prompt or raise sequence_length"
+                f"{self.num_running} requests are running; suspend the server before touching its cache or weights"
             )
-        problem = sampling_problem(sampling)
-        if problem:
-            raise ServerError(f"{name}: {problem}")
-        if sampling.stop_strings and self._decode is None:
-            raise ServerError(f"{name} has stop_strings, but this server wasn't given a `decode`; use stop_token_ids")
+        self._rows.state["cached"] = 0
 
     def _admit(self) -> None:
         num_tokens = 0
@@ -191,20 +171,3 @@ class Engine:
         request.keep(*self._rows.response(slot), self.version)
         self._rows.state["is_running"][slot] = False
         return Finished(request, reason)
-
-
-def sampling_problem(sampling: SamplingParams) -> str | None:
-    """What is wrong with sampling parameters, or None."""
-    if sampling.max_new_tokens < 1:
-        return f"max_new_tokens is {sampling.max_new_tokens}, must be at least 1"
-    if sampling.temperature < 0:
-        return f"temperature is {sampling.temperature}, must be 0 (greedy) or more"
-    if not 0 < sampling.top_p <= 1:
-        return f"top_p is {sampling.top_p}, must be in (0, 1]"
-    if sampling.top_k < 0:
-        return f"top_k is {sampling.top_k}, must be 0 (off) or more"
-    if sampling.repetition_penalty <= 0:
-        return f"repetition_penalty is {sampling.repetition_penalty}, must be above 0"
-    if not 0 <= sampling.seed < 2**64:
-        return f"seed is {sampling.seed}, must be in [0, 2**64)"
-    return None

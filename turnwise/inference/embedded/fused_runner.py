@@ -5,7 +5,7 @@ It reads the parameters of the model it was given, without a copy: an in-place w
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -125,7 +125,7 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (heads * cos).addcmul_(torch.cat((second, first), -1), sin)
 
 
-def _layer_weights(layer: nn.Module, has_head_norms: bool) -> LayerWeights:
+def _layer_weights(layer: Any, has_head_norms: bool) -> LayerWeights:
     attention = layer.self_attn
     return LayerWeights(
         input_norm=layer.input_layernorm.weight.detach(),

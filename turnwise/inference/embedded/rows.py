@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.inference.embedded.request import Request
+from turnwise.inference.request import Request
 from turnwise.types import FloatArray, IntArray
 
 ROW = np.dtype(

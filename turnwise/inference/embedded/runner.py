@@ -32,7 +32,8 @@ class Step:
     def pack(cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray) -> Step:
         """The step over `counts` tokens from `starts` on of the contexts `ids` [S, L] in `slots`.
 
-        >>> step = Step.pack(np.array([[5, 6, 7], [8, 9, 0]]), slots=np.array([0, 1]), starts=np.array([2, 0]), counts=np.array([1, 2]))
+        >>> ids = np.array([[5, 6, 7], [8, 9, 0]])
+        >>> step = Step.pack(ids, slots=np.array([0, 1]), starts=np.array([2, 0]), counts=np.array([1, 2]))
         >>> step.token_ids, step.positions, step.last_tokens
         (array([7, 8, 9]), array([2, 0, 1]), array([0, 2]))
         """

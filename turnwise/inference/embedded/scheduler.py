@@ -6,7 +6,7 @@ import heapq
 from collections import OrderedDict
 
 from turnwise.errors import ServerError
-from turnwise.inference.embedded.request import Request
+from turnwise.inference.request import Request
 
 
 class Scheduler:

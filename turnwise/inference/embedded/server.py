@@ -7,15 +7,15 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 from transformers import PreTrainedModel
 
 from turnwise.errors import NotAvailableError, ServerError
 from turnwise.inference.embedded.engine import Decode, Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.generic_runner import GenericRunner
-from turnwise.inference.embedded.request import Finished, Request
 from turnwise.inference.embedded.runner import Runner
+from turnwise.inference.request import Finished, Request
+from turnwise.inference.validation import check_request
 from turnwise.models.fused import fast_path_obstacle
 from turnwise.protocols import MemoryKind, OnWeightUpdate
 from turnwise.types import Completion, Media, SamplingParams
@@ -49,11 +49,12 @@ class EmbeddedServer:
         version: int = 0,
     ) -> None:
         self.model = model
-        max_length = max_length or model.config.max_position_embeddings
+        self._vocab_size: int = model.config.vocab_size
+        self._max_length: int = max_length or model.config.max_position_embeddings
+        self._can_decode = decode is not None
         self._engine = Engine(
-            make_runner(model, max_length=max_length, kv_cache_bytes=kv_cache_bytes),
-            vocab_size=model.config.vocab_size,
-            max_length=max_length,
+            make_runner(model, max_length=self._max_length, kv_cache_bytes=kv_cache_bytes),
+            max_length=self._max_length,
             max_concurrency=max_concurrency,
             max_step_tokens=max_step_tokens,
             decode=decode,
@@ -73,10 +74,17 @@ class EmbeddedServer:
     ) -> Completion:
         if self._is_closed:
             raise ServerError("the embedded server is closed")
-        if media:
-            raise ServerError("the embedded server takes no images yet; use an environment that renders text")
         started = time.perf_counter()
-        request = Request(request_id, np.array(prompt_ids, np.int64), sampling)
+        prompt = check_request(
+            prompt_ids,
+            sampling,
+            request_id,
+            media,
+            vocab_size=self._vocab_size,
+            max_length=self._max_length,
+            can_decode=self._can_decode,
+        )
+        request = Request(request_id, prompt, sampling)
         self._engine.add(request)
         self._num_requests += 1
         future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
@@ -194,4 +202,6 @@ def make_runner(model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int)
 def _refuse_all_but_cache(kinds: Iterable[MemoryKind]) -> None:
     others = sorted(set(kinds) - {"kv_cache"})
     if others:
-        raise NotAvailableError(f"the embedded server can free its kv_cache only, got {', '.join(others)}; its weights are the trainer's")
+        raise NotAvailableError(
+            f"the embedded server can free its kv_cache only, got {', '.join(others)}; its weights are the trainer's"
+        )

@@ -1,4 +1,4 @@
-"""A request as the engine sees it, and how it ended."""
+"""A request as a server in this process sees it, and how it ended."""
 
 from __future__ import annotations
 

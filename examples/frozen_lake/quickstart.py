@@ -1,0 +1,159 @@
+"""From random weights to a model that solves FrozenLake maps it has never seen.
+
+    python examples/frozen_lake/quickstart.py [--out DIR] [--seed N] [--episodes N] [KEY=VALUE ...]
+
+1. A scripted player that errs half of the time plays demonstrations.
+2. A model with random weights and a tokenizer are made.
+3. Supervised fine-tuning teaches it the format and the rules.
+4. Reinforcement learning teaches it to win.
+
+KEY=VALUE overrides agentic.yaml, the config of step 4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from turnwise.agents.demonstrations import demonstrations, play, write_jsonl
+from turnwise.cli.sft_command import fine_tune
+from turnwise.cli.train_command import train
+from turnwise.config import AgenticConfig, SFTConfig, load_config
+from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake_map import best_blind_path
+from turnwise.envs.players import BlindPlayer, ErringPlayer, Player, RandomPlayer, ShortestPathPlayer
+from turnwise.errors import TurnwiseError
+from turnwise.models.make import make_model
+from turnwise.pipelines.build import evaluate_model
+from turnwise.pipelines.build_rollouts import agent_settings, env_factory
+from turnwise.pipelines.corpus import file_text
+from turnwise.pipelines.evaluate import Score, success_table
+from turnwise.report.curve import learning_curve
+from turnwise.rollout.seeds import TaskSource
+from turnwise.tracking.jsonl import read_metrics
+from turnwise.types import Split, Task, derive_seed
+
+HERE = Path(__file__).parent
+TAG = "FrozenLake"
+NUM_DEMONSTRATIONS = 12_000
+ERROR_RATE = 0.5
+
+
+def main() -> None:
+    options = parse_arguments()
+    started = time.perf_counter()
+    out = Path(options.out)
+    seed = [f"seed={options.seed}"]
+    config, _ = load_config(
+        HERE / "agentic.yaml", [f"pretrain={out / 'model'}", f"output_dir={out}", *seed, *options.overrides]
+    )
+
+    announce("1/4  demonstrations of a player that errs half of the time")
+    demos = out / "demonstrations.jsonl"
+    write_jsonl(demos, scripted_episodes(config, "train", NUM_DEMONSTRATIONS, erring_player))
+
+    announce("2/4  a model with random weights")
+    made = make_model("tiny", out / "model", file_text([str(demos)]), seed=options.seed)
+    print(f"{made.num_parameters:,} parameters, {made.num_tokens} tokens")
+    before = evaluate_model(config, num_episodes=options.episodes).overall
+
+    announce("3/4  supervised fine-tuning: the format and the rules")
+    sft_overrides = [f"pretrain={out / 'model'}", f"train_files=[{demos}]", f"output_dir={out}", *seed]
+    sft_config, _ = load_config(HERE / "sft.yaml", sft_overrides, SFTConfig)
+    sft_model = fine_tune(sft_config)
+    after_sft = evaluate_model(config, str(sft_model), options.episodes).overall
+
+    announce("4/4  reinforcement learning: the skill")
+    rl_overrides = [f"pretrain={sft_model}", f"output_dir={out}", *seed, *options.overrides]
+    rl_config, _ = load_config(HERE / "agentic.yaml", rl_overrides)
+    places = train(rl_config)
+    after_rl = evaluate_model(config, places["model"], options.episodes).overall
+
+    players = baselines(config, options.episodes)
+    rows = [*players, ("before SFT", before), ("after SFT", after_sft), ("after RL", after_rl)]
+    announce(f"success on {options.episodes} held-out tasks ({num_held_out_maps(config, options.episodes)} different maps)")
+    print(success_table(rows))
+    curve = learning_curve(
+        read_metrics(Path(places["run"]) / "metrics.jsonl"),
+        Path(places["curve"]),
+        "FrozenLake 4×4: success while training",
+        {name: score.success for name, score in players},
+    )
+    print(
+        f"\nlearning curve  {curve}\nTensorBoard     tensorboard --logdir {places['tensorboard']}\nmodel           {places['model']}"
+    )
+    print(f"took {(time.perf_counter() - started) / 60:.1f} minutes")
+
+
+def scripted_episodes(config: AgenticConfig, split: Split, num_episodes: int, make_player: Callable[..., Player]) -> Any:
+    """The messages of episodes that a player without a model plays."""
+    tasks = tasks_of(config, split, num_episodes)
+    return demonstrations(env_factory(config, TAG, split), agent_settings(config, TAG, split), make_player, tasks)
+
+
+def tasks_of(config: AgenticConfig, split: Split, num_tasks: int) -> list[Task]:
+    """The first tasks of a split; for validation those that `evaluate_model` plays."""
+    manager = config.env_manager(split)
+    source = TaskSource(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
+    return [source.task(index) for index in range(num_tasks)]
+
+
+def erring_player(env: FrozenLakeEnv, task: Task) -> Player:
+    return ErringPlayer(ShortestPathPlayer(env), ERROR_RATE, seed=derive_seed(task.seed, "player"))
+
+
+def baselines(config: AgenticConfig, num_episodes: int) -> list[tuple[str, Score]]:
+    """What players without a model reach on the held-out tasks.
+
+    The blind path is the one that succeeds most often on them: no player that doesn't look at the map does better.
+    """
+    path, _ = best_blind_path(held_out_maps(config, num_episodes))
+    players: dict[str, Callable[..., Player]] = {
+        "random player": lambda env, task: RandomPlayer(env, seed=derive_seed(task.seed, "player")),
+        "best blind path": lambda env, task: BlindPlayer(env, path),
+        "shortest path": lambda env, task: ShortestPathPlayer(env),
+    }
+    rows = []
+    for name, make_player in players.items():
+        make_env, settings = env_factory(config, TAG, "val"), agent_settings(config, TAG, "val")
+        outcomes = play(make_env, settings, make_player, tasks_of(config, "val", num_episodes))
+        rows.append((name, Score.count(outcomes)))
+    return rows
+
+
+def held_out_maps(config: AgenticConfig, num_tasks: int) -> list[Sequence[str]]:
+    make_env = env_factory(config, TAG, "val")
+    maps = []
+    for task in tasks_of(config, "val", num_tasks):
+        env = make_env(task)
+        env.reset(seed=task.seed)
+        maps.append(env.rows)
+    return maps
+
+
+def num_held_out_maps(config: AgenticConfig, num_tasks: int) -> int:
+    return len({tuple(rows) for rows in held_out_maps(config, num_tasks)})
+
+
+def announce(text: str) -> None:
+    print(f"\n== {text}", flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Trains a tiny model to solve FrozenLake.")
+    parser.add_argument("--out", default="runs/quickstart", help="folder for everything it makes")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--episodes", type=int, default=1000, help="held-out episodes of each evaluation")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace those of agentic.yaml")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except TurnwiseError as fault:
+        sys.exit(f"error: {fault}")

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.inference.hf_server import HFServer
+from turnwise.testing.server_contract import CHECKS
+
+SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)),
+    "qwen3-yarn": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, rope_parameters=YARN)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
+    "llama-bias": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)),
+    "mistral-window": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=16)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2)
+    ),
+}
+CASES = [(EmbeddedServer, name) for name in MODELS] + [(HFServer, "qwen3"), (HFServer, "gpt2")]
+
+
+def make_model(name: str) -> PreTrainedModel:
+    """Random weights large enough that every part of the model shows in the logits."""
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    for parameter_name, parameter in model.named_parameters():
+        is_scale = parameter.ndim == 1 and not parameter_name.endswith("bias")
+        torch.nn.init.normal_(parameter, 1.0 if is_scale else 0.0, 0.2)
+    return model
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("server_class", "model_name"), CASES, ids=lambda value: getattr(value, "__name__", value))
+def test_contract(server_class: type, model_name: str, check: Callable) -> None:
+    asyncio.run(check(server_class, make_model(model_name)))

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from turnwise.testing.strategy_contract import StrategyContract
+from turnwise.testing.toy_model import toy_model
+from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.torch_strategy import TorchStrategy
+
+SETTINGS = OptimizerSettings(3e-3, weight_decay=0.1, scheduler="linear", total_steps=50)
+
+
+class TestTorchStrategy(StrategyContract):
+    def make_strategy(self) -> TorchStrategy:
+        return TorchStrategy(toy_model(), optimizer=SETTINGS)
+
+
+class TestWithGradientCheckpointing(StrategyContract):
+    def make_strategy(self) -> TorchStrategy:
+        return TorchStrategy(toy_model(), optimizer=SETTINGS, is_gradient_checkpointing=True)
+
+
+class TestPadded(StrategyContract):
+    def make_strategy(self) -> TorchStrategy:
+        return TorchStrategy(toy_model(attn_implementation="sdpa"), optimizer=SETTINGS)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from turnwise.errors import NotAvailableError
+from turnwise.models.forward import PolicyForward
+from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
+
+SAMPLES = toy_samples(5)
+OUTPUTS = frozenset({"logprobs", "entropy"})
+MODELS: list[dict[str, Any]] = [
+    {},
+    {"model_type": "qwen2", "tie_word_embeddings": False},
+    {"model_type": "llama"},
+    {"model_type": "mistral", "sliding_window": 6},
+    {"attn_implementation": "sdpa"},
+    {"attn_implementation": "eager"},
+    {"model_type": "cohere", "logit_scale": 0.3},
+]
+
+
+@torch.no_grad()
+def one_by_one(model: Any, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The model's own forward call for each sample alone."""
+    logprobs, entropies = [], []
+    for sample in SAMPLES:
+        ids, mask = torch.tensor(sample.token_ids), torch.tensor(sample.response_mask)
+        log_p = torch.log_softmax(model(ids[None]).logits[0, :-1] / temperature, -1)
+        logprobs.append(torch.cat([torch.zeros(1), log_p.gather(-1, ids[1:, None]).squeeze(-1)]).where(mask, 0))
+        entropies.append(torch.cat([torch.zeros(1), -(log_p.exp() * log_p).sum(-1)]).where(mask, 0))
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+@pytest.mark.parametrize("settings", MODELS, ids=lambda s: "-".join(map(str, s.values())) or "qwen3")
+def test_a_batch_equals_each_sample_alone(settings: dict[str, Any]) -> None:
+    model = toy_model(**settings)
+    plain = model if "sliding_window" not in settings else toy_model(**settings, attn_implementation="eager")
+    batch = toy_batches(SAMPLES)[0].map(torch.as_tensor)
+    with torch.no_grad():
+        got = PolicyForward(model, temperature=0.8)(batch, OUTPUTS)
+    for value, expected in zip((got.logprobs, got.entropy), one_by_one(plain, 0.8), strict=True):
+        assert expected.abs().max() > 0.5
+        assert (value - expected).abs().mean() <= 1e-6
+        assert (value - expected).abs().max() <= 1e-4
+
+
+def test_heads_that_change_their_logits_are_found() -> None:
+    assert PolicyForward(toy_model()).has_plain_head
+    assert not PolicyForward(toy_model(model_type="cohere", logit_scale=0.3)).has_plain_head
+
+
+def test_values_wait_for_the_critic() -> None:
+    with pytest.raises(NotAvailableError, match="critic"):
+        PolicyForward(toy_model())(toy_batches(SAMPLES)[0].map(torch.as_tensor), frozenset({"values"}))

@@ -1,0 +1,32 @@
+"""`turnwise config FILE [overrides]`: the resolved config, what it applies, and what is missing to run it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from turnwise.config import describe, load_any_config
+from turnwise.config.dump import dump_yaml, resolved_values
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints and returns 0 for every valid config, also one that can't run here.
+
+    Raises:
+        ConfigError: the config is wrong; with `--strict`, also where a key has no effect.
+    """
+    config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict)
+    applied = describe(config)
+    if arguments.json:
+        content = {
+            "config": resolved_values(config),
+            "applied": dict(applied.rows),
+            "notes": notes,
+            "warnings": applied.warnings,
+            "missing": applied.missing,
+        }
+        print(json.dumps(content, indent=2, ensure_ascii=False))
+        return 0
+    print(dump_yaml(config))
+    print("\n".join(["# what this applies", applied.render(), *(f"note: {note}" for note in notes)]))
+    return 0

@@ -1,0 +1,36 @@
+"""`turnwise make-model --size tiny --out DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import ConfigError
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the folder and says what is in it."""
+    overrides = dict(_override(text) for text in options.set)
+    from turnwise.models.make import make_model
+    from turnwise.pipelines.corpus import environment_text, file_text
+
+    corpus = chain(environment_text(), file_text(options.text))
+    made = make_model(options.size, Path(options.out), corpus, seed=options.seed, overrides=overrides)
+    print(
+        f"{made.folder}: {made.size}, {made.num_parameters:,} parameters with random weights, "
+        f"{made.num_tokens} tokens in the tokenizer"
+    )
+    return 0
+
+
+def _override(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise ConfigError(f"--set got {text!r}; expected KEY=VALUE, like --set num_hidden_layers=2")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -1,0 +1,203 @@
+"""What a config will do, said before anything is loaded: for `turnwise config` and for the head of a run's log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from turnwise.config.availability import unavailable
+from turnwise.config.effects import ineffective
+from turnwise.config.model_facts import ModelFacts
+from turnwise.config.roles import Role, TrainingArgs
+from turnwise.config.schema import AgenticConfig
+from turnwise.config.sft import SFTConfig
+
+TRAINED_BYTES = 16
+"""Bytes of a trained parameter: fp32 weight, gradient and the two moments of Adam."""
+
+Row = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What will be applied: `(name, text)` rows, warnings, and what is missing to run it."""
+
+    rows: list[Row]
+    warnings: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def render(self) -> str:
+        """The rows as a table, then the warnings and what is missing."""
+        width = max(len(name) for name, _ in self.rows)
+        lines = [f"{name:<{width}}  {text}" for name, text in self.rows]
+        lines += [f"warning: {warning}" for warning in self.warnings]
+        lines += ["missing to run this config here:", *(f"  - {line}" for line in self.missing)] if self.missing else []
+        return "\n".join(lines)
+
+
+def describe(config: AgenticConfig | SFTConfig) -> Applied:
+    """What the config applies, computed from it and the model's config.json."""
+    rows = list(_sft_rows(config) if isinstance(config, SFTConfig) else _agentic_rows(config))
+    return Applied(rows, ineffective(config), unavailable(config))
+
+
+def _sft_rows(config: SFTConfig) -> Iterator[Row]:
+    facts = config.model_facts()
+    yield "model", _model(config.pretrain, facts)
+    batching = f"up to {config.max_tokens_per_microbatch_in_train} tokens" if config.use_dynamic_batching_in_train else "padded"
+    yield "optimiser step", f"{config.samples_per_optimizer_step} samples, micro-batches {batching}"
+    length = f"{config.num_epochs} epochs" + (f", at most {config.max_steps} steps" if config.max_steps else "")
+    yield "length", f"{length}; {config.sequence_length} tokens a sample at most"
+    yield "learning rate", _learning_rate(config.training_args, config.max_grad_norm)
+    yield "precision", f"{config.model_args.dtype}, attention {config.model_args.attn_implementation}"
+    if facts:
+        yield "memory", f"{_bytes(TRAINED_BYTES * facts.num_parameters)} for weights, gradients and optimiser"
+    yield "tracking", ", ".join(["metrics.jsonl", *config.track_with])
+
+
+def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
+    facts = config.model_facts()
+    yield "model", _model(config.pretrain, facts)
+    for name, role in config.active_roles.items():
+        yield name, _role(role)
+    yield from _algorithm(config)
+    yield from _step(config)
+    yield "sampling", _sampling(config)
+    training = config.actor_train.training_args
+    yield "learning rate", _learning_rate(training, config.max_grad_norm)
+    if facts:
+        yield "memory", _memory(config, facts)
+    yield "validation", _validation(config)
+    yield "profile", "deterministic" if config.deterministic else "not asked to be bit-identical (deterministic: true asks)"
+    yield "tracking", ", ".join(["metrics.jsonl", *config.track_with])
+
+
+def _model(path: str, facts: ModelFacts | None) -> str:
+    if facts is None:
+        found = "config.json isn't readable here" if Path(path).is_dir() else "not a folder here, so its size isn't known"
+        return f"{path} ({found})"
+    size = facts.num_parameters
+    shown = f"{size / 1e9:.2f} B" if size >= 1e9 else f"{size / 1e6:.2f} M"
+    return f"{path}: {facts.architecture}, {shown} parameters, context {facts.context_length}"
+
+
+def _role(role: Role) -> str:
+    if role.device_mapping is None:
+        where = "in this process"
+    else:
+        where = f"devices {_ranks(role.device_mapping)}, {role.data_parallel_size} × {role.model_parallel_size}"
+    arguments = role.model_args
+    parts = [role.strategy_args.strategy_name, where, arguments.dtype, f"attention {arguments.attn_implementation}"]
+    if arguments.lora_rank is not None:
+        parts.append(f"LoRA rank {arguments.lora_rank}")
+    return ", ".join(parts)
+
+
+def _ranks(ranks: list[int]) -> str:
+    is_run = ranks == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 2
+    return f"{ranks[0]}–{ranks[-1]}" if is_run else ", ".join(str(rank) for rank in ranks)
+
+
+def _algorithm(config: AgenticConfig) -> Iterator[Row]:
+    normalization = config.reward_normalization
+    mean, std = normalization.statistics
+    if mean == std == "none":
+        scaling = "scores as they are"
+    else:
+        over = f"over {normalization.grouping}"
+        scaling = f"{normalization.method} {over} (mean: {mean}, deviation: {std})"
+    parts = [config.adv_estimator, scaling]
+    parts += ["advantages whitened"] if config.whiten_advantages else []
+    parts += [f"rewards clipped to ±{config.reward_clip:g}"] if config.reward_clip else []
+    parts += [f"advantages clipped to ±{config.advantage_clip:g}"] if config.advantage_clip else []
+    yield "advantages", ", ".join(parts)
+    parameters = ", ".join(f"{name} {value}" for name, value in config.pg_args.items())
+    yield "loss", f"{config.pg_variant} ({parameters}), {config.loss_agg_mode}, entropy × {config.entropy_loss_coef:g}"
+    yield "KL", _kl(config)
+
+
+def _kl(config: AgenticConfig) -> str:
+    parts = []
+    if config.add_token_level_kl:
+        target = f", adapted to {config.target_kl:g} nats a token" if config.target_kl else ""
+        parts.append(f"{config.init_kl_coef:g} × {config.kl_penalty} from the reward{target}")
+    if config.use_kl_loss:
+        parts.append(f"{config.kl_loss_coef:g} × {config.kl_loss_type} in the loss")
+    return "; ".join(parts) or "none, so no reference model"
+
+
+def _step(config: AgenticConfig) -> Iterator[Row]:
+    manager = config.train_env_manager
+    batch, group = config.rollout_batch_size, manager.group_size
+    steps, size = config.optimizer_steps_per_batch(), config.actor_train.samples_per_optimizer_step
+    samples = "trajectories"
+    if any(config.custom_envs[tag].mode == "step" for tag in manager.tags):
+        samples = "trajectories (mode step: one sample a turn, so there are more)"
+    epochs = f" in {config.ppo_epochs} passes" if config.ppo_epochs > 1 else ""
+    yield "one step", f"{batch} {samples} in {batch // group} groups of {group}, from {', '.join(manager.tags)}"
+    yield (
+        "optimiser",
+        f"{steps} steps of {min(size, batch)} samples{epochs}; {config.max_steps * steps} in {config.max_steps} steps",
+    )
+    limits = [config.custom_envs[tag].max_steps * config.max_new_tokens("train", tag) for tag in manager.tags]
+    sampled = min(max(limits, default=config.sequence_length), config.sequence_length)
+    yield (
+        "tokens",
+        (
+            f"at most {batch * config.sequence_length:,} a step, of which sampled {batch * sampled:,}; "
+            f"contexts of {config.sequence_length}, responses of {_responses(config)}"
+        ),
+    )
+
+
+def _responses(config: AgenticConfig) -> str:
+    lengths = sorted({config.max_new_tokens("train", tag) for tag in config.train_env_manager.tags})
+    return " or ".join(str(length) for length in lengths) or "any length"
+
+
+def _sampling(config: AgenticConfig) -> str:
+    train, val = config.sampling("train"), config.sampling("val")
+    episodes = config.train_env_manager.num_env_groups * config.train_env_manager.group_size
+    text = f"temperature {train.temperature:g}, {episodes} episodes at once"
+    if train.is_truncated:
+        text += f", cut to top_p {train.top_p:g}, top_k {train.top_k}, repetition_penalty {train.repetition_penalty:g}"
+    if config.uses_validation:
+        text += "; validation " + ("greedy" if val.is_greedy else f"temperature {val.temperature:g}")
+    return text
+
+
+def _learning_rate(arguments: TrainingArgs, max_grad_norm: float) -> str:
+    warmup = f"{arguments.warmup_ratio:.0%} of all" if arguments.warmup_ratio and not arguments.warmup_steps else ""
+    warmup = warmup or str(arguments.warmup_steps)
+    return (
+        f"{arguments.learning_rate:g}, {arguments.lr_scheduler_type}, warm-up {warmup} steps, "
+        f"weight decay {arguments.weight_decay:g}, gradients clipped to norm {max_grad_norm:g}"
+    )
+
+
+def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
+    """An estimate without activations; the sampler shares the trainer's weights where both run in this process."""
+    num, manager = facts.num_parameters, config.train_env_manager
+    parts = [f"{_bytes(TRAINED_BYTES * num)} weights, gradients, optimiser"]
+    if config.needs_reference:
+        parts.append(f"{_bytes(4 * num)} reference")
+    episodes = manager.num_env_groups * (manager.group_size + manager.group_size_redundancy)
+    kv = facts.kv_bytes_per_token(config.actor_infer.model_args.dtype) * config.sequence_length * episodes
+    parts.append(f"at most {_bytes(kv)} keys and values of {episodes} contexts")
+    return ", ".join(parts) + " (estimated; activations come on top)"
+
+
+def _bytes(number: int) -> str:
+    """
+    >>> _bytes(1_500_000), _bytes(8_000_000_000)
+    ('1.5 MB', '8.0 GB')
+    """
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+
+
+def _validation(config: AgenticConfig) -> str:
+    if not config.uses_validation:
+        return "never (eval_steps 0)"
+    manager = config.val_env_manager
+    return f"every {config.eval_steps} steps, {config.val_batch_size} trajectories from {', '.join(manager.tags)}"

@@ -1,0 +1,92 @@
+"""A resolved config as YAML that loads to the same config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from turnwise.config.schema import AgenticConfig, Split
+from turnwise.config.sft import SFTConfig
+
+_MAX_INLINE = 300
+"""Characters of a mapping that is written without a line for each key."""
+_VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
+_PARTS_OF_ROLE = {
+    "actor_train": ("model_args", "training_args"),
+    "actor_infer": ("model_args", "generating_args"),
+    "critic": ("model_args", "training_args"),
+    "reference": ("model_args",),
+    "reward": ("model_args", "generating_args"),
+}
+_TRAIN_KEYS = ("use_dynamic_batching_in_train", "max_tokens_per_microbatch_in_train")
+_INFER_KEYS = ("use_dynamic_batching_in_infer", "max_tokens_per_microbatch_in_infer")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Short mappings without a line a key, texts of several lines as blocks."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+def _represent_mapping(dumper: yaml.SafeDumper, value: dict[str, Any]) -> yaml.Node:
+    node = dumper.represent_mapping("tag:yaml.org,2002:map", value.items())
+    is_flat = not any(isinstance(item, dict) or "\n" in str(item) for item in value.values())
+    node.flow_style = is_flat and len(str(value)) <= _MAX_INLINE
+    return node
+
+
+def _represent_list(dumper: yaml.SafeDumper, value: list[Any]) -> yaml.Node:
+    is_flat = not any(isinstance(item, (dict, list)) for item in value)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=is_flat)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(dict, _represent_mapping)
+_Dumper.add_representer(list, _represent_list)
+
+
+def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
+    """The config as plain values, without the roles and keys that this run has no use for."""
+    values = _without_null(config.model_dump())
+    if isinstance(config, SFTConfig):
+        return values
+    for name in config.roles:
+        if name not in config.active_roles:
+            del values[name]
+            continue
+        role, parts = values[name], _PARTS_OF_ROLE[name]
+        for part in {"model_args", "training_args", "generating_args"} - set(parts):
+            del role[part]
+        for key in (() if "training_args" in parts else _TRAIN_KEYS) + (_INFER_KEYS if name == "actor_infer" else ()):
+            del role[key]
+    splits: tuple[Split, ...] = ("train", "val")
+    for split in splits:
+        # As resolved, so that what was actor_infer's stays so when this is loaded again.
+        sampling = _without_null(config.sampling(split).model_dump())
+        values[f"{split}_env_manager"]["generating_args"] = sampling
+    if not config.data.train_files:
+        del values["data"]
+    if not config.is_set("agent"):
+        del values["agent"]
+    return values
+
+
+def dump_yaml(config: AgenticConfig | SFTConfig) -> str:
+    """The resolved config as YAML; loading it gives the same settings."""
+    return yaml.dump(resolved_values(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=128)
+
+
+def _without_null(value: dict[str, Any]) -> dict[str, Any]:
+    """Without what is unset; `action_pattern: null` has a meaning and stays."""
+    result: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict) and key not in _VERBATIM:
+            inner = _without_null(item)
+            if inner or not item:
+                result[key] = inner
+        elif item is not None or key == "action_pattern":
+            result[key] = item
+    return {key: item for key, item in result.items() if item != {}}

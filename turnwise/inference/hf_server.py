@@ -1,0 +1,197 @@
+"""The plain reference server: transformers' own `generate`, one request after another, one token a call.
+
+A token a call keeps the event loop alive between tokens, so that aborts and deadlines work without a thread, and gives
+every token its own seed. What is sampled, and from what, is transformers' business alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from turnwise.errors import NotAvailableError, ServerError
+from turnwise.inference.request import Request
+from turnwise.inference.validation import check_request
+from turnwise.protocols import MemoryKind, OnWeightUpdate
+from turnwise.types import Completion, FinishReason, Media, SamplingParams, derive_seed
+
+
+class HFServer:
+    """Samples with `model.generate`, keeping nothing between requests. For checking other servers, not for speed.
+
+    `max_length` bounds contexts (default: the model's own); `decode` turns ids into text, for stop strings. Responses
+    include the stop token, or the token that completed a stop string.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_length: int | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        version: int = 0,
+    ) -> None:
+        self.model = model
+        self.version = version
+        self._max_length = max_length or model.config.max_position_embeddings
+        self._decode = decode
+        self._turn = asyncio.Lock()
+        self._active: dict[str, Request] = {}
+        self._aborted: set[str] = set()
+        self._interruption: OnWeightUpdate = "finish"
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+        self._is_closed = False
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+    ) -> Completion:
+        self._refuse_if_closed(request_id)
+        prompt = check_request(
+            prompt_ids,
+            sampling,
+            request_id,
+            media,
+            vocab_size=self.model.config.vocab_size,
+            max_length=self._max_length,
+            can_decode=self._decode is not None,
+        )
+        if request_id in self._active:
+            raise ServerError(f"conversation {request_id!r} already has a request in flight; give each its own request_id")
+        started = time.perf_counter()
+        request = self._active[request_id] = Request(request_id, prompt, sampling)
+        try:
+            reason = None
+            while reason is None:
+                await self._is_open.wait()
+                async with self._turn:
+                    reason = await self._run(request)
+        finally:
+            del self._active[request_id]
+            self._aborted.discard(request_id)
+        elapsed = time.perf_counter() - started
+        return Completion(request.partial_ids, request.partial_logprobs, reason, request.versions, elapsed)
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self._active:
+            self._aborted.add(request_id)
+
+    async def release(self, request_id: str) -> None:
+        await self.abort(request_id)
+
+    async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
+        self._interruption = on_weight_update
+        self._is_open.clear()
+        async with self._turn:
+            """The running request has finished or stepped back."""
+
+    async def resume(self, version: int) -> None:
+        self.version = version
+        self._is_open.set()
+
+    async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
+        _refuse_all_but_cache(kinds)
+
+    async def wake(self, kinds: Iterable[MemoryKind]) -> None:
+        _refuse_all_but_cache(kinds)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        self._is_open.set()
+        async with self._turn:
+            """The running request has noticed."""
+
+    def _refuse_if_closed(self, request_id: str) -> None:
+        if self._is_closed:
+            raise ServerError(f"the hf server is closed; conversation {request_id!r} can't be served")
+
+    async def _run(self, request: Request) -> FinishReason | None:
+        """Samples until the request is over; None where a suspension made it step back."""
+        cache = None
+        while True:
+            self._refuse_if_closed(request.request_id)
+            if request.request_id in self._aborted:
+                return "aborted"
+            if not self._is_open.is_set() and (self._interruption != "finish" or cache is None):
+                if self._interruption == "abort_restart":
+                    request.restart()
+                return None
+            cache = self._sample_token(request, cache)
+            reason = self._finish_reason(request)
+            if reason is not None:
+                return reason
+            await asyncio.sleep(0)
+
+    def _sample_token(self, request: Request, cache: Any) -> Any:
+        """Appends one token to the request's partial ones and returns the cache of what came before it."""
+        sampling = request.sampling
+        seed = derive_seed("token", sampling.seed, len(request.partial_ids))
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        was_training = self.model.training
+        self.model.eval()
+        context = torch.from_numpy(request.context_ids)[None].to(self.model.device)
+        with torch.random.fork_rng(devices=devices), torch.inference_mode():
+            torch.manual_seed(seed)
+            output = self.model.generate(
+                context,
+                attention_mask=torch.ones_like(context),
+                past_key_values=cache,
+                generation_config=_generation_config(sampling),
+            )
+        self.model.train(was_training)
+        token = int(output.sequences[0, -1])
+        logprob = 0.0 if sampling.is_greedy else _logprob(output.scores[0][0], token)
+        ids = np.append(request.partial_ids, token)
+        request.keep(ids, np.append(request.partial_logprobs, np.float32(logprob)), self.version)
+        return output.past_key_values
+
+    def _finish_reason(self, request: Request) -> FinishReason | None:
+        sampling, ids = request.sampling, request.partial_ids
+        if int(ids[-1]) in sampling.stop_token_ids:
+            return "stop"
+        if sampling.stop_strings and self._decode is not None:
+            text = self._decode(ids.tolist())
+            if any(stop in text for stop in sampling.stop_strings):
+                return "stop"
+        is_spent = len(ids) >= sampling.max_new_tokens or len(request.prompt_ids) + len(ids) >= self._max_length
+        return "length" if is_spent else None
+
+
+def _generation_config(sampling: SamplingParams) -> GenerationConfig:
+    """One token under these parameters, every one of them set, so that a model's own defaults don't slip in."""
+    drawn = (
+        {}
+        if sampling.is_greedy
+        else {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+        }
+    )
+    return GenerationConfig(
+        do_sample=not sampling.is_greedy,
+        repetition_penalty=sampling.repetition_penalty,
+        max_new_tokens=1,
+        use_cache=True,
+        return_dict_in_generate=True,
+        output_scores=True,
+        pad_token_id=0,
+        **drawn,
+    )
+
+
+def _logprob(scores: Tensor, token: int) -> float:
+    return float(torch.log_softmax(scores.float(), -1)[token])
+
+
+def _refuse_all_but_cache(kinds: Iterable[MemoryKind]) -> None:
+    others = sorted(set(kinds) - {"kv_cache"})
+    if others:
+        raise NotAvailableError(f"the hf server keeps no {', '.join(others)} of its own to free; its weights are the trainer's")

@@ -1,0 +1,65 @@
+"""What every server refuses, and says in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from turnwise.errors import ServerError
+from turnwise.types import IntArray, Media, SamplingParams
+
+
+def check_request(
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    request_id: str,
+    media: Sequence[Media],
+    *,
+    vocab_size: int,
+    max_length: int,
+    can_decode: bool,
+) -> IntArray:
+    """The prompt as an array [P].
+
+    Raises:
+        ServerError: the request can't be served.
+    """
+    problem = _prompt_problem(prompt_ids, vocab_size, max_length) or _sampling_problem(sampling)
+    if media:
+        problem = "it has images, which this server can't take yet; use an environment that renders text"
+    if sampling.stop_strings and not can_decode:
+        problem = "it has stop_strings, but this server wasn't given a `decode` function; use stop_token_ids"
+    if problem:
+        raise ServerError(f"the request of conversation {request_id!r} can't be served: {problem}")
+    return np.array(prompt_ids, np.int64)
+
+
+def _prompt_problem(prompt_ids: Sequence[int], vocab_size: int, max_length: int) -> str | None:
+    if len(prompt_ids) == 0:
+        return "its prompt is empty"
+    low, high = min(prompt_ids), max(prompt_ids)
+    if low < 0 or high >= vocab_size:
+        return f"its prompt has token id {low if low < 0 else high}; the model's ids are 0 to {vocab_size - 1}"
+    if len(prompt_ids) + 1 > max_length:
+        return (
+            f"its prompt of {len(prompt_ids)} tokens leaves no room for a response within {max_length} tokens; "
+            "shorten the prompt or raise sequence_length"
+        )
+    return None
+
+
+def _sampling_problem(sampling: SamplingParams) -> str | None:
+    if sampling.max_new_tokens < 1:
+        return f"max_new_tokens is {sampling.max_new_tokens}, must be at least 1"
+    if sampling.temperature < 0:
+        return f"temperature is {sampling.temperature}, must be 0 (greedy) or more"
+    if not 0 < sampling.top_p <= 1:
+        return f"top_p is {sampling.top_p}, must be in (0, 1]"
+    if sampling.top_k < 0:
+        return f"top_k is {sampling.top_k}, must be 0 (off) or more"
+    if sampling.repetition_penalty <= 0:
+        return f"repetition_penalty is {sampling.repetition_penalty}, must be above 0"
+    if not 0 <= sampling.seed < 2**64:
+        return f"seed is {sampling.seed}, must be in [0, 2**64)"
+    return None

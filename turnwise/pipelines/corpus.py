@@ -1,0 +1,55 @@
+"""Text of the built-in environments, for the tokenizer of a new small model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+from turnwise.agents.demonstrations import demonstrations
+from turnwise.agents.env_agent import EnvAgentSettings
+from turnwise.config.environments import DEFAULT_AGENT_TEMPLATE, DEFAULT_SYSTEM_TEMPLATE
+from turnwise.envs.frozen_lake import FrozenLakeEnv, ObservationKind
+from turnwise.envs.players import RandomPlayer
+from turnwise.errors import DataError
+from turnwise.types import Task, derive_seed
+
+_NUM_EPISODES = 200
+
+
+def environment_text() -> Iterator[str]:
+    """What a random player reads and writes in every built-in environment, in each form of its observations."""
+    settings = EnvAgentSettings(
+        tag="FrozenLake", system_template=DEFAULT_SYSTEM_TEMPLATE, turn_template=DEFAULT_AGENT_TEMPLATE, max_steps=10
+    )
+    for kind in get_args(ObservationKind):
+        tasks = [
+            Task(id=f"corpus/{kind}/{i}", tag="FrozenLake", split="train", seed=derive_seed("corpus", kind, i))
+            for i in range(_NUM_EPISODES)
+        ]
+
+        make_env = partial(_lake, kind)
+        episodes = demonstrations(make_env, settings, _random_player, tasks)
+        for messages in episodes:
+            yield "\n".join(str(message["content"]) for message in messages)
+
+
+def _lake(kind: ObservationKind, task: Task) -> FrozenLakeEnv:
+    return FrozenLakeEnv(observation=kind, split=task.split)
+
+
+def _random_player(env: FrozenLakeEnv, task: Task) -> RandomPlayer:
+    return RandomPlayer(env, seed=task.seed)
+
+
+def file_text(paths: list[str]) -> Iterator[str]:
+    """The lines of text files.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; --text takes text files for the tokenizer")
+        yield from path.read_text(encoding="utf-8").splitlines()

@@ -1,0 +1,296 @@
+"""What every inference server must do, as checks over a factory: `await check(make_server, model)`.
+
+`make_server(model, max_length=..., decode=...)` gives a fresh server of version 0 over a small fp32 model, whose own plain
+forward pass is the reference for tokens and log-probs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from turnwise.errors import ServerError
+from turnwise.protocols import InferenceServer
+from turnwise.types import Completion, IntArray, SamplingParams, VersionRun
+
+ServerFactory = Callable[..., InferenceServer]
+MAX_LENGTH = 96
+
+
+def decode_letters(token_ids: Sequence[int]) -> str:
+    """A text form for any vocabulary: one letter a token."""
+    return "".join(chr(ord("a") + token % 26) for token in token_ids)
+
+
+def prompts_of(model: PreTrainedModel, count: int, seed: int = 0, low: int = 3, high: int = 30) -> list[list[int]]:
+    """Random prompts of `low` to `high` − 1 tokens."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, model.config.vocab_size, rng.integers(low, high)).tolist() for _ in range(count)]
+
+
+def reference_logprobs(
+    model: PreTrainedModel, prompt_ids: Sequence[int], response_ids: IntArray, sampling: SamplingParams
+) -> np.ndarray:
+    """Log-probs [R] of a response under the distributions that `sampling` draws from, by one plain forward pass."""
+    context = [*prompt_ids, *response_ids.tolist()]
+    with torch.no_grad():
+        logits = model.eval()(torch.tensor([context], device=model.device)).logits[0].float().cpu()
+    rows = range(len(prompt_ids), len(context))
+    return np.array([_processed(logits[t - 1], context[:t], sampling)[context[t]] for t in rows])
+
+
+def _processed(logits: torch.Tensor, context: Sequence[int], sampling: SamplingParams) -> np.ndarray:
+    """Log-probs [V] after repetition penalty, temperature, top-k and top-p, one token after another, as defined."""
+    scores = logits.double().numpy().copy()
+    for token in set(context):
+        scores[token] *= sampling.repetition_penalty if scores[token] < 0 else 1 / sampling.repetition_penalty
+    scores /= sampling.temperature
+    order = np.argsort(-scores)
+    if sampling.top_k:
+        scores[order[sampling.top_k :]] = -np.inf
+    mass = 0.0
+    for token in order:
+        prob = np.exp(scores[token]) / np.exp(scores[order]).sum() if mass < sampling.top_p else 0.0
+        if mass >= sampling.top_p:
+            scores[token] = -np.inf
+        mass += prob
+    return scores - np.log(np.exp(scores).sum())
+
+
+def assert_logprobs(model: PreTrainedModel, prompt_ids: Sequence[int], completion: Completion, sampling: SamplingParams) -> None:
+    expected = reference_logprobs(model, prompt_ids, completion.token_ids, sampling)
+    assert np.isfinite(expected).all(), "a sampled token has probability 0 under the reference"
+    difference = np.abs(completion.logprobs - expected)
+    assert difference.max() <= 1e-4 and difference.mean() <= 2e-6, f"log-probs differ by up to {difference.max():.2e}"
+
+
+async def greedy_equals_reference(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server = make_server(model, max_length=MAX_LENGTH)
+    prompts = prompts_of(model, 5)
+    greedy = [SamplingParams(8, temperature=0.0), SamplingParams(8, do_sample=False), SamplingParams(8, top_k=3, do_sample=False)]
+    choices = [greedy[i % 3] for i in range(5)]
+    completions = await asyncio.gather(*(server.generate(p, choices[i], f"c{i}") for i, p in enumerate(prompts)))
+    for prompt, completion in zip(prompts, completions, strict=True):
+        context = list(prompt)
+        for token in completion.token_ids.tolist():
+            with torch.no_grad():
+                logits = model(torch.tensor([context], device=model.device)).logits[0, -1]
+            assert token == int(logits.argmax())
+            context.append(token)
+        assert completion.logprobs.tolist() == [0.0] * 8
+    await server.close()
+
+
+async def logprobs_match_a_forward_pass(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server = make_server(model, max_length=MAX_LENGTH)
+    prompts = prompts_of(model, 6)
+    choices = [
+        SamplingParams(9),
+        SamplingParams(9, temperature=0.6),
+        SamplingParams(9, top_k=5),
+        SamplingParams(9, top_p=0.7, temperature=1.3),
+        SamplingParams(9, repetition_penalty=1.4),
+        SamplingParams(9, top_k=20, top_p=0.8, repetition_penalty=1.2, temperature=0.8),
+    ]
+    choices = [replace(sampling, seed=index) for index, sampling in enumerate(choices)]
+    completions = await asyncio.gather(*(server.generate(p, s, str(s.seed)) for p, s in zip(prompts, choices, strict=True)))
+    for prompt, sampling, completion in zip(prompts, choices, completions, strict=True):
+        assert len(completion.token_ids) == 9
+        assert_logprobs(model, prompt, completion, sampling)
+    await server.close()
+
+
+async def samples_follow_the_distribution(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server = make_server(model, max_length=MAX_LENGTH)
+    prompt, sampling, count = [3, 1, 4], SamplingParams(1, top_k=6), 300
+    completions = await asyncio.gather(
+        *(server.generate(prompt, replace(sampling, seed=seed), f"c{seed}") for seed in range(count))
+    )
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt], device=model.device)).logits[0, -1].float().cpu()
+    probs = np.exp(_processed(logits, prompt, sampling))
+    frequencies = np.bincount([c.token_ids[0] for c in completions], minlength=len(probs)) / count
+    assert np.abs(frequencies - probs).sum() / 2 < 0.1
+    await server.close()
+
+
+async def stops(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server = make_server(model, max_length=MAX_LENGTH, decode=decode_letters)
+    prompt = prompts_of(model, 1)[0]
+    free = await server.generate(prompt, SamplingParams(12, seed=5), "free")
+    stop_token = int(free.token_ids[4])
+    end = free.token_ids.tolist().index(stop_token) + 1
+    by_token = await server.generate(prompt, SamplingParams(12, seed=5, stop_token_ids=(stop_token,)), "token")
+    assert by_token.token_ids.tolist() == free.token_ids[:end].tolist()
+    assert by_token.finish_reason == "stop"
+    text = decode_letters(free.token_ids.tolist())
+    stop_string = text[5:7]
+    end = text.index(stop_string) + 2
+    by_string = await server.generate(prompt, SamplingParams(12, seed=5, stop_strings=("??", stop_string)), "string")
+    assert by_string.token_ids.tolist() == free.token_ids[:end].tolist()
+    assert by_string.finish_reason == "stop"
+    await server.close()
+
+
+async def budgets(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server = make_server(model, max_length=40)
+    prompt = prompts_of(model, 1, low=30, high=31)[0]
+    short = await server.generate(prompt, SamplingParams(1), "short")
+    clipped = await server.generate(prompt, SamplingParams(500), "clipped")
+    assert (len(short.token_ids), short.finish_reason) == (1, "length")
+    assert (len(clipped.token_ids), clipped.finish_reason) == (10, "length")
+    await server.close()
+
+
+async def a_crowd_changes_nothing(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    prompts = prompts_of(model, 8, seed=1)
+
+    async def ask(server: InferenceServer, index: int) -> list[int]:
+        sampling = SamplingParams(4 + index, temperature=0.9, seed=index)
+        return (await server.generate(prompts[index], sampling, f"c{index}")).token_ids.tolist()
+
+    crowd = make_server(model, max_length=MAX_LENGTH)
+    together = await asyncio.gather(*(ask(crowd, index) for index in range(8)))
+    alone = make_server(model, max_length=MAX_LENGTH)
+    assert list(together) == [await ask(alone, index) for index in range(8)]
+    await crowd.close()
+    await alone.close()
+
+
+async def abort_returns_partial_tokens(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server = make_server(model, max_length=MAX_LENGTH)
+    prompt, sampling = prompts_of(model, 1)[0], SamplingParams(60, seed=9)
+    whole = await server.generate(prompt, sampling, "whole")
+    task = asyncio.create_task(server.generate(prompt, sampling, "cut"))
+    other = asyncio.create_task(server.generate(prompt, replace(sampling, max_new_tokens=3), "other"))
+    await other
+    await server.abort("cut")
+    cut = await task
+    count = len(cut.token_ids)
+    assert cut.finish_reason == "aborted" and count < 60
+    assert cut.token_ids.tolist() == whole.token_ids[:count].tolist()
+    await server.abort("nobody")
+    await server.close()
+
+
+async def later_turns_equal_fresh_ones(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server, fresh = make_server(model, max_length=MAX_LENGTH), make_server(model, max_length=MAX_LENGTH)
+    rng = np.random.default_rng(4)
+
+    async def converse(index: int) -> None:
+        context = prompts_of(model, 1, seed=index)[0]
+        for turn in range(4):
+            sampling = SamplingParams(int(rng.integers(1, 6)), seed=10 * index + turn)
+            kept = await server.generate(context, sampling, f"c{index}")
+            anew = await fresh.generate(context, sampling, f"c{index}.{turn}")
+            assert kept.token_ids.tolist() == anew.token_ids.tolist()
+            assert_logprobs(model, context, kept, sampling)
+            if turn == 2:
+                context = context[:7]  # a context that was rewritten: only a part of what is cached still holds
+            else:
+                context = context + kept.token_ids.tolist()
+            context = context + rng.integers(0, model.config.vocab_size, int(rng.integers(0, 9))).tolist()
+        await server.release(f"c{index}")
+
+    await asyncio.gather(*(converse(index) for index in range(4)))
+    await server.close()
+    await fresh.close()
+
+
+async def weight_update_takes_effect(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server = make_server(model, max_length=MAX_LENGTH)
+    prompt, sampling = prompts_of(model, 1)[0], SamplingParams(6, seed=2)
+    before = await server.generate(prompt, sampling, "c")
+    assert before.versions == (VersionRun(0, 6),)
+    await server.suspend("finish")
+    held = asyncio.create_task(server.generate([*prompt, *before.token_ids.tolist(), 1], sampling, "c"))
+    _perturb(model)
+    await asyncio.sleep(0)
+    assert not held.done()
+    await server.resume(7)
+    after = await held
+    assert after.versions == (VersionRun(7, 6),)
+    assert_logprobs(model, [*prompt, *before.token_ids.tolist(), 1], after, sampling)
+    await server.close()
+
+
+async def interrupted_requests_go_on(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    prompt, sampling = prompts_of(model, 1)[0], SamplingParams(40, seed=3)
+    server = make_server(model, max_length=MAX_LENGTH)
+    task = asyncio.create_task(server.generate(prompt, sampling, "goes-on"))
+    await server.generate(prompt, replace(sampling, max_new_tokens=2), "clock")
+    await server.suspend("abort_continue")
+    _perturb(model)
+    await server.resume(1)
+    completion = await task
+    assert len(completion.token_ids) == 40
+    old = next((run.count for run in completion.versions if run.version == 0), 0)
+    later = Completion(completion.token_ids[old:], completion.logprobs[old:], "length", (VersionRun(1, 40 - old),))
+    assert_logprobs(model, [*prompt, *completion.token_ids[:old].tolist()], later, sampling)
+
+    task = asyncio.create_task(server.generate(prompt, sampling, "restarts"))
+    await server.generate(prompt, replace(sampling, max_new_tokens=2), "clock")
+    await server.suspend("abort_restart")
+    await server.resume(2)
+    assert (await task).versions == (VersionRun(2, 40),)
+    await server.close()
+
+
+async def a_bad_request_fails_alone(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server = make_server(model, max_length=MAX_LENGTH)
+    good = SamplingParams(5, seed=1)
+    vocab_size = model.config.vocab_size
+    answers = await asyncio.gather(
+        server.generate([1, 2, 3], good, "good"),
+        server.generate([], good, "empty"),
+        server.generate([1, vocab_size], good, "beyond the vocabulary"),
+        server.generate([1, -1], good, "negative"),
+        server.generate([1] * MAX_LENGTH, good, "too long"),
+        server.generate([1], replace(good, max_new_tokens=0), "no budget"),
+        server.generate([1], replace(good, top_p=0.0), "no nucleus"),
+        server.generate([1], replace(good, stop_strings=("a",)), "no decode"),
+        return_exceptions=True,
+    )
+    assert isinstance(answers[0], Completion) and len(answers[0].token_ids) == 5
+    assert all(isinstance(answer, ServerError) for answer in answers[1:]), answers
+    await server.close()
+
+
+async def close_fails_what_is_in_flight(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server = make_server(model, max_length=MAX_LENGTH)
+    task = asyncio.create_task(server.generate([1, 2, 3], SamplingParams(80), "c"))
+    await asyncio.sleep(0)
+    await server.close()
+    (failure,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(failure, ServerError)
+    (failure,) = await asyncio.gather(server.generate([1], SamplingParams(1), "d"), return_exceptions=True)
+    assert isinstance(failure, ServerError)
+
+
+def _perturb(model: PreTrainedModel) -> None:
+    """An in-place weight update, as an optimiser makes it."""
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(parameter))
+
+
+CHECKS: tuple[Callable[[ServerFactory, PreTrainedModel], Awaitable[None]], ...] = (
+    greedy_equals_reference,
+    logprobs_match_a_forward_pass,
+    samples_follow_the_distribution,
+    stops,
+    budgets,
+    a_crowd_changes_nothing,
+    abort_returns_partial_tokens,
+    later_turns_equal_fresh_ones,
+    weight_update_takes_effect,
+    interrupted_requests_go_on,
+    a_bad_request_fails_alone,
+    close_fails_what_is_in_flight,
+)

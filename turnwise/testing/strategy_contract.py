@@ -1,0 +1,122 @@
+"""What every `TrainStrategy` must do. Subclass `StrategyContract` in a test module and say how to make one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from turnwise.protocols import Output, TrainStrategy
+from turnwise.testing.toy_model import toy_batches, toy_samples
+from turnwise.types import Batch, Metric, ModelOutputs
+
+LOGPROBS: frozenset[Output] = frozenset({"logprobs"})
+OUTPUTS: frozenset[Output] = frozenset({"logprobs", "entropy"})
+
+
+class WeightedLoss:
+    """−Σ weight·(log p + entropy / 10) over the trained tokens, by the step's tokens: uses every output of a policy."""
+
+    outputs = OUTPUTS
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]:
+        total = (batch.weights * (outputs.logprobs + 0.1 * outputs.entropy)).sum()
+        loss = -self.scale * total / batch.denominators.num_tokens
+        return loss, [Metric("loss", loss.detach(), "sum")]
+
+
+def weights_of(strategy: TrainStrategy) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().clone() for name, tensor in strategy.weights()}
+
+
+def metric(metrics: list[Metric], name: str) -> float:
+    """The sum of the values of that name."""
+    return float(sum(m.value for m in metrics if m.name == name))
+
+
+class StrategyContract(ABC):
+    """Micro-batches are those of `turnwise.testing.toy_model`; the model must have its vocabulary."""
+
+    @abstractmethod
+    def make_strategy(self) -> TrainStrategy:
+        """A new strategy; each call gives the same weights. The schedule must not be constant."""
+
+    def test_forward_gives_float32_arrays_aligned_with_tokens(self) -> None:
+        batches = toy_batches(toy_samples(5), [[0, 3], [1, 2, 4]])
+        results = self.make_strategy().forward(batches, OUTPUTS)
+        for batch, arrays in zip(batches, results, strict=True):
+            assert arrays.keys() == OUTPUTS
+            for array in arrays.values():
+                assert array.dtype == np.float32 and array.shape == batch.token_ids.shape
+                assert not array[~batch.response_mask].any()
+            assert (arrays["logprobs"][batch.response_mask] < 0).all() and (arrays["entropy"][batch.response_mask] > 0).all()
+
+    def test_a_step_lowers_the_loss_and_reports_itself(self) -> None:
+        strategy = self.make_strategy()
+        batches = toy_batches(toy_samples(6))
+        before = weights_of(strategy)
+        losses = [metric(strategy.train_step(batches, WeightedLoss()), "loss") for _ in range(4)]
+        assert losses[-1] < losses[0]
+        assert any(not torch.equal(before[name], tensor) for name, tensor in weights_of(strategy).items())
+        metrics = strategy.train_step(batches, WeightedLoss())
+        assert metric(metrics, "grad_norm") > 0 and metric(metrics, "lr") > 0 and metric(metrics, "skipped_steps") == 0
+
+    def test_micro_batches_add_up_to_the_whole_step(self) -> None:
+        samples = toy_samples(6)
+        results = []
+        for parts in ([range(6)], [[i] for i in range(6)], [[5, 0], [1, 2, 3], [4]]):
+            strategy = self.make_strategy()
+            metrics = strategy.train_step(toy_batches(samples, parts), WeightedLoss())
+            results.append((metric(metrics, "loss"), metric(metrics, "grad_norm")))
+        np.testing.assert_allclose(results, [results[0]] * 3, rtol=1e-5)
+
+    def test_the_update_does_not_reach_tokens_outside_the_mask(self) -> None:
+        """A loss over what is outside the mask sees constants: no gradient, no update."""
+
+        class Outside(WeightedLoss):
+            def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]:
+                return (outputs.logprobs * ~batch.response_mask).sum(), []
+
+        assert metric(self.make_strategy().train_step(toy_batches(toy_samples(3)), Outside()), "grad_norm") == 0
+
+    @pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+    def test_a_step_that_is_not_finite_changes_nothing(self, scale: float) -> None:
+        strategy = self.make_strategy()
+        batches = toy_batches(toy_samples(4), [[0, 1], [2, 3]])
+        strategy.train_step(batches, WeightedLoss())
+        before = weights_of(strategy)
+        metrics = strategy.train_step(batches, WeightedLoss(scale))
+        assert metric(metrics, "skipped_steps") == 1
+        assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(strategy).items())
+        assert metric(strategy.train_step(batches, WeightedLoss()), "skipped_steps") == 0
+
+    def test_a_loaded_strategy_continues_bit_by_bit(self, tmp_path: Path) -> None:
+        batches = toy_batches(toy_samples(4))
+        first = self.make_strategy()
+        for _ in range(2):
+            first.train_step(batches, WeightedLoss())
+        first.save(tmp_path / "state")
+        first.save(tmp_path / "state")
+        second = self.make_strategy()
+        second.load(tmp_path / "state")
+        for _ in range(2):
+            expected, got = (metric(s.train_step(batches, WeightedLoss()), "lr") for s in (first, second))
+            assert expected == got
+        for name, tensor in weights_of(first).items():
+            assert torch.equal(tensor, weights_of(second)[name]), name
+
+    def test_offloading_and_back_changes_nothing(self) -> None:
+        strategy, batches = self.make_strategy(), toy_batches(toy_samples(3))
+        strategy.train_step(batches, WeightedLoss())
+        before = strategy.forward(batches, LOGPROBS)[0]["logprobs"]
+        strategy.offload(["weights", "optimizer"])
+        strategy.onload(["weights", "optimizer"])
+        np.testing.assert_array_equal(strategy.forward(batches, LOGPROBS)[0]["logprobs"], before)
+        strategy.train_step(batches, WeightedLoss())
