@@ -28,6 +28,7 @@ from turnwise.types import (
 
 MemoryKind = Literal["weights", "kv_cache", "optimizer"]
 Output = Literal["logprobs", "entropy", "values"]
+Route = Literal["split", "broadcast", "rank0"]
 OnWeightUpdate = Literal["finish", "abort_continue", "abort_restart"]
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -263,9 +264,10 @@ class Workers(Protocol):
 
     size: int
 
-    def call(self, method: str, *args: Any, route: Literal["split", "broadcast", "rank0"] = "broadcast", **kwargs: Any) -> Pending:
-        """`split` deals every positional argument, a list, out over the data-parallel ranks and joins the lists that
-        come back in the same order; `broadcast` gives all ranks the same and returns rank 0's answer."""
+    def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Pending:
+        """`split` deals every positional argument, a list, out over the data-parallel ranks, gives all of them the keyword
+        arguments, and joins the lists that come back in the same order; `broadcast` gives all ranks the same and returns
+        rank 0's answer; `rank0` asks that one alone."""
         ...
 
 

@@ -83,9 +83,8 @@ def main() -> None:
         "FrozenLake 4×4: success while training",
         {name: score.success for name, score in players},
     )
-    print(
-        f"\nlearning curve  {curve}\nTensorBoard     tensorboard --logdir {places['tensorboard']}\nmodel           {places['model']}"
-    )
+    print(f"\nlearning curve  {curve}\nTensorBoard     tensorboard --logdir {places['tensorboard']}")
+    print(f"model           {places['model']}")
     print(f"took {(time.perf_counter() - started) / 60:.1f} minutes")
 
 

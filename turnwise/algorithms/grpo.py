@@ -10,7 +10,7 @@ from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.normalization import resolve_normalizer
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.errors import ConfigError
-from turnwise.protocols import Output
+from turnwise.protocols import Loss
 from turnwise.types import Group, Metric
 
 
@@ -26,7 +26,7 @@ class GRPO:
     """
 
     needs: frozenset[str]
-    outputs: frozenset[Output]
+    loss: Loss
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         self.normalizer = resolve_normalizer(settings.reward_normalization, settings.estimator.normalization)
@@ -39,7 +39,6 @@ class GRPO:
         self.controller = kl_controller or make_kl_controller(settings.init_kl_coef, settings.target_kl, settings.kl_horizon)
         self.loss = PolicyLoss(settings)
         self.needs = settings.needs
-        self.outputs = self.loss.outputs
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
         """Writes `advantages` into every sample of the groups; failed trajectories are not among them."""

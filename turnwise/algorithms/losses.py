@@ -33,7 +33,7 @@ class PolicyLoss:
     outputs: frozenset[Output]
 
     def __init__(self, settings: AlgorithmSettings) -> None:
-        spec = settings.variant
+        self.parameters = settings.variant_parameters()
         if settings.pg_variant not in VARIANTS:
             raise NotAvailableError(
                 f"pg_variant {settings.pg_variant!r} isn't in this version; available: {', '.join(VARIANTS)}."
@@ -43,8 +43,7 @@ class PolicyLoss:
         if settings.ratio_type not in (None, "token"):
             raise NotAvailableError(f"ratio_type {settings.ratio_type!r} isn't in this version; use 'token'.")
         self.variant = settings.pg_variant
-        self.parameters = settings.variant_parameters()
-        self.mode = check_mode(settings.loss_agg_mode or spec.aggregation)
+        self.mode = check_mode(settings.aggregation)
         self.kl_type = check_loss_type(settings.kl_loss_type)
         self.kl_coef = settings.kl_loss_coef if settings.use_kl_loss else 0.0
         self.entropy_coef = settings.entropy_loss_coef

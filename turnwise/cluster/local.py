@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from turnwise.errors import NotAvailableError
+from turnwise.protocols import Route
 
 
 class Done:
@@ -29,7 +30,7 @@ class LocalWorkers:
     def __init__(self, worker: Any) -> None:
         self.worker = worker
 
-    def call(self, method: str, *args: Any, route: Literal["split", "broadcast", "rank0"] = "broadcast", **kwargs: Any) -> Done:
+    def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Done:
         return Done(getattr(self.worker, method)(*args, **kwargs))
 
 

@@ -209,7 +209,7 @@ def _sampling(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at(
             key,
             "with top_k, top_p or repetition_penalty on, the sampler's log-probs are those of a cut distribution, so "
-            "exp(old − sampled) is no importance ratio; sample with top_p 1, top_k 0 and repetition_penalty 1, or leave this out",
+            "exp(old − sampled) is no importance ratio; sample with top_p 1, top_k 0, repetition_penalty 1, or leave this out",
         )
     for tag in config.train_env_manager.tags:
         if tag in config.custom_envs and (limit := config.max_new_tokens("train", tag)) >= config.sequence_length:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, overload
 
 from pydantic import BaseModel, ValidationError
 
@@ -25,9 +26,17 @@ C = TypeVar("C", AgenticConfig, SFTConfig)
 Kind = type[AgenticConfig] | type[SFTConfig]
 
 
+@overload
 def load_config(
-    path: str | Path, overrides: Sequence[str] = (), kind: type[C] = AgenticConfig, strict: bool = False
-) -> tuple[C, list[str]]:
+    path: str | Path, overrides: Sequence[str] = (), *, strict: bool = False
+) -> tuple[AgenticConfig, list[str]]: ...
+@overload
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), kind: type[C] = ..., strict: bool = False
+) -> tuple[C, list[str]]: ...
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), kind: Any = AgenticConfig, strict: bool = False
+) -> tuple[Any, list[str]]:
     """The config of a YAML file with overrides, and notes on what was translated or has no effect.
 
     Raises:
@@ -41,7 +50,11 @@ def load_any_config(path: str | Path, overrides: Sequence[str] = (), strict: boo
     return _load(Path(path), overrides, _kind_of, strict)
 
 
-def parse_config(values: Mapping[str, Any], kind: type[C] = AgenticConfig, strict: bool = False) -> tuple[C, list[str]]:
+@overload
+def parse_config(values: Mapping[str, Any], *, strict: bool = False) -> tuple[AgenticConfig, list[str]]: ...
+@overload
+def parse_config(values: Mapping[str, Any], kind: type[C] = ..., strict: bool = False) -> tuple[C, list[str]]: ...
+def parse_config(values: Mapping[str, Any], kind: Any = AgenticConfig, strict: bool = False) -> tuple[Any, list[str]]:
     """The config of a plain mapping, checked as a file would be.
 
     >>> lake = {"Lake": {"env_type": "frozen_lake"}}
@@ -50,7 +63,7 @@ def parse_config(values: Mapping[str, Any], kind: type[C] = AgenticConfig, stric
     turnwise.errors.ConfigError: config can't be used: 1 problem.
       ppo_epoch: unknown key. Did you mean 'ppo_epochs'?
     """
-    return _parse(Composed(dict(values), frozenset()), kind, strict, "config", lambda: lambda key: "")
+    return _parse(Composed(deepcopy(dict(values)), frozenset()), kind, strict, "config", lambda: lambda key: "")
 
 
 def _load(
@@ -112,7 +125,7 @@ def _remove(raw: Any, path: KeyPath) -> None:
 def _field_problem(raw: Any, item: Mapping[str, Any]) -> Problem:
     path: list[str | int] = []
     for part in item["loc"]:
-        is_there = (isinstance(raw, dict) and part in raw) or (isinstance(raw, list) and isinstance(part, int) and part < len(raw))
+        is_there = _holds(raw, part)
         if not is_there and item["type"] != "missing":
             break  # what follows names the branch of a union, not a key
         path.append(part)
@@ -122,6 +135,12 @@ def _field_problem(raw: Any, item: Mapping[str, Any]) -> Problem:
         return Problem(tuple(path), "this key has no default; set it")
     shown = "" if item["type"] == "value_error" else f" (got {_short(item['input'])})"
     return Problem(tuple(path), message[:1].lower() + message[1:] + shown)
+
+
+def _holds(container: Any, part: str | int) -> bool:
+    if isinstance(container, list):
+        return isinstance(part, int) and part < len(container)
+    return isinstance(container, dict) and part in container
 
 
 def _short(value: Any) -> str:

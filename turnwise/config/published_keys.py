@@ -25,7 +25,40 @@ class Retired:
 
 
 VARIABLES = frozenset(
-    ["action_pattern", "think_action_pattern", "all_response_pattern", "max_tokens_per_step", "max_actions_per_traj", "default_history_length", "sokoban_format_penalty", "frozen_format_penalty", "env_manager_cls", "agent_runner_cls", "custom_env", "agent_system_template", "agent_template", "pre_step_template", "next_step_template", "single_prompt_agent_system_template", "single_prompt_agent_template", "math_agent_system_template", "math_agent_template", "qa_agent_system_template", "qa_agent_template", "code_agent_system_template", "code_agent_template", "game_agent_system_template", "game_agent_template", "gem_math", "gem_qa", "gem_code", "gem_games", "gem_rg", "model_name", "agent_config_common"]
+    {
+        "action_pattern",
+        "think_action_pattern",
+        "all_response_pattern",
+        "max_tokens_per_step",
+        "max_actions_per_traj",
+        "default_history_length",
+        "sokoban_format_penalty",
+        "frozen_format_penalty",
+        "env_manager_cls",
+        "agent_runner_cls",
+        "custom_env",
+        "agent_system_template",
+        "agent_template",
+        "pre_step_template",
+        "next_step_template",
+        "single_prompt_agent_system_template",
+        "single_prompt_agent_template",
+        "math_agent_system_template",
+        "math_agent_template",
+        "qa_agent_system_template",
+        "qa_agent_template",
+        "code_agent_system_template",
+        "code_agent_template",
+        "game_agent_system_template",
+        "game_agent_template",
+        "gem_math",
+        "gem_qa",
+        "gem_code",
+        "gem_games",
+        "gem_rg",
+        "model_name",
+        "agent_config_common",
+    }
 )
 """Top-level names that the published files use for interpolation only."""
 

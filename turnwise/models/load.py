@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -23,7 +25,9 @@ from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ATTENTION = {"auto": None, "sdpa": "sdpa", "eager": "eager", "fa2": "flash_attention_2"}
-_MAKE_HINT = "make one with `turnwise make-model`, or set `pretrain` to a Hugging Face model folder"
+_MAKE_HINT = (
+    "make one with `turnwise make-model`, or set `pretrain` to a Hugging Face model folder or a model fetched by `hf download`"
+)
 _LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError)
 """What transformers raises for folders that it can't use."""
 
@@ -46,7 +50,7 @@ def load_model(
     device: str | torch.device = "cpu",
     attn_implementation: str = "auto",
 ) -> PreTrainedModel:
-    """A causal language model in evaluation mode, with weights of `dtype` on `device`.
+    """A causal language model in evaluation mode, with weights of `dtype` on `device`; from a folder or the hub's local cache.
 
     `auto` trains packed sequences without padding where the architecture allows it; `sdpa` and `eager` pad; `fa2` is
     flash attention 2 and needs CUDA.
@@ -59,7 +63,12 @@ def load_model(
     config = _load_config(path)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation=implementation, output_loading_info=True
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=implementation,
+            output_loading_info=True,
+            local_files_only=True,
         )
     except _LIBRARY_ERRORS as error:
         raise ModelError(f"{path}: can't be loaded as a causal language model: {_first_line(error)}") from error
@@ -79,7 +88,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """
     _require_folder(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except _LIBRARY_ERRORS as error:
         raise ModelError(f"{path}: has no usable tokenizer (tokenizer.json): {_first_line(error)}") from error
     if not len(tokenizer):
@@ -135,14 +144,14 @@ def _attention(name: str) -> str | None:
 def _load_config(path: str | Path) -> PreTrainedConfig:
     _require_folder(path)
     try:
-        return AutoConfig.from_pretrained(path)
+        return AutoConfig.from_pretrained(path, local_files_only=True)
     except _LIBRARY_ERRORS as error:
         raise ModelError(f"{path}: config.json can't be used: {_first_line(error)}") from error
 
 
 def _require_folder(path: str | Path) -> None:
     folder = Path(path)
-    if not folder.exists() and _is_hub_id(str(path)):
+    if not folder.exists() and _is_cached(str(path)):
         return
     if not folder.is_dir():
         raise ModelError(f"{path}: no such model folder; {_MAKE_HINT}")
@@ -155,9 +164,12 @@ def _require_folder(path: str | Path) -> None:
         raise ModelError(f"{file}: is no readable JSON: {_first_line(error)}") from error
 
 
-def _is_hub_id(path: str) -> bool:
-    """Whether it may name a model of the Hugging Face hub: `organisation/name`."""
-    return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not path.endswith("/")
+def _is_cached(name: str) -> bool:
+    """Whether it names a model of the Hugging Face hub that is on this machine. Nothing is downloaded by loading."""
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False
 
 
 def _first_line(error: BaseException) -> str:

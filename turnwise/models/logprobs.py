@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK_ELEMENTS = 2**23
-"""Logits held at once (32 MiB in fp32)."""
+_CHUNK_ELEMENTS = 2**25
+"""Logits held at once (128 MiB in fp32)."""
 
 
 def token_logprobs(

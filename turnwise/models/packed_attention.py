@@ -143,7 +143,8 @@ def _varlen(
         window_size=(left, 0),
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    return output.unsqueeze(0)
+    assert isinstance(output, Tensor)
+    return output[None]
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

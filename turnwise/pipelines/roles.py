@@ -82,7 +82,7 @@ class ModelRole:
             return [self._own(Metric("optimizer_steps", 0.0, "sum"))]
         cuts = self.plan.micro_batches([s.num_tokens for s in samples], self.plan.max_tokens_train)
         batches = [pack([samples[i] for i in cut], divisors) for cut in cuts]
-        metrics = self.workers.call("train_step", batches, loss).result(self.plan.deadline_s)
+        metrics = self.workers.call("train_step", batches, route="split", loss=loss).result(self.plan.deadline_s)
         return [self._own(metric) for metric in (*metrics, Metric("optimizer_steps", 1.0, "sum"))]
 
     def _own(self, metric: Metric) -> Metric:
@@ -96,7 +96,7 @@ class ModelRole:
         cuts = self.plan.micro_batches([s.num_tokens for s in samples], self.plan.max_tokens_infer)
         chosen = [[samples[i] for i in cut] for cut in cuts]
         batches = [pack(part, denominators(part, self.plan.max_length)) for part in chosen]
-        results = self.workers.call("forward", batches, frozenset({output})).result(self.plan.deadline_s)
+        results = self.workers.call("forward", batches, route="split", outputs=frozenset({output})).result(self.plan.deadline_s)
         by_sample: dict[int, FloatArray] = {}
         for cut, batch, arrays in zip(cuts, batches, results, strict=True):
             by_sample.update(zip(cut, unpack(arrays[output], batch.lengths), strict=True))

@@ -62,17 +62,23 @@ def _processed(logits: torch.Tensor, context: Sequence[int], sampling: SamplingP
     return scores - np.log(np.exp(scores).sum())
 
 
-def assert_logprobs(model: PreTrainedModel, prompt_ids: Sequence[int], completion: Completion, sampling: SamplingParams) -> None:
+def assert_logprobs(
+    model: PreTrainedModel, prompt_ids: Sequence[int], completion: Completion, sampling: SamplingParams
+) -> None:
     expected = reference_logprobs(model, prompt_ids, completion.token_ids, sampling)
     assert np.isfinite(expected).all(), "a sampled token has probability 0 under the reference"
     difference = np.abs(completion.logprobs - expected)
-    assert difference.max() <= 1e-4 and difference.mean() <= 2e-6, f"log-probs differ by up to {difference.max():.2e}"
+    assert difference.max() <= 1e-4 and difference.mean() <= 1e-6, f"log-probs differ by up to {difference.max():.2e}"
 
 
 async def greedy_equals_reference(make_server: ServerFactory, model: PreTrainedModel) -> None:
     server = make_server(model, max_length=MAX_LENGTH)
     prompts = prompts_of(model, 5)
-    greedy = [SamplingParams(8, temperature=0.0), SamplingParams(8, do_sample=False), SamplingParams(8, top_k=3, do_sample=False)]
+    greedy = [
+        SamplingParams(8, temperature=0.0),
+        SamplingParams(8, do_sample=False),
+        SamplingParams(8, top_k=3, do_sample=False),
+    ]
     choices = [greedy[i % 3] for i in range(5)]
     completions = await asyncio.gather(*(server.generate(p, choices[i], f"c{i}") for i, p in enumerate(prompts)))
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -167,8 +173,7 @@ async def abort_returns_partial_tokens(make_server: ServerFactory, model: PreTra
     prompt, sampling = prompts_of(model, 1)[0], SamplingParams(60, seed=9)
     whole = await server.generate(prompt, sampling, "whole")
     task = asyncio.create_task(server.generate(prompt, sampling, "cut"))
-    other = asyncio.create_task(server.generate(prompt, replace(sampling, max_new_tokens=3), "other"))
-    await other
+    await _let_it_sample()
     await server.abort("cut")
     cut = await task
     count = len(cut.token_ids)
@@ -190,10 +195,8 @@ async def later_turns_equal_fresh_ones(make_server: ServerFactory, model: PreTra
             anew = await fresh.generate(context, sampling, f"c{index}.{turn}")
             assert kept.token_ids.tolist() == anew.token_ids.tolist()
             assert_logprobs(model, context, kept, sampling)
-            if turn == 2:
-                context = context[:7]  # a context that was rewritten: only a part of what is cached still holds
-            else:
-                context = context + kept.token_ids.tolist()
+            # At one turn the context is rewritten: only a part of what is cached still holds.
+            context = context[:7] if turn == 2 else context + kept.token_ids.tolist()
             context = context + rng.integers(0, model.config.vocab_size, int(rng.integers(0, 9))).tolist()
         await server.release(f"c{index}")
 
@@ -223,18 +226,19 @@ async def interrupted_requests_go_on(make_server: ServerFactory, model: PreTrain
     prompt, sampling = prompts_of(model, 1)[0], SamplingParams(40, seed=3)
     server = make_server(model, max_length=MAX_LENGTH)
     task = asyncio.create_task(server.generate(prompt, sampling, "goes-on"))
-    await server.generate(prompt, replace(sampling, max_new_tokens=2), "clock")
+    await _let_it_sample()
     await server.suspend("abort_continue")
     _perturb(model)
     await server.resume(1)
     completion = await task
     assert len(completion.token_ids) == 40
     old = next((run.count for run in completion.versions if run.version == 0), 0)
+    assert completion.versions[-1] == VersionRun(1, 40 - old)
     later = Completion(completion.token_ids[old:], completion.logprobs[old:], "length", (VersionRun(1, 40 - old),))
     assert_logprobs(model, [*prompt, *completion.token_ids[:old].tolist()], later, sampling)
 
     task = asyncio.create_task(server.generate(prompt, sampling, "restarts"))
-    await server.generate(prompt, replace(sampling, max_new_tokens=2), "clock")
+    await _let_it_sample()
     await server.suspend("abort_restart")
     await server.resume(2)
     assert (await task).versions == (VersionRun(2, 40),)
@@ -270,6 +274,12 @@ async def close_fails_what_is_in_flight(make_server: ServerFactory, model: PreTr
     assert isinstance(failure, ServerError)
     (failure,) = await asyncio.gather(server.generate([1], SamplingParams(1), "d"), return_exceptions=True)
     assert isinstance(failure, ServerError)
+
+
+async def _let_it_sample() -> None:
+    """Some turns of the event loop, in which a server in this process samples a few tokens."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 def _perturb(model: PreTrainedModel) -> None:

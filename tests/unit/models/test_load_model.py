@@ -42,6 +42,8 @@ def test_a_missing_folder_names_the_command_that_makes_one(tmp_path: Path) -> No
     for load in (load_model, load_tokenizer):
         with pytest.raises(ModelError, match=r"no such model folder; make one with `turnwise make-model`"):
             load(tmp_path / "nothing")
+        with pytest.raises(ModelError, match="hf download"):
+            load("no-organisation/no-model")
 
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:

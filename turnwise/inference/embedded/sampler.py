@@ -27,7 +27,7 @@ def uniforms(seeds: NDArray[np.uint64], counters: IntArray) -> FloatArray:
     """Numbers in [0, 1) with 24 random bits, one for each (seed, counter); shapes [B].
 
     >>> uniforms(np.array([7, 7], np.uint64), np.array([0, 1])).round(4)
-    array([0.0535, 0.3486], dtype=float32)
+    array([0.7215, 0.6497], dtype=float32)
     """
     keys = _splitmix64(seeds + _GOLDEN)
     bits = _splitmix64(keys + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
@@ -81,9 +81,9 @@ def _checked(values: Tensor) -> Tensor:
 def _penalise(logits: Tensor, chosen: IntArray, rows: NDArray, ids: IntArray, slots: IntArray) -> None:
     """Divides positive and multiplies negative logits of tokens seen by the penalty (Keskar et al. 2019, section 4.1)."""
     lengths = rows["length"][chosen]
-    seen = ids[slots[chosen], : lengths.max()]
-    beyond = np.arange(seen.shape[1]) >= lengths[:, None]
-    seen = torch.from_numpy(np.where(beyond, seen[:, :1], seen)).to(logits.device)
+    contexts = ids[slots[chosen], : lengths.max()]
+    is_beyond = np.arange(contexts.shape[1]) >= lengths[:, None]
+    seen = torch.from_numpy(np.where(is_beyond, contexts[:, :1], contexts)).to(logits.device)
     index = torch.from_numpy(chosen).to(logits.device)
     penalty = torch.from_numpy(rows["repetition_penalty"][chosen]).to(logits.device)[:, None]
     picked = logits[index]

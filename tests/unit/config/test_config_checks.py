@@ -1,0 +1,179 @@
+"""What is impossible or contradicts itself is refused with its reason; what has no effect is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.config import AgenticConfig, ineffective, parse_config, unavailable
+from turnwise.config.availability import MISSING
+from turnwise.config.effects import EFFECTS
+from turnwise.errors import ConfigError
+
+LAKE = {"env_type": "frozen_lake"}
+MINIMAL: dict[str, Any] = {"pretrain": "models/none", "custom_envs": {"Lake": LAKE}}
+
+
+def config_of(**keys: Any) -> AgenticConfig:
+    return parse_config(MINIMAL | keys)[0]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"async_generation_ratio": 0.5}, "got 0.5; batches in flight are whole ones"),
+    ({"reward_normalization": {"method": "identity"}}, "identity contradicts adv_estimator grpo.*mean_std.*reinforce"),
+    ({"adv_estimator": "rloo", "reward_normalization": {"method": "mean"}}, "rloo centres scores in its own way"),
+    ({"adv_estimator": "gae", "reward_normalization": {"method": "mean_std"}}, "reward_placement turn, gae works on single"),
+    ({"add_token_level_kl": True}, "init_kl_coef is 0"),
+    ({"use_kl_loss": True, "kl_loss_type": "k1"}, "expected gradient of k1 is zero; use k3 or k2"),
+    ({"use_kl_loss": True, "kl_loss_type": "abs"}, "abs estimates no KL"),
+    ({"rollout_batch_size": 65}, r"65 = 8 × 8 \+ 1\); use 64 or 72"),
+    ({"eval_steps": 1, "val_env_manager": {"group_size": 3}}, r"128 = 42 × 3 \+ 2\); use 126 or 129"),
+    ({"train_env_manager": {"num_groups_partition": [7]}}, "7 = 7, but num_env_groups is 8"),
+    ({"train_env_manager": {"num_groups_partition": [4, 4]}}, "2 numbers for 1 tags"),
+    ({"train_env_manager": {"tags": ["Lak"]}}, "'Lak' isn't a tag of custom_envs.*Did you mean 'Lake'"),
+    ({"train_env_manager": {"group_size": 1}}, "1 leaves every advantage of grpo at 0"),
+    ({"adv_estimator": "grpo_passk", "train_env_manager": {"group_size": 1}}, "advantage of grpo_passk at 0"),
+    ({"prompt_length": 100}, "set response_length too"),
+    ({"pg_args": {"clip_hgh": 0.3}}, "pg_args.clip_hgh: pg_variant ppo has no such parameter.*Did you mean 'clip_high'"),
+    ({"group_filter": "odd"}, "'odd' isn't non_zero_variance"),
+    ({"actor_train": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm can't do this role's work; use one of torch_train"),
+    ({"actor_infer": {"strategy_args": {"strategy_name": "torch_train"}}}, "use one of embedded, hf, vllm, sglang"),
+    ({"actor_train": {"strategy_args": {"strategy_name": "torch_trian"}}}, "Did you mean 'torch_train'"),
+    ({"actor_train": {"model_args": {"dtype": "fp16"}}}, "fp16 gradients underflow"),
+    (
+        {
+            "actor_train": {
+                "device_mapping": [0, 1, 2],
+                "strategy_args": {"strategy_name": "megatron_train", "strategy_config": {"tp_size": 2}},
+            }
+        },
+        "3 devices don't hold whole copies",
+    ),
+    ({"actor_infer": {"generating_args": {"num_return_sequences": 4}}}, "got 4; a task's siblings come from `group_size`"),
+    ({"actor_infer": {"generating_args": {"temperature": 0.0}}}, "greedy tokens can't be trained on"),
+    (
+        {"actor_infer": {"generating_args": {"top_p": 0.9}}, "train_infer_correction": {"is_weight": {}}},
+        "exp\\(old − sampled\\) is no importance ratio",
+    ),
+    ({"actor_infer": {"generating_args": {"top_k": 50}}, "use_rollout_log_probs": True}, "use_rollout_log_probs: with top_k"),
+    ({"train_infer_correction": {"filters": [{"ratio_low": 2.0, "ratio_high": 1.0}]}}, r"filters\[0\]: ratio_low 2.0 isn't"),
+    ({"deterministic": True, "train_env_manager": {"group_size_redundancy": 1}}, "deterministic: true forbids"),
+    ({"deterministic": True, "actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm schedules by time"),
+    ({"custom_envs": {}}, "there is nothing to train on"),
+    ({"custom_envs": {"Lake": LAKE | {"agent_template": "{observatio}"}}}, "Did you mean 'observation'"),
+    ({"custom_envs": {"Lake": LAKE | {"agent_template": "{"}}}, "write a brace that is part of the text twice"),
+    ({"custom_envs": {"Lake": LAKE | {"action_pattern": "("}}}, "isn't a regular expression"),
+    ({"custom_envs": {"Lake": LAKE | {"agent_name": "tool_agnt"}}}, "'tool_agnt' isn't one of"),
+    ({"sequence_length": 64, "custom_envs": {"Lake": LAKE | {"max_tokens_per_step": 64}}}, "leave no room for a prompt"),
+    ({"ppo_epochs": "two"}, "ppo_epochs: input should be a valid integer.*got 'two'"),
+    ({"ppo_epochs": True}, "valid integer"),
+    ({"ppo_epochs": 0}, "greater than or equal to 1"),
+    ({"gamma": float("nan")}, "finite number|less than or equal"),
+    ({"adv_estimator": "gigpoo"}, "Did you mean 'gigpo'"),
+    ({"track_with": "tensorbord"}, "Did you mean 'tensorboard'"),
+]
+
+
+@pytest.mark.parametrize(("keys", "message"), REFUSED, ids=lambda value: value[:40] if isinstance(value, str) else None)
+def test_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        config_of(**keys)
+
+
+def test_a_context_that_the_model_cannot_hold(tmp_path: Path) -> None:
+    shape = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 8}
+    content = shape | {"num_attention_heads": 2, "max_position_embeddings": 2048}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="3000 tokens are 952 more than the 2048"):
+        config_of(pretrain=str(tmp_path), sequence_length=3000)
+
+
+def test_all_problems_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_of(rollout_batch_size=65, add_token_level_kl=True, ppo_epoch=2, train_env_manager={"grop_size": 4})
+    message = str(caught.value)
+    assert "4 problems" in message
+    for part in ("65 = 8", "init_kl_coef is 0", "ppo_epoch: unknown key", "train_env_manager.grop_size: unknown key"):
+        assert part in message
+
+
+def test_unknown_keys_name_the_section_that_has_them() -> None:
+    with pytest.raises(ConfigError, match=r"actor_train.learning_rate: unknown key. It belongs in actor_train.training_args\."):
+        config_of(actor_train={"learning_rate": 1e-5})
+
+
+INEFFECTIVE: list[tuple[dict[str, Any], str]] = [
+    ({"pg_clip_low": 0.1}, "pg_clip_low: has no effect: needs use_pg_clip_range"),
+    ({"kl_horizon": 5.0}, "kl_horizon: has no effect: needs target_kl"),
+    ({"step_reward_gamma": 0.9}, "step_reward_gamma"),
+    ({"gamma": 0.9}, "gamma"),
+    ({"init_kl_coef": 0.1}, "init_kl_coef"),
+    ({"kl_loss_coef": 0.1}, "kl_loss_coef"),
+    ({"value_clip": 0.2}, "value_clip"),
+    ({"critic": {"training_args": {"learning_rate": 1e-5}}}, "critic"),
+    ({"reference": {"model_args": {"dtype": "bf16"}}}, "reference"),
+    ({"pg_variant": "vanilla", "pg_clip": 0.2}, "pg_clip"),
+    ({"custom_envs": {"Lake": LAKE | {"history_length": 2}}}, "custom_envs.Lake.history_length"),
+    ({"actor_train": {"model_args": {"lora_alpha": 8.0}}}, "actor_train.model_args.lora_alpha"),
+    ({"actor_train": {"use_sequence_packing": False}}, "actor_train.use_sequence_packing"),
+]
+
+
+@pytest.mark.parametrize(("keys", "sentence"), INEFFECTIVE, ids=lambda value: value if isinstance(value, str) else None)
+def test_a_key_without_effect_is_said_and_refused_when_strict(keys: dict[str, Any], sentence: str) -> None:
+    (line,) = ineffective(config_of(**keys))
+    assert line.startswith(sentence)
+    with pytest.raises(ConfigError, match="has no effect"):
+        parse_config(MINIMAL | keys, strict=True)
+
+
+def test_keys_that_work_or_ask_for_their_default_are_silent() -> None:
+    assert ineffective(config_of(init_kl_coef=0.0, pg_clip=0.2, gamma=1.0, dual_clip_loss=False)) == []
+    assert ineffective(config_of(use_kl_loss=True, kl_loss_coef=0.1, reference={"model_args": {"dtype": "bf16"}})) == []
+
+
+def test_the_tables_name_keys_of_the_schema() -> None:
+    config = config_of()
+    for effect in EFFECTS:
+        for key in effect.keys:
+            section: Any = config
+            for part in key.split("."):
+                assert part in type(section).model_fields, key
+                section = section.__dict__[part]
+    assert all(not line.is_used(config) for line in MISSING)
+
+
+def test_this_version_runs_the_main_job() -> None:
+    keys = {"add_token_level_kl": True, "init_kl_coef": 0.01, "target_kl": 0.1, "use_kl_loss": True, "deterministic": True}
+    keys |= {"use_rollout_log_probs": True, "entropy_loss_coef": 0.01, "whiten_advantages": True, "advantage_clip": 5.0}
+    assert unavailable(config_of(**keys)) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "part"),
+    [
+        ({"adv_estimator": "gigpo"}, "adv_estimator gigpo"),
+        ({"pg_variant": "gspo"}, "pg_variant gspo"),
+        ({"async_generation_ratio": 1}, "asynchronous training"),
+        ({"actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm isn't in this version"),
+        ({"reward_normalization": {"norm_mean_type": "running"}}, "running statistics"),
+        ({"custom_envs": {"Lake": LAKE | {"mode": "step"}}}, "a fresh context each turn"),
+        ({"custom_envs": {"Lake": {"env_type": "sokoban"}}}, "sokoban isn't in this version"),
+        ({"resume_from_checkpoint": True}, "resuming"),
+        ({"track_with": ["stdout", "wandb"]}, "track_with wandb"),
+        ({"group_filter": "non_zero_variance"}, "filtering groups"),
+        ({"actor_train": {"model_args": {"lora_rank": 8}}}, "LoRA"),
+        ({"trace": {"backend": "jsonl"}}, "tracing"),
+        ({"train_infer_correction": {"is_weight": {}}}, "correction of the sampler's drift"),
+    ],
+)
+def test_valid_settings_of_later_versions_are_named(keys: dict[str, Any], part: str) -> None:
+    assert any(part in line for line in unavailable(config_of(**keys)))
+
+
+def test_an_environment_that_is_not_used_is_not_missed() -> None:
+    keys = {"custom_envs": {"Lake": LAKE, "Boxes": {"env_type": "sokoban"}}, "train_env_manager": {"tags": ["Lake"]}}
+    assert unavailable(config_of(**keys)) == []

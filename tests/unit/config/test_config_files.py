@@ -1,0 +1,206 @@
+"""Files, defaults lists, interpolation, overrides, places of errors, and what importing and printing a config costs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from turnwise.cli import config_command
+from turnwise.config import SFTConfig, describe, find_config, load_any_config, load_config
+from turnwise.config.positions import Positions
+from turnwise.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+PUBLISHED = ROOT / "examples" / "qwen2.5-0.5B-agentic" / "agent_val_frozen_lake.yaml"
+ON_A_LAPTOP = """pretrain=models/tiny
+    actor_train.strategy_args=null actor_train.device_mapping=null actor_train.model_args=null
+    actor_infer.strategy_args=null actor_infer.device_mapping=null actor_infer.model_args=null
+    reference.device_mapping=null reference.model_args=null rollout_batch_size=64 val_batch_size=64 sequence_length=2048
+    train_env_manager.num_env_groups=8 train_env_manager.num_groups_partition=[8]
+    actor_train.training_args.gradient_accumulation_steps=16""".split()
+
+SHARED = """
+pattern: <a>(.*?)</a>
+unused_here: 3
+seed: 1
+custom_env:
+  Lake:
+    env_type: frozen_lake
+    action_pattern: ${pattern}
+    max_stepz: ${unused_here}
+"""
+MAIN = """\
+defaults:
+  - ../config/shared@_here_
+pretrain: models/none
+seed: 2
+custom_envs:
+  Lake: ${custom_env.Lake}
+actor_train:
+  training_args:
+    learning_rate: 1e-5
+"""
+
+
+@pytest.fixture
+def main_file(tmp_path: Path) -> Path:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "config" / "shared.yaml").write_text(SHARED.replace("max_stepz", "max_steps"))
+    path = tmp_path / "run" / "main.yaml"
+    path.write_text(MAIN)
+    return path
+
+
+def test_defaults_interpolation_and_overrides(main_file: Path) -> None:
+    overrides = ["ppo_epochs=2", "+max_steps=3", "actor_train.training_args.weight_decay=0.1", "track_with=[stdout]"]
+    config, notes = load_config(main_file, overrides)
+    lake = config.custom_envs["Lake"]
+    assert (lake.action_pattern, lake.max_steps) == ("<a>(.*?)</a>", 3)
+    assert (config.seed, config.ppo_epochs, config.max_steps, config.exp_name) == (2, 2, 3, "main")
+    assert config.actor_train.training_args.learning_rate == 1e-5
+    assert config.actor_train.training_args.weight_decay == 0.1
+    assert config.track_with == ["stdout"]
+    assert notes == []
+
+
+def test_an_override_reaches_what_interpolates_it(main_file: Path) -> None:
+    assert load_config(main_file, ["pattern=x(.)"])[0].custom_envs["Lake"].action_pattern == "x(.)"
+
+
+def test_nothing_global_stays(main_file: Path) -> None:
+    from hydra.core.global_hydra import GlobalHydra
+
+    load_config(main_file)
+    with pytest.raises(ConfigError):
+        load_config(main_file, ["pretrain=${nowhere}"])
+    assert not GlobalHydra.instance().is_initialized()
+    assert list(main_file.parent.iterdir()) == [main_file]
+
+
+def test_an_unknown_key_names_file_line_and_neighbour(main_file: Path) -> None:
+    main_file.write_text(MAIN + "    waight_decay: 0.1\nrollout_batch_siz: 8\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(main_file, ["ppo_epoch=2"])
+    message = str(caught.value)
+    assert f"{main_file}:10: actor_train.training_args.waight_decay: unknown key. Did you mean 'weight_decay'?" in message
+    assert f"{main_file}:11: rollout_batch_siz: unknown key. Did you mean 'rollout_batch_size'?" in message
+    assert "override 'ppo_epoch=2': ppo_epoch: unknown key. Did you mean 'ppo_epochs'?" in message
+    assert "3 problems" in message
+
+
+def test_an_interpolated_key_is_found_where_it_was_written(main_file: Path) -> None:
+    shared = main_file.parent.parent / "config" / "shared.yaml"
+    shared.write_text(SHARED)
+    with pytest.raises(ConfigError) as caught:
+        load_config(main_file)
+    assert f"{shared}:9: custom_envs.Lake.max_stepz: unknown key. Did you mean 'max_steps'?" in str(caught.value)
+
+
+def test_interpolation_in_a_circle_has_a_place(tmp_path: Path) -> None:
+    path = tmp_path / "circle.yaml"
+    path.write_text("a: ${b}\nb: ${a}\n")
+    assert Positions(path).of(("a", "x", "y")).endswith("circle.yaml:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ("a: [", [], "can't be read"),
+        ("- 1", [], "can't be read|top level"),
+        ("a: ${b}", [], "can't be read.*'b' not found"),
+        ("defaults: [nowhere]", [], "can't be read.*nowhere"),
+        ("a: 1", ["a=[1"], "can't be read"),
+        ("a: 1\na: 2", [], "can't be read.*duplicate"),
+    ],
+)
+def test_files_that_hydra_refuses(tmp_path: Path, text: str, overrides: list[str], message: str) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        load_config(tmp_path / "x.yaml", overrides)
+
+
+def test_a_missing_file_names_its_neighbour(main_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean 'main.yaml'"):
+        load_config(main_file.with_name("mian.yaml"))
+
+
+def test_folder_and_name_of_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    examples = ROOT / "examples"
+    name = "agent_val_frozen_lake"
+    assert find_config("examples/qwen2.5-0.5B-agentic", name).samefile(PUBLISHED)
+    assert find_config("qwen2.5-0.5B-agentic", name, examples).samefile(PUBLISHED)
+    assert find_config(str(PUBLISHED.parent), f"{name}.yaml", tmp_path) == PUBLISHED
+    with pytest.raises(ConfigError, match="looked for"):
+        find_config("qwen", name, examples)
+
+
+def test_the_published_example_passes_without_a_warning() -> None:
+    config, notes = load_config(PUBLISHED, strict=True)
+    applied = describe(config)
+    assert applied.warnings == []
+    assert all("hf_infer" in note for note in notes)
+    assert any("vllm" in line for line in applied.missing)
+    assert config.optimizer_steps_per_batch() == 1
+
+
+def test_the_published_example_runs_on_a_laptop_as_its_comment_says() -> None:
+    comment = "".join(line.lstrip("# ") for line in PUBLISHED.read_text().split("defaults:")[0].splitlines(keepends=True))
+    assert all(override in comment for override in ON_A_LAPTOP)
+    config, _ = load_config(PUBLISHED, ON_A_LAPTOP, strict=True)
+    assert describe(config).missing == []
+
+
+def test_a_file_with_train_files_is_for_fine_tuning(tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text("pretrain: models/none\ntrain_files: demos.jsonl\n")
+    config, _ = load_any_config(tmp_path / "sft.yaml")
+    assert isinstance(config, SFTConfig)
+    assert "samples" in dict(describe(config).rows)["optimiser step"]
+
+
+def print_config(path: Path, is_json: bool, capsys: pytest.CaptureFixture[str]) -> str:
+    status = config_command.run(argparse.Namespace(config=str(path), overrides=[], strict=False, json=is_json))
+    assert status == 0
+    return capsys.readouterr().out
+
+
+def test_the_command_prints_yaml_and_table(main_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, _, table = print_config(main_file, False, capsys).partition("# what this applies")
+    assert yaml.safe_load(text)["actor_train"]["training_args"]["learning_rate"] == 1e-5
+    assert "64 trajectories in 8 groups of 8, from Lake" in table
+    assert "8 steps of 8 samples" in table
+    content = json.loads(print_config(main_file, True, capsys))
+    assert content["config"] == yaml.safe_load(text)
+    assert content["applied"]["KL"] == "none, so no reference model"
+
+
+def test_memory_is_estimated_from_config_json(main_file: Path, tmp_path: Path) -> None:
+    shape = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 1000, "intermediate_size": 1000}
+    content = shape | {"vocab_size": 1000, "num_attention_heads": 10, "max_position_embeddings": 100}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config, _ = load_config(main_file, [f"pretrain={tmp_path}", "custom_envs.Lake.max_tokens_per_step=8"])
+    rows = dict(describe(config).rows)
+    assert "9.00 M parameters, context 100" in rows["model"]
+    assert rows["memory"].startswith("144.0 MB weights, gradients, optimiser, at most 51.2 MB keys and values of 64 contexts")
+
+
+def test_importing_and_using_the_config_loads_no_heavy_library() -> None:
+    code = (
+        "import sys; from turnwise.cli.main import main; "
+        f"assert main(['config', {str(PUBLISHED)!r}]) == 0; "
+        "print([m for m in ('torch', 'transformers', 'ray', 'vllm') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_importing_the_config_does_not_import_hydra() -> None:
+    code = "import sys, turnwise.config; sys.exit('hydra' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

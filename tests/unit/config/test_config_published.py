@@ -1,0 +1,124 @@
+"""Files written for the published systems load: their keys are mapped, or answered with a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from turnwise.config import parse_config, unavailable
+from turnwise.errors import ConfigError
+
+LAKE: dict[str, Any] = {"env_type": "frozen_lake"}
+MINIMAL: dict[str, Any] = {"pretrain": "models/none", "custom_envs": {"Lake": LAKE}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "expected"),
+    [
+        ({"actor_train": {"pg_variant": "topr"}}, "pg_variant", "topr"),
+        ({"actor_train": {"model_args": {"flash_attn": "fa2"}}}, "actor_train.model_args.attn_implementation", "fa2"),
+        ({"actor_train": {"model_args": {"flash_attn": "disabled"}}}, "actor_train.model_args.attn_implementation", "eager"),
+        ({"actor_train": {"model_args": {"lora_rank": 8, "lora_target": "q_proj, v_proj"}}}, "actor_train.model_args.lora_target", ["q_proj", "v_proj"]),
+        ({"reference": {"strategy_args": {"strategy_name": "hf_infer"}}}, "reference.strategy_args.strategy_name", "torch_infer"),
+        ({"actor_infer": {"strategy_args": {"strategy_name": "hf_infer"}}}, "actor_infer.strategy_args.strategy_name", "hf"),
+        ({"actor_infer": {"generating_args": {"top_k": -1}}}, "actor_infer.generating_args.top_k", 0),
+        ({"train_env_manager": {"group_filter_cls": "my.filters.Keep"}}, "group_filter", "my.filters:Keep"),
+        ({"train_env_manager": {"group_filter_cls": "roll.pipeline.agentic.agentic_pipeline.GroupFilter"}}, "group_filter", None),
+        ({"reward_normalization": {"grouping": "state"}}, "reward_normalization.grouping", "traj_group_id"),
+        ({"reward_normalization": {"grouping": "inductive"}}, "reward_normalization.grouping", "tags"),
+        ({"add_token_level_kl": True, "init_kl_coef": 0.1, "kl_penalty": "mse"}, "kl_penalty", "k2"),
+        ({"use_kl_loss": True, "kl_loss_type": "low_var"}, "kl_loss_type", "k3"),
+        ({"track_with": "tensorboard"}, "track_with", ["tensorboard"]),
+        ({"async_generation_ratio": 1.0}, "async_generation_ratio", 1),
+    ],
+)
+def test_mapped(keys: dict[str, Any], path: str, expected: object) -> None:
+    value: Any = parse_config(MINIMAL | keys)[0]
+    for part in path.split("."):
+        value = value.__dict__[part]
+    assert value == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "name", "expected"),
+    [
+        ({"env_manager_cls": "roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager"}, "mode", "trajectory"),
+        ({"env_manager_cls": "roll.pipeline.agentic.env_manager.vl_traj_env_manager.VLTrajEnvManager"}, "mode", "trajectory"),
+        ({"env_manager_cls": "roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager"}, "mode", "step"),
+        ({"max_actions_per_traj": 7}, "max_steps", 7),
+        ({"env_config": {"max_steps": 6}}, "max_steps", 6),
+        ({"max_steps": 5, "env_config": {"max_steps": 6}}, "max_steps", 5),
+        ({"env_config": {"action_pattern": "(.*)"}}, "action_pattern", "(.*)"),
+        ({"action_pattern": "a", "env_config": {"action_pattern": "(.*)"}}, "action_pattern", "a"),
+        ({"env_config": {"special_token_list": ["x"], "size": 5}}, "env_config", {"size": 5}),
+        ({"agent_name": "RectAgentLoop"}, "agent_name", "react_agent"),
+        ({"agent_name": "tool_agent_loop"}, "agent_name", "tool_agent"),
+    ],
+)
+def test_mapped_in_an_environment(keys: dict[str, Any], name: str, expected: object) -> None:
+    env = parse_config(MINIMAL | {"custom_envs": {"Lake": LAKE | keys}})[0].custom_envs["Lake"]
+    assert env.__dict__[name] == expected
+    assert "action_pattern" not in env.env_config and "max_steps" not in env.env_config
+
+
+def test_an_environment_of_ones_own_keeps_its_arguments() -> None:
+    env = {"env_type": "mine:Env", "env_config": {"max_steps": 6}}
+    assert parse_config(MINIMAL | {"custom_envs": {"Mine": env}})[0].custom_envs["Mine"].env_config == {"max_steps": 6}
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"system_envs": {"A": "1"}}, "set environment variables in the shell"),
+        ({"router_args": {"router_name": "EnvAffinityRouter"}}, "a conversation always stays on its replica"),
+        ({"actor_train": {"worker_cls": "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"}}, "the loss from pg_variant"),
+        ({"actor_train": {"infer_batch_size": 2}}, "use_dynamic_batching_in_infer"),
+        ({"actor_train": {"data_args": {"template": "qwen2_5"}}}, "the chat template is the tokenizer's own"),
+        ({"train_env_manager": {"format_penalty": -0.15}}, "it belongs to custom_envs.<tag>.env_config"),
+        ({"num_gpus_per_node": 8}, "devices follow from each role's device_mapping"),
+        ({"rollout_dump_dir": "/x"}, "rollouts.jsonl"),
+        ({"batch_adjust_mode": "copy"}, "never copied"),
+        ({"checkpoint_config": {"async_upload": True}}, "written to the file system"),
+        ({"think_action_pattern": "x"}, "a variable of the published files"),
+        ({"custom_envs": {"Lake": LAKE | {"max_env_step_concurrent": 4}}}, "use_thread_lock"),
+    ],
+)
+def test_keys_without_counterpart_are_dropped_with_a_sentence(keys: dict[str, Any], sentence: str) -> None:
+    _, (note,) = parse_config(MINIMAL | keys)
+    assert sentence in note
+    with pytest.raises(ConfigError, match="(?s)" + sentence.replace("(", r"\(")):
+        parse_config(MINIMAL | keys, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"actor_train": {"worker_cls": "my.workers.Mine"}}, "workers follow from strategy_name"),
+        ({"train_env_manager": {"llm_proxy": {"proxy_type": "openai"}}}, "turnwise play"),
+        ({"use_opd": True}, "distillation isn't part of turnwise"),
+        ({"actor_infer": {"generating_args": {"num_beams": 4}}}, "never searched for with beams"),
+        ({"custom_envs": {"Lake": LAKE | {"env_manager_cls": "my.ProxyManager"}}}, "write an agent loop"),
+        ({"pg_variant": "tis", "actor_train": {"pg_variant": "topr"}}, "keep one of them"),
+        ({"rollout_batch_size": 128, "train_env_manager": {"max_traj_per_env": 1}}, "64 environments × 1 = 64 trajectories are less"),
+        ({"kl_penalty": "full"}, "kl_penalty"),
+    ],
+)
+def test_what_would_do_something_else_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(MINIMAL | keys)
+
+
+def test_harmless_values_are_dropped_silently() -> None:
+    manager = {"llm_proxy": {"proxy_type": "policy"}, "max_traj_per_env": -1, "format_penalty": 0}
+    keys = {"use_opd": False, "actor_infer": {"generating_args": {"num_beams": 1}}, "train_env_manager": manager}
+    assert parse_config(MINIMAL | keys)[1] == []
+
+
+def test_the_second_systems_overrides() -> None:
+    rollout = {"rollout": {"mode": "async"}}
+    config, notes = parse_config(MINIMAL | {"data": {"return_raw_chat": True}, "actor_rollout_ref": rollout})
+    assert [note.partition(":")[2] for note in notes] == [" always so here", " always async here"]
+    assert unavailable(config) == []
+    with pytest.raises(ConfigError, match="actor_rollout_ref: unknown key"):
+        parse_config(MINIMAL | {"actor_rollout_ref": {"rollout": {"mode": "sync"}}})

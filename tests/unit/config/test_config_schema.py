@@ -1,0 +1,236 @@
+"""Every key of the published vocabulary is in the schema, and the defaults are those that the documents state."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, load_config, parse_config
+from turnwise.config.algorithm import RewardNormalization
+from turnwise.config.data import Agent, Data
+from turnwise.config.environments import CustomEnv, EnvManager
+from turnwise.config.model_facts import read_model_facts
+from turnwise.config.roles import ActorTrain, GeneratingArgs, ModelArgs, Role, StrategyArgs, TrainingArgs
+from turnwise.config.running import CheckpointConfig, CpuSplit, Deadlines, Trace
+from turnwise.errors import ConfigError
+
+MINIMAL = {"pretrain": "models/none", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
+
+KEYS = {
+    AgenticConfig: """
+        exp_name seed logging_dir output_dir render_save_dir
+        max_steps save_steps logging_steps eval_steps resume_from_checkpoint max_ckpt_to_keep
+        pretrain reward_pretrain
+        adv_estimator pg_variant pg_args ratio_type ppo_epochs gamma lambd gae_granularity bootstrap_on_truncation
+        pg_clip use_pg_clip_range pg_clip_low pg_clip_high dual_clip_loss value_clip init_kl_coef add_token_level_kl
+        target_kl kl_horizon kl_penalty use_kl_loss kl_loss_coef kl_loss_type reward_placement reward_normalization
+        whiten_rewards whiten_advantages advantage_clip reward_clip entropy_loss_coef loss_agg_mode max_grad_norm
+        critic_warmup episode_reward_weight step_reward_weight step_reward_gamma train_infer_correction
+        use_rollout_log_probs group_filter max_refill_factor
+        rollout_batch_size val_batch_size sequence_length prompt_length response_length async_generation_ratio
+        actor_train actor_infer critic reference reward
+        train_env_manager val_env_manager custom_envs data agent track_with tracker_kwargs trace checkpoint_config
+        deterministic parity_max_logprob_diff deadlines on_weight_update stale_groups cpu_split""",
+    Role: """
+        model_args training_args generating_args strategy_args device_mapping
+        use_dynamic_batching_in_train use_dynamic_batching_in_infer
+        max_tokens_per_microbatch_in_train max_tokens_per_microbatch_in_infer use_sequence_packing""",
+    ActorTrain: "model_update_frequency",
+    StrategyArgs: "strategy_name strategy_config",
+    ModelArgs: """
+        model_name_or_path model_type dtype attn_implementation disable_gradient_checkpointing
+        lora_rank lora_alpha lora_dropout lora_target freeze_module_prefix""",
+    TrainingArgs: """
+        learning_rate per_device_train_batch_size gradient_accumulation_steps weight_decay warmup_steps warmup_ratio
+        lr_scheduler_type adam_beta1 adam_beta2""",
+    GeneratingArgs: """
+        max_new_tokens temperature top_p top_k num_return_sequences stop_strings repetition_penalty do_sample""",
+    RewardNormalization: "grouping method norm_mean_type norm_std_type",
+    EnvManager: """
+        num_env_groups group_size generating_args group_size_redundancy tags num_groups_partition
+        max_env_num_per_worker max_env_retries env_step_timeout_s episode_timeout_s max_failed_fraction""",
+    CustomEnv: """
+        env_type env_config max_steps max_tokens_per_step agent_name mode history_length agent_system_template
+        agent_template action_pattern use_thread_lock tools""",
+    Data: """
+        train_files val_files prompt_key agent_name_key default_agent reward max_prompt_length shuffle""",
+    Agent: """
+        tool_config_path function_tool_path interaction_config_path agent_config_path tool_parser max_assistant_turns
+        max_user_turns max_parallel_calls max_tool_response_length tool_response_truncate_side tool_timeout_s""",
+    Trace: "backend token2text max_samples_per_step",
+    CheckpointConfig: "type output_dir",
+    Deadlines: "request_s env_s train_s weights_s",
+    CpuSplit: "train rollout",
+    SFTConfig: """
+        pretrain train_files val_files num_epochs max_steps training_args sequence_length output_dir exp_name seed
+        max_grad_norm model_args use_dynamic_batching_in_train max_tokens_per_microbatch_in_train track_with
+        logging_steps save_steps eval_steps""",
+}
+
+
+@pytest.mark.parametrize("section", KEYS, ids=lambda section: section.__name__)
+def test_every_documented_key_is_in_the_schema(section: type) -> None:
+    assert set(KEYS[section].split()) - section.model_fields.keys() == set()
+
+
+def test_a_model_and_an_environment_are_enough() -> None:
+    config, notes = parse_config(MINIMAL)
+    assert notes == []
+    assert (config.adv_estimator, config.pg_variant, config.loss_agg_mode) == ("grpo", "ppo", "token-mean")
+    assert (config.reward_normalization.grouping, config.reward_normalization.method) == ("traj_group_id", "mean_std")
+    assert config.pg_args == {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
+    assert (config.max_steps, config.rollout_batch_size, config.val_batch_size, config.sequence_length) == (200, 64, 128, 4096)
+    assert (config.train_env_manager.tags, config.train_env_manager.group_size) == (["Lake"], 8)
+    assert (config.val_env_manager.tags, config.val_env_manager.group_size) == (["Lake"], 1)
+    assert (config.kl_loss_coef, config.kl_loss_type, config.kl_penalty, config.init_kl_coef) == (0.001, "k3", "k1", 0)
+    assert list(config.active_roles) == ["actor_train", "actor_infer"]
+    assert config.custom_envs["Lake"].action_pattern == r"<answer>(.*?)</answer>"
+
+
+def test_resolved_values_do_not_count_as_set() -> None:
+    config, _ = parse_config(MINIMAL | {"pg_clip": 0.1})
+    assert config.pg_args["clip_low"] == 0.1
+    assert config.model_fields_set == {"pretrain", "custom_envs", "pg_clip"}
+
+
+def test_null_is_unset_where_a_key_has_no_null() -> None:
+    config, _ = parse_config(MINIMAL | {"ppo_epochs": None, "render_save_dir": None, "actor_train": {"model_args": None}})
+    assert config.ppo_epochs == 1 and config.actor_train.model_args.dtype == "fp32"
+    env = {"Lake": {"env_type": "frozen_lake", "action_pattern": None}}
+    assert parse_config(MINIMAL | {"custom_envs": env})[0].custom_envs["Lake"].action_pattern is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"use_pg_clip_range": True, "pg_clip_low": 0.1, "pg_clip_high": 0.28}, {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 3.0}),
+        ({"pg_clip_low": 0.1}, {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
+        ({"dual_clip_loss": False}, {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}),
+        ({"pg_variant": "gspo"}, {"clip_low": 3e-4, "clip_high": 4e-4}),
+        ({"pg_variant": "vanilla", "pg_clip": 0.2}, {}),
+        ({"pg_variant": "tis", "pg_args": {"cap": 3.0}}, {"cap": 3.0}),
+    ],
+)
+def test_clips_end_in_the_parameters_of_the_variant(keys: dict[str, object], expected: dict[str, object]) -> None:
+    assert parse_config(MINIMAL | keys)[0].pg_args == expected
+
+
+def test_variants_and_estimators_bring_their_own_defaults() -> None:
+    config, _ = parse_config(MINIMAL | {"pg_variant": "gspo", "adv_estimator": "gae", "gae_granularity": "turn"})
+    assert (config.loss_agg_mode, config.lambd, config.reward_placement) == ("seq-mean-token-mean", 0.95, "turn")
+    assert config.reward_normalization.method == "identity"
+    assert config.needs_critic and config.critic.model_args.model_type == "token_classification"
+
+
+def test_lora_raises_the_learning_rate() -> None:
+    config, _ = parse_config(MINIMAL | {"actor_train": {"model_args": {"lora_rank": 8}}})
+    assert config.actor_train.training_args.learning_rate == 1e-5
+    assert config.actor_train.model_args.lora_alpha == 16
+
+
+def test_sampling_takes_the_managers_own_before_the_samplers() -> None:
+    config, _ = parse_config(
+        MINIMAL
+        | {
+            "actor_infer": {"generating_args": {"max_new_tokens": 64, "temperature": 0.9}},
+            "val_env_manager": {"generating_args": {"temperature": 0.2}},
+            "custom_envs": {"Lake": {"env_type": "frozen_lake", "max_tokens_per_step": 32}, "Sea": {"env_type": "frozen_lake"}},
+        }
+    )
+    assert (config.sampling("train").temperature, config.sampling("val").temperature) == (0.9, 0.2)
+    assert (config.max_new_tokens("train", "Lake"), config.max_new_tokens("val", "Sea")) == (32, 64)
+
+
+def test_samples_of_an_optimizer_step_count_data_parallel_ranks() -> None:
+    role = {
+        "device_mapping": "list(range(0, 8))",
+        "strategy_args": {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 2}},
+        "training_args": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3},
+    }
+    config, _ = parse_config(MINIMAL | {"actor_train": role, "ppo_epochs": 2})
+    assert config.actor_train.data_parallel_size == 4
+    assert config.actor_train.samples_per_optimizer_step == 24
+    assert config.optimizer_steps_per_batch() == 2 * 3
+
+
+def test_sequence_length_from_its_parts_and_from_the_model(tmp_path: Path) -> None:
+    assert parse_config(MINIMAL | {"prompt_length": 100, "response_length": 28})[0].sequence_length == 128
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3 | {"max_position_embeddings": 1024}))
+    assert parse_config(MINIMAL | {"pretrain": str(tmp_path)})[0].sequence_length == 1024
+
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 28,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}
+QWEN2 = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 24,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "vocab_size": 151936,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.mark.parametrize(("content", "expected"), [(QWEN3, 596_049_920), (QWEN2, 494_032_768)])
+def test_parameters_of_published_models(tmp_path: Path, content: dict[str, object], expected: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    facts = read_model_facts(str(tmp_path))
+    assert facts is not None and facts.num_parameters == expected
+
+
+def test_keys_and_values_of_a_token(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN2))
+    facts = read_model_facts(str(tmp_path))
+    assert facts is not None and facts.kv_bytes_per_token("bf16") == 2 * 24 * 2 * 64 * 2
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"model_type": 3}'])
+def test_a_strange_config_json_says_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    assert read_model_facts(str(tmp_path)) is None
+
+
+def test_the_resolved_config_loads_to_itself(tmp_path: Path) -> None:
+    values = MINIMAL | {
+        "dual_clip_loss": False,
+        "use_kl_loss": True,
+        "eval_steps": 5,
+        "actor_infer": {"generating_args": {"temperature": 0.8}},
+        "actor_train": {"device_mapping": [0], "training_args": {"learning_rate": 2e-4}},
+        "val_env_manager": {"generating_args": {"do_sample": False}},
+    }
+    first, _ = parse_config(values)
+    (tmp_path / "run.yaml").write_text(dump_yaml(first))
+    second, _ = load_config(tmp_path / "run.yaml", ["exp_name=turnwise"])
+    assert dump_yaml(second) == dump_yaml(first)
+    assert second.sampling("val") == first.sampling("val")
+    assert second.pg_args == first.pg_args
+
+
+def test_sft_needs_little() -> None:
+    config, _ = parse_config({"pretrain": "models/none", "train_files": "demos.jsonl"}, SFTConfig)
+    assert config.train_files == ["demos.jsonl"]
+    assert config.training_args.learning_rate == 1e-5
+    with pytest.raises(ConfigError, match="train_files: this key has no default"):
+        parse_config({"pretrain": "models/none"}, SFTConfig)
+
+
+def test_a_config_is_frozen() -> None:
+    config, _ = parse_config(MINIMAL)
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3  # type: ignore[misc]

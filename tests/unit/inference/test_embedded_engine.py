@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from turnwise.errors import ConfigError, ServerError
+from turnwise.inference.embedded.cache import KVCache
+from turnwise.inference.embedded.engine import Engine
+from turnwise.inference.embedded.fused_runner import FusedRunner
+from turnwise.inference.embedded.runner import Step
+from turnwise.inference.request import Finished, Request
+from turnwise.types import SamplingParams
+
+VOCAB = 50
+SLOT_BYTES = 2 * 2 * 2 * 8 * 4 * 512  # keys and values × layers × kv heads × head dim × fp32 × max_length
+
+
+def make_model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=True,
+    )
+    model = Qwen3ForCausalLM(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.3)
+    return model
+
+
+class CountingRunner(FusedRunner):
+    """Remembers its steps, and breaks when told to."""
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(make_model(), max_length=512, kv_cache_bytes=num_slots * SLOT_BYTES)
+        self.steps: list[Step] = []
+        self.is_broken = False
+
+    def forward(self, step: Step) -> Tensor:
+        if self.is_broken:
+            raise RuntimeError("out of memory")
+        self.steps.append(step)
+        return super().forward(step)
+
+
+def make_engine(num_slots: int = 16, max_concurrency: int = 16, max_step_tokens: int = 10_000) -> tuple[Engine, CountingRunner]:
+    runner = CountingRunner(num_slots)
+    return Engine(runner, max_length=512, max_concurrency=max_concurrency, max_step_tokens=max_step_tokens), runner
+
+
+def request(request_id: str, prompt: list[int], max_new_tokens: int = 3, seed: int = 0) -> Request:
+    return Request(request_id, np.array(prompt, np.int64), SamplingParams(max_new_tokens, seed=seed))
+
+
+def run(engine: Engine) -> dict[str, Finished]:
+    finished = {}
+    while engine.has_work:
+        finished.update({item.request.request_id: item for item in engine.step()})
+    return finished
+
+
+def ask(engine: Engine, request_id: str, prompt: list[int], max_new_tokens: int = 3) -> list[int]:
+    engine.add(request(request_id, prompt, max_new_tokens))
+    return run(engine)[request_id].request.partial_ids.tolist()
+
+
+def test_the_next_turn_computes_only_its_new_tokens() -> None:
+    engine, runner = make_engine()
+    context = list(range(20))
+    context += ask(engine, "a", context)
+    ask(engine, "a", [*context, 7, 8])
+    # The token sampled last has no keys yet: it is computed with the two new ones.
+    assert [len(step.token_ids) for step in runner.steps] == [20, 1, 1, 3, 1, 1]
+    assert runner.steps[3].starts.tolist() == [22]
+
+
+def test_new_prompts_and_running_rows_share_a_forward_pass() -> None:
+    engine, runner = make_engine()
+    engine.add(request("a", [1, 2, 3]))
+    engine.step()
+    engine.add(request("b", [4, 5]))
+    run(engine)
+    assert [step.counts.tolist() for step in runner.steps] == [[3], [1, 2], [1, 1], [1]]
+
+
+def test_a_long_queue_is_admitted_within_the_step_budget() -> None:
+    engine, runner = make_engine(max_step_tokens=10)
+    for index in range(6):
+        engine.add(request(f"r{index}", [index] * 6, max_new_tokens=1))
+    run(engine)
+    assert [len(step.slots) for step in runner.steps] == [2, 2, 2]
+
+
+def test_conversations_beyond_the_bound_evict_the_least_recently_used() -> None:
+    engine, runner = make_engine(num_slots=2)
+    prompts = {name: np.random.default_rng(seed).integers(0, VOCAB, 15).tolist() for seed, name in enumerate("abc")}
+    alone = {name: ask(make_engine()[0], name, prompt) for name, prompt in prompts.items()}
+    for name in "ab":
+        assert ask(engine, name, prompts[name]) == alone[name]
+    ask(engine, "a", [*prompts["a"], 1])
+    assert ask(engine, "c", prompts["c"]) == alone["c"]
+    runner.steps.clear()
+    ask(engine, "a", [*prompts["a"], 1, 2])
+    assert len(runner.steps[0].token_ids) < 4, "a was used after b, so it kept its slot"
+    runner.steps.clear()
+    assert ask(engine, "b", prompts["b"]) == alone["b"]
+    assert len(runner.steps[0].token_ids) == 15, "b was evicted"
+
+
+def test_requests_wait_while_all_slots_run() -> None:
+    engine, runner = make_engine(num_slots=3, max_concurrency=2)
+    for index in range(7):
+        engine.add(request(f"r{index}", [index, 1, 2], seed=index))
+    finished = run(engine)
+    assert max(len(step.slots) for step in runner.steps) == 2
+    crowd, _ = make_engine()
+    for index in range(7):
+        crowd.add(request(f"r{index}", [index, 1, 2], seed=index))
+    expected = run(crowd)
+    assert all(finished[key].request.partial_ids.tolist() == expected[key].request.partial_ids.tolist() for key in expected)
+
+
+def test_the_cache_grows_with_the_context_and_keeps_what_it_holds() -> None:
+    engine, _ = make_engine(num_slots=9)
+    ids = np.random.default_rng(0).integers(0, VOCAB, 400).tolist()
+    ask(engine, "a", ids[:200])
+    others = [ask(engine, f"o{index}", ids[index : index + 5]) for index in range(8)]
+    assert ask(engine, "a", ids) == ask(make_engine()[0], "fresh", ids)
+    assert others == [ask(make_engine()[0], "fresh", ids[index : index + 5]) for index in range(8)]
+
+
+def test_a_failed_pass_fails_its_batch_only() -> None:
+    engine, runner = make_engine()
+    expected = ask(engine, "a", [1, 2, 3])
+    engine.add(request("a", [1, 2, 3, 4]))
+    runner.is_broken = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step()
+    assert [failed.request_id for failed in engine.fail_running()] == ["a"]
+    runner.is_broken = False
+    assert ask(engine, "b", [1, 2, 3]) == expected
+
+
+def test_an_update_drops_prefixes_and_refuses_running_requests() -> None:
+    engine, runner = make_engine()
+    ask(engine, "a", list(range(10)))
+    engine.update(3)
+    runner.steps.clear()
+    engine.add(request("a", [*range(10), 1]))
+    with pytest.raises(ServerError, match="suspend"):
+        engine.step()
+        engine.update(4)
+    assert len(runner.steps[0].token_ids) == 11
+
+
+def test_a_conversation_has_one_request_at_a_time() -> None:
+    engine, _ = make_engine()
+    engine.add(request("a", [1]))
+    with pytest.raises(ServerError, match="already has a request"):
+        engine.add(request("a", [1]))
+    engine.step()
+    with pytest.raises(ServerError, match="already has a request"):
+        engine.add(request("a", [1]))
+
+
+def test_non_finite_logits_are_an_error() -> None:
+    engine, runner = make_engine()
+    with torch.no_grad():
+        runner._final_norm.fill_(torch.nan)
+    engine.add(request("a", [1]))
+    with pytest.raises(FloatingPointError, match="diverged"):
+        engine.step()
+
+
+def test_a_bound_below_one_sequence_is_refused_with_the_arithmetic() -> None:
+    sizes = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8, "dtype": torch.float32, "device": torch.device("cpu")}
+    assert KVCache(**sizes, max_length=512, num_bytes=SLOT_BYTES).max_slots == 1
+    with pytest.raises(ConfigError, match=r"256 bytes a token × 512 tokens = 131,072"):
+        KVCache(**sizes, max_length=512, num_bytes=SLOT_BYTES - 1)
+
+
+def test_rows_scattered_over_the_slots_attend_to_their_own_cache() -> None:
+    """Few running rows far apart are gathered; many close together are computed in place. Both give the same tokens."""
+    prompts = [np.random.default_rng(index).integers(0, VOCAB, 5 + index).tolist() for index in range(12)]
+    engine, runner = make_engine()
+    for index, prompt in enumerate(prompts):
+        engine.add(request(f"r{index}", prompt, max_new_tokens=20 if index in (0, 11) else 2 + index // 3, seed=index))
+    finished = run(engine)
+    assert min(len(step.slots) for step in runner.steps) == 2
+    for index, prompt in enumerate(prompts):
+        alone, _ = make_engine()
+        budget = finished[f"r{index}"].request.sampling.max_new_tokens
+        alone.add(request("x", prompt, max_new_tokens=budget, seed=index))
+        assert run(alone)["x"].request.partial_ids.tolist() == finished[f"r{index}"].request.partial_ids.tolist()

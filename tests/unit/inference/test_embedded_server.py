@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
+
+from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.inference.weight_transfer import InProcessTransfer
+from turnwise.testing.server_contract import assert_logprobs
+from turnwise.types import SamplingParams, VersionRun
+
+
+def make_model(seed: int = 0) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
+    model = Qwen3ForCausalLM(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.3)
+    return model
+
+
+async def play(server: EmbeddedServer, name: str, num_turns: int) -> list[int]:
+    context = [len(name), 1, 2]
+    for turn in range(num_turns):
+        completion = await server.generate(context, SamplingParams(3, seed=turn), name)
+        context += [*completion.token_ids.tolist(), turn]
+    await server.release(name)
+    return context
+
+
+def test_callers_that_are_ready_decode_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> list[int]:
+        server = EmbeddedServer(make_model())
+        sizes: list[int] = []
+        step = server._engine.step
+
+        def counted() -> list:
+            finished = step()
+            sizes.append(server._engine.num_running + len(finished))
+            return finished
+
+        monkeypatch.setattr(server._engine, "step", counted)
+        await asyncio.gather(*(play(server, f"c{index}", 4) for index in range(10)))
+        return sizes
+
+    assert asyncio.run(scenario()) == [10] * 12
+
+
+def test_one_schedule_gives_bit_identical_results() -> None:
+    async def scenario() -> list[list[float]]:
+        server = EmbeddedServer(make_model())
+        sampling = [SamplingParams(3 + index, seed=index) for index in range(6)]
+        completions = await asyncio.gather(*(server.generate([1, 2, s.seed], s, str(s.seed)) for s in sampling))
+        return [completion.logprobs.tolist() for completion in completions]
+
+    assert asyncio.run(scenario()) == asyncio.run(scenario())
+
+
+def test_a_server_outlives_an_event_loop() -> None:
+    server = EmbeddedServer(make_model())
+    assert asyncio.run(play(server, "a", 2)) == asyncio.run(play(server, "a", 2))
+
+
+def test_a_cancelled_caller_frees_its_place() -> None:
+    async def scenario() -> None:
+        server = EmbeddedServer(make_model())
+        task = asyncio.create_task(server.generate([1], SamplingParams(100), "a"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert server._engine.num_running == 0
+        assert len((await server.generate([1], SamplingParams(2), "a")).token_ids) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_model_error_fails_the_batch_and_not_the_server() -> None:
+    async def scenario() -> None:
+        server = EmbeddedServer(make_model())
+        expected = await server.generate([1, 2], SamplingParams(3), "a")
+        weight = server.model.model.norm.weight
+        old = weight.detach().clone()
+        with torch.no_grad():
+            weight.fill_(torch.nan)
+        failures = await asyncio.gather(
+            *(server.generate([1, 2, 3], SamplingParams(3), name) for name in "ab"), return_exceptions=True
+        )
+        assert all(isinstance(failure, ServerError) and "diverged" in str(failure) for failure in failures)
+        with torch.no_grad():
+            weight.copy_(old)
+        again = await server.generate([1, 2], SamplingParams(3), "a")
+        assert again.token_ids.tolist() == expected.token_ids.tolist()
+
+    asyncio.run(scenario())
+
+
+def test_suspending_waits_for_running_requests_and_holds_new_ones() -> None:
+    async def scenario() -> None:
+        server = EmbeddedServer(make_model())
+        running = asyncio.create_task(server.generate([1], SamplingParams(30), "a"))
+        for _ in range(8):
+            await asyncio.sleep(0)
+        late = asyncio.create_task(server.generate([1], SamplingParams(3), "b"))
+        suspended = asyncio.create_task(server.suspend("finish"))
+        await suspended
+        assert server._engine.num_running == 0
+        assert (await running).versions[0].count == 30
+        await server.resume(1)
+        assert (await late).versions[-1].version == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_generic_path_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2))
+    with caplog.at_level(logging.WARNING, "turnwise.inference.embedded.server"):
+        server = EmbeddedServer(model.train(), max_length=64)
+        first = asyncio.run(play(server, "a", 2))
+    assert [record.message.count("GPT2LMHeadModel") for record in caplog.records] == [1]
+    assert model.training, "sampling left the model as it found it"
+    assert first == asyncio.run(play(EmbeddedServer(model.eval(), max_length=64), "a", 2)), "dropout was off"
+    with pytest.raises(ConfigError, match="kv_cache_bytes"):
+        EmbeddedServer(model, max_length=64, kv_cache_bytes=1000)
+
+
+def test_sleep_frees_the_cache_only() -> None:
+    async def scenario() -> None:
+        server = EmbeddedServer(make_model())
+        context = await play(server, "a", 2)
+        await server.sleep(["kv_cache"])
+        assert server._engine._runner._cache.num_slots == 0
+        await server.wake(["kv_cache"])
+        assert await play(server, "a", 2) == context
+        with pytest.raises(NotAvailableError, match="weights"):
+            await server.sleep(["weights"])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_transfer_makes_servers_sample_from_the_trainer_s_weights(dtype: torch.dtype) -> None:
+    async def scenario() -> None:
+        trainer, copied = make_model(), copy.deepcopy(make_model()).to(dtype)
+        servers = [EmbeddedServer(trainer), EmbeddedServer(copied)]
+        transfer = InProcessTransfer(servers, weights=trainer.named_parameters, copies=[copied])
+        optimizer = torch.optim.AdamW(trainer.parameters(), lr=0.05)
+        context, sampling = [1, 2, 3], SamplingParams(6)
+        for version in (1, 2):
+            trainer(torch.tensor([context]), labels=torch.tensor([context])).loss.backward()
+            optimizer.step()
+            await transfer.update(version)
+            completions = [await server.generate(context, sampling, "c") for server in servers]
+            for completion in completions:
+                assert completion.versions == (VersionRun(version, 6),)
+                assert_logprobs(trainer, context, completion, sampling)
+            context = [*context, *completions[0].token_ids.tolist(), 4]
+        assert not any(parameter.is_inference() for parameter in trainer.parameters())
+
+    asyncio.run(scenario())
+
+
+def test_a_transfer_that_does_not_fit_is_refused() -> None:
+    async def scenario() -> None:
+        copied = make_model()
+        servers = [EmbeddedServer(copied)]
+        for weights, message in (
+            (lambda: [("model.norm.bias", torch.zeros(32))], "doesn't fit"),
+            (lambda: [("model.norm.weight", torch.zeros(32))], "gave no values"),
+        ):
+            with pytest.raises(ModelError, match=message):
+                await InProcessTransfer(servers, weights=weights, copies=[copied]).update(1)
+        with pytest.raises(ModelError, match="weights"):
+            InProcessTransfer(servers, copies=[copied])
+
+    asyncio.run(scenario())
+
+
+def test_training_goes_on_after_sampling() -> None:
+    model = make_model()
+    server = EmbeddedServer(model)
+    context = asyncio.run(play(server, "a", 2))
+    model(torch.tensor([context]), labels=torch.tensor([context])).loss.backward()
+    assert all(np.isfinite(parameter.grad.numpy()).all() for parameter in model.parameters())

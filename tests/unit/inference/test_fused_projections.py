@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from turnwise.errors import ModelError
+from turnwise.models.fused import fuse_projections, fused_gate_up, fused_qkv, supports_fast_path
+
+SHAPE = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def make_model() -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+
+
+def assert_fused_equals_parts(model: torch.nn.Module) -> None:
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+        assert torch.equal(fused_qkv(layer).weight, torch.cat([linear.weight for linear in qkv]))
+        assert torch.equal(fused_qkv(layer).bias, torch.cat([linear.bias for linear in qkv]))
+        assert torch.equal(fused_gate_up(layer).weight, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+        assert fused_gate_up(layer).bias is None
+
+
+def test_fusing_keeps_values_parameters_and_is_idempotent() -> None:
+    model = make_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    parameters = list(model.parameters())
+    fuse_projections(model)
+    place = fused_qkv(model.model.layers[0]).weight.data_ptr()
+    fuse_projections(model)
+    assert fused_qkv(model.model.layers[0]).weight.data_ptr() == place
+    assert all(new is old for new, old in zip(model.parameters(), parameters, strict=True))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert_fused_equals_parts(model)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_optimiser_steps_and_loaded_weights_show_up_in_the_fused_tensors(foreach: bool) -> None:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=foreach)
+    fuse_projections(model)
+    fused = fused_qkv(model.model.layers[1])
+    before = fused.weight.clone()
+    ids = torch.arange(10)[None]
+    for _ in range(2):
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not torch.equal(fused.weight, before)
+    assert_fused_equals_parts(model)
+    model.load_state_dict(make_model().state_dict())
+    assert torch.equal(fused.weight, before)
+    model.requires_grad_(False)
+    assert_fused_equals_parts(model)
+
+
+def test_training_is_the_same_with_and_without_fusion() -> None:
+    models = make_model(), make_model()
+    fuse_projections(models[0])
+    for model in models:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        ids = torch.arange(10)[None]
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+    for fused, plain in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(fused, plain)
+
+
+def test_a_fused_model_is_saved_whole(tmp_path: Path) -> None:
+    model = make_model()
+    fuse_projections(model)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_moving_or_copying_undoes_the_fusion_and_is_noticed() -> None:
+    model = make_model()
+    fuse_projections(model)
+    for other in (copy.deepcopy(model), model.to(torch.bfloat16)):
+        if not _is_fused(other):
+            fuse_projections(other)
+        assert_fused_equals_parts(other)
+
+
+def _is_fused(model: torch.nn.Module) -> bool:
+    try:
+        fused_qkv(model.model.layers[0])
+    except ModelError:
+        return False
+    return True
+
+
+def test_other_shapes_are_refused_with_the_reason() -> None:
+    windowed = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8))
+    gelu = LlamaForCausalLM(LlamaConfig(**SHAPE, hidden_act="gelu"))
+    dynamic = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}))
+    for model, reason in ((windowed, "sliding window of 8"), (gelu, "'gelu'"), (dynamic, "'dynamic'")):
+        assert not supports_fast_path(model)
+        with pytest.raises(ModelError, match=reason):
+            fuse_projections(model)
+    assert supports_fast_path(MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)))

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from turnwise.inference.embedded.rows import ROW
+from turnwise.inference.embedded.sampler import sample, uniforms
+
+
+def rows(count: int, **fields: object) -> np.ndarray:
+    state = np.zeros(count, ROW)
+    state["temperature"] = state["top_p"] = state["repetition_penalty"] = 1.0
+    state["length"], state["prompt_length"] = 1, 1
+    state["seed"] = np.arange(count)
+    for name, value in fields.items():
+        state[name] = value
+    return state
+
+
+def draw(logits: torch.Tensor, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.zeros((len(state), 4), np.int64)
+    return sample(logits.clone(), state, ids, np.arange(len(state)))
+
+
+def test_uniforms_are_uniform_and_independent_over_seeds_and_counters() -> None:
+    seeds, counters = np.meshgrid(np.arange(300, dtype=np.uint64), np.arange(300))
+    numbers = uniforms(seeds.ravel(), counters.ravel()).reshape(300, 300)
+    assert numbers.min() >= 0.0 and numbers.max() < 1.0
+    counts = np.bincount((numbers.ravel() * 100).astype(int), minlength=100)
+    chi_square = ((counts - 900) ** 2 / 900).sum()
+    assert chi_square < 150, "99 degrees of freedom: beyond 150 once in a thousand"
+    assert abs(np.corrcoef(numbers[:-1].ravel(), numbers[1:].ravel())[0, 1]) < 0.015
+    assert abs(np.corrcoef(numbers[:, :-1].ravel(), numbers[:, 1:].ravel())[0, 1]) < 0.015
+
+
+def test_a_number_depends_on_its_seed_and_counter_alone() -> None:
+    many = uniforms(np.arange(10, dtype=np.uint64), np.full(10, 4))
+    assert uniforms(np.array([7], np.uint64), np.array([4]))[0] == many[7]
+    assert len(set(uniforms(np.full(50, 2**63 - 1, np.uint64), np.arange(50)).tolist())) == 50
+
+
+def test_frequencies_follow_a_mixed_batch_of_distributions() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0]).repeat(40_000, 1)
+    state = rows(40_000)
+    state["temperature"][10_000:20_000] = 0.5
+    state["top_k"][20_000:30_000] = 2
+    state["top_p"][30_000:] = 0.9
+    tokens, logprobs = draw(logits, state)
+    probs = torch.softmax(torch.tensor([2.0, 1.0, 0.0, -1.0]), -1).numpy()
+    expected = [probs, probs**2, probs * [1, 1, 0, 0], probs * [1, 1, 1, 0]]
+    for block, target in enumerate(expected):
+        chosen = slice(block * 10_000, (block + 1) * 10_000)
+        target = target / target.sum()
+        frequencies = np.bincount(tokens[chosen], minlength=4) / 10_000
+        assert np.abs(frequencies - target).max() < 0.015
+        assert np.allclose(np.exp(logprobs[chosen]), target[tokens[chosen]], atol=1e-6)
+
+
+def test_tokens_of_probability_zero_are_never_drawn() -> None:
+    logits = torch.full((20_000, 9), -torch.inf)
+    logits[:, 3], logits[:, 6] = 0.0, 1.0
+    tokens, _ = draw(logits, rows(20_000))
+    assert set(tokens.tolist()) == {3, 6}
+
+
+def test_greedy_rows_in_a_mixed_batch_take_the_best_with_logprob_0() -> None:
+    logits = torch.randn(64, 30, generator=torch.Generator().manual_seed(0))
+    state = rows(64)
+    state["is_greedy"][::2] = True
+    tokens, logprobs = draw(logits, state)
+    assert tokens[::2].tolist() == logits.argmax(-1)[::2].tolist()
+    assert (logprobs[::2] == 0).all() and (logprobs[1::2] < 0).all()
+    assert (tokens[1::2] != logits.argmax(-1)[1::2].numpy()).any()
+
+
+def test_the_nucleus_always_holds_the_best_token() -> None:
+    logits = torch.tensor([[0.0, 5.0, 1.0]])
+    tokens, logprobs = draw(logits, rows(1, top_p=1e-6))
+    assert (tokens[0], logprobs[0]) == (1, 0.0)
+
+
+def test_the_penalty_counts_a_row_s_own_context_only() -> None:
+    logits = torch.tensor([[2.0, 1.5, -1.0], [2.0, 1.5, -1.0]])
+    state = rows(2, repetition_penalty=2.0, is_greedy=True)
+    state["length"] = [2, 1]
+    ids = np.array([[0, 0, 1], [2, 1, 1]])
+    tokens, _ = sample(logits.clone(), state, ids, np.array([0, 1]))
+    assert tokens.tolist() == [1, 0]
