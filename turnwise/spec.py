@@ -68,7 +68,9 @@ ESTIMATORS: dict[str, EstimatorSpec] = {
     "opo": EstimatorSpec(normalization="own", paper="Hao et al. 2025, arXiv:2505.23585"),
     "grpo_passk": EstimatorSpec(normalization="own", paper="Tang et al. 2025, arXiv:2503.19595"),
     "gpg": EstimatorSpec(normalization="own", paper="Chu et al. 2025, arXiv:2504.02546"),
-    "remax": EstimatorSpec(needs=frozenset({"greedy_sibling"}), placement="final", normalization="own", paper="Li et al. 2023, arXiv:2310.10505"),
+    "remax": EstimatorSpec(
+        needs=frozenset({"greedy_sibling"}), placement="final", normalization="own", paper="Li et al. 2023, arXiv:2310.10505"
+    ),
 }
 
 _CLIP = {"clip_low": 0.2, "clip_high": 0.2}

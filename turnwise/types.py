@@ -90,17 +90,17 @@ class SamplingParams:
 
 
 class VersionRun(NamedTuple):
-    """`count` consecutive tokens that were sampled by policy `version`."""
+    """`num_tokens` consecutive tokens that were sampled by policy `version`."""
 
     version: int
-    count: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """The answer of a server: `R` sampled tokens with the log-probs under the distribution they were drawn from.
 
-    `versions` are runs, because a weight update may fall into the middle of a response: their counts add up to R.
+    `versions` are runs, because a weight update may fall into the middle of a response: they add up to R.
     """
 
     token_ids: IntArray
@@ -110,7 +110,7 @@ class Completion:
     generate_s: float = 0.0
 
     def __post_init__(self) -> None:
-        total = sum(run.count for run in self.versions)
+        total = sum(run.num_tokens for run in self.versions)
         if not len(self.token_ids) == len(self.logprobs) == total:
             raise ValueError(
                 f"a completion of {len(self.token_ids)} tokens has {len(self.logprobs)} log-probs and versions for {total}"
@@ -327,7 +327,7 @@ class Metric(NamedTuple):
     """A number, or a zero-dimensional tensor that is read only when the step is over."""
     reduction: Reduction = "mean"
     weight: Any = 1.0
-    """Weight in a mean, also a number or a zero-dimensional tensor. A measurement of weight 0 doesn't count in any reduction."""
+    """Weight in a mean: a number or a zero-dimensional tensor. A measurement of weight 0 counts in no reduction."""
 
 
 def samples_of(groups: Sequence[Group]) -> list[Sample]:

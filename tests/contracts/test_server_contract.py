@@ -47,7 +47,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2)
     ),
 }
-CASES = [(EmbeddedServer, name) for name in MODELS] + [(HFServer, "qwen3"), (HFServer, "gpt2")]
+CASES = [(EmbeddedServer, name) for name in MODELS] + [(HFServer, "qwen3")]
 
 
 def make_model(name: str) -> PreTrainedModel:

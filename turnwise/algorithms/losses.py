@@ -47,7 +47,7 @@ class PolicyLoss:
         self.kl_type = check_loss_type(settings.kl_loss_type)
         self.kl_coef = settings.kl_loss_coef if settings.use_kl_loss else 0.0
         self.entropy_coef = settings.entropy_loss_coef
-        self.outputs = frozenset({"logprobs", "entropy"} if self.entropy_coef else {"logprobs"})
+        self.outputs = frozenset({"logprobs", "entropy"})
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Tensor, list[Metric]]:
         """`(part of the step's loss, metrics)` from tensors [N]. What lies outside the response mask is never read."""
@@ -70,8 +70,10 @@ class PolicyLoss:
             reference = replace_outside(batch.ref_logprobs, mask)
             parts["actor/kl_loss"] = aggregate(kl_divergence(logprobs, reference, self.kl_type), mask, factors)
             total = total + self.kl_coef * parts["actor/kl_loss"]
-        if self.entropy_coef:
+        # Always measured: a policy that collapses shows it here first. Without the coefficient it costs no gradient.
+        if outputs.entropy is not None:
             parts["actor/entropy"] = aggregate(outputs.entropy.float(), mask, factors)
+        if self.entropy_coef:
             total = total - self.entropy_coef * parts["actor/entropy"]
         parts["actor/total_loss"] = total
         metrics = loss_metrics(parts, batch) + ratio_metrics(inputs, shares, batch.weights)

@@ -65,9 +65,9 @@ def staleness_metrics(samples: Sequence[Sample], version: int) -> list[Metric]:
     [('actor/staleness_mean', 0.333333), ('actor/staleness_max', 1.0)]
     """
     runs = [run for sample in samples for turn in sample.versions for run in turn]
-    count = sum(run.count for run in runs)
+    count = sum(run.num_tokens for run in runs)
     if not count:
         return []
-    mean = sum((version - run.version) * run.count for run in runs) / count
+    mean = sum((version - run.version) * run.num_tokens for run in runs) / count
     oldest = float(max(version - run.version for run in runs))
     return [Metric("actor/staleness_mean", mean, weight=count), Metric("actor/staleness_max", oldest, "max")]

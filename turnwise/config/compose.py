@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 _REFERENCE = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w-]*)(?=[.\[}\s])")
 
@@ -43,17 +47,20 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
     from yaml import YAMLError
 
     folder = path.resolve().parent
-    forced = [_force(override, folder) for override in overrides]
+    of_hydra = [override for override in overrides if _shapes_the_defaults(override, folder)]
     try:
         with warnings.catch_warnings():
             # Hydra's notice that `_self_` is missing: last, as in every published file, is what is meant.
             warnings.filterwarnings("ignore", message=r"(?s).*Defaults list is missing `_self_`")
             with initialize_config_dir(str(folder), version_base="1.3"):
-                tree = hydra_compose(path.stem, overrides=forced)
+                tree = hydra_compose(path.stem, overrides=of_hydra)
+        for override in overrides:
+            if override not in of_hydra:
+                _assign(tree, override)
         written = OmegaConf.to_container(tree, resolve=False)
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"{path} can't be read: {_first_lines(str(error))}") from None
+        raise ConfigError(f"{path} can't be read: {_in_one_line(str(error))}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds a {type(values).__name__} at its top level; a config is a mapping of keys")
     return Composed({str(key): value for key, value in values.items()}, frozenset(_references(written)))
@@ -78,11 +85,38 @@ def find_config(config_path: str, config_name: str, script_folder: Path | None =
     raise ConfigError(f"there is no config {config_name!r} in {config_path!r}; looked for {tried}")
 
 
-def _force(override: str, folder: Path) -> str:
-    key, equals, _ = override.partition("=")
-    is_plain = equals and not key.startswith(("+", "~"))
-    is_choice_of_group = "/" in key or "@" in key or (folder / key).is_dir()
-    return f"++{override}" if is_plain and not is_choice_of_group else override
+def _shapes_the_defaults(override: str, folder: Path) -> bool:
+    """Whether an override deletes (`~key`) or chooses from a folder of configs, which only Hydra's compose can do."""
+    key = override.partition("=")[0].lstrip("+")
+    return key.startswith("~") or "/" in key or "@" in key or (folder / key).is_dir()
+
+
+def _assign(tree: DictConfig, override: str) -> None:
+    """Sets one value in the composed tree, parsed by Hydra's grammar.
+
+    Below a section that is an interpolation, the section is copied first: Hydra's own override would replace all of it by
+    the one key.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        hint = "an override is key=value; quote a value that holds brackets or commas: 'key=\"value\"'"
+        raise ConfigError(f"override {override!r} can't be read ({_in_one_line(str(error))}); {hint}") from None
+    if parsed.is_sweep_override():
+        raise ConfigError(f"override {override!r} holds several values; a run takes one (a list is written key=[1,2])")
+    key = parsed.key_or_group
+    section: Any = tree
+    for part in key.split(".")[:-1]:
+        if not OmegaConf.is_dict(section) or part not in section:
+            break
+        if OmegaConf.is_interpolation(section, part):
+            OmegaConf.update(section, part, deepcopy(section[part]), merge=False)
+        section = section[part]
+    OmegaConf.update(tree, key, parsed.value(), force_add=True)
 
 
 def _references(value: Any) -> Iterable[str]:
@@ -101,6 +135,5 @@ def _missing_file(path: Path) -> str:
     return f"there is no config file {path}.{nearest(path.name, siblings)}"
 
 
-def _first_lines(message: str) -> str:
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return " ".join(lines[:6])
+def _in_one_line(message: str) -> str:
+    return " ".join(line.strip() for line in message.splitlines()[:6] if line.strip())

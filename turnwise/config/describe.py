@@ -47,8 +47,8 @@ def _sft_rows(config: SFTConfig) -> Iterator[Row]:
     yield "model", _model(config.pretrain, facts)
     batching = f"up to {config.max_tokens_per_microbatch_in_train} tokens" if config.use_dynamic_batching_in_train else "padded"
     yield "optimiser step", f"{config.samples_per_optimizer_step} samples, micro-batches {batching}"
-    length = f"{config.num_epochs} epochs" + (f", at most {config.max_steps} steps" if config.max_steps else "")
-    yield "length", f"{length}; {config.sequence_length} tokens a sample at most"
+    limit = f", at most {config.max_steps} optimiser steps" if config.max_steps else ""
+    yield "epochs", f"{config.num_epochs}{limit}; samples of at most {config.sequence_length} tokens"
     yield "learning rate", _learning_rate(config.training_args, config.max_grad_norm)
     yield "precision", f"{config.model_args.dtype}, attention {config.model_args.attn_implementation}"
     if facts:
@@ -136,10 +136,8 @@ def _step(config: AgenticConfig) -> Iterator[Row]:
         samples = "trajectories (mode step: one sample a turn, so there are more)"
     epochs = f" in {config.ppo_epochs} passes" if config.ppo_epochs > 1 else ""
     yield "one step", f"{batch} {samples} in {batch // group} groups of {group}, from {', '.join(manager.tags)}"
-    yield (
-        "optimiser",
-        f"{steps} steps of {min(size, batch)} samples{epochs}; {config.max_steps * steps} in {config.max_steps} steps",
-    )
+    total = config.max_steps * steps
+    yield "optimiser", f"{steps} × {min(size, batch)} samples{epochs}; {total} optimiser steps in all"
     limits = [config.custom_envs[tag].max_steps * config.max_new_tokens("train", tag) for tag in manager.tags]
     sampled = min(max(limits, default=config.sequence_length), config.sequence_length)
     yield (

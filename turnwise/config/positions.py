@@ -11,6 +11,8 @@ import yaml
 
 from turnwise.config.problems import Path as KeyPath
 
+MAX_LINKS = 16
+"""Interpolations that are followed one after another: they might go in a circle."""
 _INTERPOLATION = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}")
 
 
@@ -37,13 +39,13 @@ class Positions:
 
         A key that arrived through an interpolation is found where it was written.
         """
-        for length in range(len(key), 0, -1):
+        for _ in range(MAX_LINKS):
+            length = next((n for n in range(len(key), 0, -1) if key[:n] in self._places), 0)
             head, tail = key[:length], key[length:]
-            if tail and head in self._links and self._links[head] + tail != key:
-                return self.of(self._links[head] + tail)
-            if head in self._places:
-                return self._places[head]
-        return display(self._path)
+            if not tail or head not in self._links:
+                break
+            key = self._links[head] + tail
+        return self._places.get(head, display(self._path))
 
     def _read(self, path: Path, seen: set[Path]) -> None:
         if path in seen or not path.is_file():

@@ -51,14 +51,14 @@ class Finished(NamedTuple):
     reason: FinishReason
 
 
-def append_run(runs: tuple[VersionRun, ...], version: int, count: int) -> tuple[VersionRun, ...]:
-    """The runs with `count` more tokens of `version`.
+def append_run(runs: tuple[VersionRun, ...], version: int, num_tokens: int) -> tuple[VersionRun, ...]:
+    """The runs with `num_tokens` more tokens of `version`.
 
     >>> append_run((VersionRun(3, 2),), 3, 5)
-    (VersionRun(version=3, count=7),)
+    (VersionRun(version=3, num_tokens=7),)
     """
-    if count == 0:
+    if num_tokens == 0:
         return runs
     if runs and runs[-1].version == version:
-        return (*runs[:-1], VersionRun(version, runs[-1].count + count))
-    return (*runs, VersionRun(version, count))
+        return (*runs[:-1], VersionRun(version, runs[-1].num_tokens + num_tokens))
+    return (*runs, VersionRun(version, num_tokens))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from turnwise.rollout.journal import Journal
 from turnwise.rollout.measure import rollout_metrics, validation_metrics
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.tracking.run_log import RunLog
-from turnwise.types import Group, Metric, samples_of
+from turnwise.types import Metric, Sample, samples_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,8 +72,7 @@ class AgenticPipeline:
                     if self.reference:
                         self.reference.compute_log_probs(samples, into="ref_logprobs")
                 with log.phase("old_log_probs_values"):
-                    if self.needs_old_log_probs(groups, step):
-                        self.actor_train.compute_log_probs(samples, into="old_logprobs")
+                    self.set_old_log_probs(samples, step)
                     if self.critic:
                         self.critic.compute_values(samples)
                 with log.phase("adv"):
@@ -106,15 +106,19 @@ class AgenticPipeline:
             groups = self.val_rollout_scheduler.get_batch(self.pipeline_config.val_batch_size)
         self.log.add(validation_metrics(groups))
 
-    def needs_old_log_probs(self, groups: list[Group], step: int) -> bool:
-        """Whether log-probs of the policy at the start of the update must be computed.
+    def set_old_log_probs(self, samples: Sequence[Sample], step: int) -> None:
+        """Fills the log-probs of the policy at the start of the update, where they must be known before it.
 
         With one optimiser step on samples of the current policy they are those of the update's own forward pass: the ratio
         is exactly 1, and the loss uses that.
         """
-        num_steps = self.actor_train.plan.num_optimizer_steps(len(samples_of(groups)))
-        is_stale = any(run.version != step for g in groups for t in g.trajectories for turn in t.turns for run in turn.versions)
-        return num_steps > 1 or is_stale or "old_logprobs" in self.algorithm.needs
+        num_steps = self.actor_train.plan.num_optimizer_steps(len(samples))
+        is_stale = any(run.version != step for sample in samples for runs in sample.versions for run in runs)
+        if self.pipeline_config.use_rollout_log_probs:
+            for sample in samples:
+                sample.old_logprobs = sample.rollout_logprobs
+        elif num_steps > 1 or is_stale or "old_logprobs" in self.algorithm.needs:
+            self.actor_train.compute_log_probs(samples, into="old_logprobs")
 
     def do_checkpoint(self, step: int) -> None:
         """Every `save_steps` steps and after the last one: a Hugging Face model folder with the optimiser's state."""

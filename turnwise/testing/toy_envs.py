@@ -52,6 +52,25 @@ class IdentityEnv(TextEnv):
         return observation, is_right / self._num_turns, is_over, False, {"metrics": {"success": float(is_right)}}
 
 
+class LettersEnv(TextEnv):
+    """Wants lower-case letters: a turn's reward is their share of the answer, so that random answers differ from the start."""
+
+    metric_reductions: ClassVar[Mapping[str, Reduction]] = {"success": "mean"}
+
+    def __init__(self, num_turns: int = 2) -> None:
+        self._num_turns = num_turns
+        self._turn = 0
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        self._turn = 0
+        return f"write {random.Random(seed).randrange(1000)}", {}
+
+    def step(self, action: str) -> Step:
+        self._turn += 1
+        share = sum(letter.islower() for letter in action) / max(len(action), 1)
+        return "more", share, self._turn == self._num_turns, False, {"metrics": {"success": share}}
+
+
 class SlowEnv:
     """Asynchronous: every call takes `delay_s`, and the episode `num_turns`."""
 

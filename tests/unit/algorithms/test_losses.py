@@ -200,8 +200,7 @@ def test_padding_rows_of_weight_zero_have_no_gradient(make_batch):
     assert lp.grad.tolist() == pytest.approx([-0.5, -0.5, 0.0, 0.0])
 
 
-def test_it_asks_only_for_what_it_uses_and_can_be_sent_to_ranks():
-    assert PolicyLoss(AlgorithmSettings()).outputs == {"logprobs"}
+def test_it_can_be_sent_to_ranks():
     sent = pickle.loads(pickle.dumps(PolicyLoss(FULL)))
     assert sent.outputs == {"logprobs", "entropy"}
 

@@ -50,7 +50,7 @@ def test_any_other_text_is_refused_or_gives_ranks(text: str) -> None:
     ],
 )
 def test_refused_texts(text: str) -> None:
-    with pytest.raises(ValueError, match="list of ranks|more than"):
+    with pytest.raises(ValueError, match=r"list of ranks|more than"):
         parse_devices(text)
 
 

@@ -19,12 +19,24 @@ MINIMAL: dict[str, Any] = {"pretrain": "models/none", "custom_envs": {"Lake": LA
         ({"actor_train": {"pg_variant": "topr"}}, "pg_variant", "topr"),
         ({"actor_train": {"model_args": {"flash_attn": "fa2"}}}, "actor_train.model_args.attn_implementation", "fa2"),
         ({"actor_train": {"model_args": {"flash_attn": "disabled"}}}, "actor_train.model_args.attn_implementation", "eager"),
-        ({"actor_train": {"model_args": {"lora_rank": 8, "lora_target": "q_proj, v_proj"}}}, "actor_train.model_args.lora_target", ["q_proj", "v_proj"]),
-        ({"reference": {"strategy_args": {"strategy_name": "hf_infer"}}}, "reference.strategy_args.strategy_name", "torch_infer"),
+        (
+            {"actor_train": {"model_args": {"lora_rank": 8, "lora_target": "q_proj, v_proj"}}},
+            "actor_train.model_args.lora_target",
+            ["q_proj", "v_proj"],
+        ),
+        (
+            {"reference": {"strategy_args": {"strategy_name": "hf_infer"}}},
+            "reference.strategy_args.strategy_name",
+            "torch_infer",
+        ),
         ({"actor_infer": {"strategy_args": {"strategy_name": "hf_infer"}}}, "actor_infer.strategy_args.strategy_name", "hf"),
         ({"actor_infer": {"generating_args": {"top_k": -1}}}, "actor_infer.generating_args.top_k", 0),
         ({"train_env_manager": {"group_filter_cls": "my.filters.Keep"}}, "group_filter", "my.filters:Keep"),
-        ({"train_env_manager": {"group_filter_cls": "roll.pipeline.agentic.agentic_pipeline.GroupFilter"}}, "group_filter", None),
+        (
+            {"train_env_manager": {"group_filter_cls": "roll.pipeline.agentic.agentic_pipeline.GroupFilter"}},
+            "group_filter",
+            None,
+        ),
         ({"reward_normalization": {"grouping": "state"}}, "reward_normalization.grouping", "traj_group_id"),
         ({"reward_normalization": {"grouping": "inductive"}}, "reward_normalization.grouping", "tags"),
         ({"add_token_level_kl": True, "init_kl_coef": 0.1, "kl_penalty": "mse"}, "kl_penalty", "k2"),
@@ -72,7 +84,10 @@ def test_an_environment_of_ones_own_keeps_its_arguments() -> None:
     [
         ({"system_envs": {"A": "1"}}, "set environment variables in the shell"),
         ({"router_args": {"router_name": "EnvAffinityRouter"}}, "a conversation always stays on its replica"),
-        ({"actor_train": {"worker_cls": "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"}}, "the loss from pg_variant"),
+        (
+            {"actor_train": {"worker_cls": "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"}},
+            "the loss from pg_variant",
+        ),
         ({"actor_train": {"infer_batch_size": 2}}, "use_dynamic_batching_in_infer"),
         ({"actor_train": {"data_args": {"template": "qwen2_5"}}}, "the chat template is the tokenizer's own"),
         ({"train_env_manager": {"format_penalty": -0.15}}, "it belongs to custom_envs.<tag>.env_config"),
@@ -100,7 +115,10 @@ def test_keys_without_counterpart_are_dropped_with_a_sentence(keys: dict[str, An
         ({"actor_infer": {"generating_args": {"num_beams": 4}}}, "never searched for with beams"),
         ({"custom_envs": {"Lake": LAKE | {"env_manager_cls": "my.ProxyManager"}}}, "write an agent loop"),
         ({"pg_variant": "tis", "actor_train": {"pg_variant": "topr"}}, "keep one of them"),
-        ({"rollout_batch_size": 128, "train_env_manager": {"max_traj_per_env": 1}}, "64 environments × 1 = 64 trajectories are less"),
+        (
+            {"rollout_batch_size": 128, "train_env_manager": {"max_traj_per_env": 1}},
+            "64 environments × 1 = 64 trajectories are less",
+        ),
         ({"kl_penalty": "full"}, "kl_penalty"),
     ],
 )

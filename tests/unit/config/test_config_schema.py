@@ -105,7 +105,10 @@ def test_null_is_unset_where_a_key_has_no_null() -> None:
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"use_pg_clip_range": True, "pg_clip_low": 0.1, "pg_clip_high": 0.28}, {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 3.0}),
+        (
+            {"use_pg_clip_range": True, "pg_clip_low": 0.1, "pg_clip_high": 0.28},
+            {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 3.0},
+        ),
         ({"pg_clip_low": 0.1}, {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
         ({"dual_clip_loss": False}, {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}),
         ({"pg_variant": "gspo"}, {"clip_low": 3e-4, "clip_high": 4e-4}),

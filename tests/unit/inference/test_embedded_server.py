@@ -121,7 +121,7 @@ def test_suspending_waits_for_running_requests_and_holds_new_ones() -> None:
         suspended = asyncio.create_task(server.suspend("finish"))
         await suspended
         assert server._engine.num_running == 0
-        assert (await running).versions[0].count == 30
+        assert (await running).versions[0].num_tokens == 30
         await server.resume(1)
         assert (await late).versions[-1].version == 1
 

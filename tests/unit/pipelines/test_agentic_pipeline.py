@@ -1,0 +1,178 @@
+"""The whole loop on a model of 20,000 parameters: what it writes, that it repeats itself, and that options reach it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from turnwise.batching.samples import build_samples
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.errors import NotAvailableError, RolloutError
+from turnwise.pipelines.build import build_agentic, evaluate_model, start_run
+from turnwise.rollout.journal import read_journal
+from turnwise.tracking.jsonl import read_metrics
+
+TIMES = ("time/", "system/tps")
+
+
+def make_config(tiny_model, tmp_path, **changes):
+    values = {
+        "exp_name": "letters",
+        "pretrain": str(tiny_model),
+        "output_dir": str(tmp_path),
+        "max_steps": 2,
+        "save_steps": 1,
+        "eval_steps": 2,
+        "rollout_batch_size": 8,
+        "val_batch_size": 6,
+        "sequence_length": 256,
+        "track_with": ["tensorboard"],
+        "actor_train": {"training_args": {"learning_rate": 1e-3, "per_device_train_batch_size": 4}},
+        "train_env_manager": {"num_env_groups": 2, "group_size": 4},
+        "val_env_manager": {"num_env_groups": 6},
+        "custom_envs": {
+            "Letters": {
+                "env_type": "turnwise.testing.toy_envs:LettersEnv",
+                "max_steps": 3,
+                "max_tokens_per_step": 4,
+                "agent_template": "{observation}",
+                "action_pattern": None,
+            }
+        },
+    }
+    config, _ = parse_config(values | changes, AgenticConfig)
+    return config
+
+
+def run(config):
+    folder = start_run(config)
+    pipeline = build_agentic(config, folder)
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+    return folder
+
+
+def measured(folder):
+    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in read_metrics(folder.metrics)]
+
+
+@pytest.fixture(scope="module")
+def letters(tiny_model, tmp_path_factory):
+    config = make_config(tiny_model, tmp_path_factory.mktemp("runs"))
+    return config, run(config)
+
+
+def test_a_run_writes_what_it_promises(letters):
+    _, folder = letters
+    rows = read_metrics(folder.metrics)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all(row["actor/optimizer_steps"] == 2 for row in rows[:2])
+    assert "val/env/Letters/success" in rows[0] and "val/env/Letters/success" not in rows[1]
+    assert set(rows[2]) >= {"val/score/mean", "val/env/Letters/success"}
+    for name in ("rollout/score/mean", "actor/pg_loss", "actor_train/grad_norm", "actor/lr", "critic/score/mean", "system/tps"):
+        assert all(name in row for row in rows[:2]), name
+    assert json.loads((folder.path / "environment.json").read_text())["packages"]["torch"] == torch.__version__
+    assert "exp_name: letters" in folder.config.read_text()
+    assert list(folder.tensorboard.iterdir())
+    assert [log for log in folder.path.glob("*.log") if "best trajectory" in log.read_text()]
+
+
+def test_checkpoints_are_model_folders_that_transformers_loads(letters):
+    _, folder = letters
+    checkpoints = sorted((folder.path / "checkpoints").iterdir())
+    assert [c.name for c in checkpoints] == ["checkpoint-1", "checkpoint-2"]
+    first, last = (AutoModelForCausalLM.from_pretrained(c) for c in checkpoints)
+    assert AutoTokenizer.from_pretrained(checkpoints[-1]).chat_template
+    assert any(not torch.equal(a, b) for a, b in zip(first.parameters(), last.parameters(), strict=True))
+
+
+def test_the_saved_model_scores_what_training_measured(letters):
+    config, folder = letters
+    evaluation = evaluate_model(config, str(folder.path / "checkpoints" / "checkpoint-2"))
+    last = read_metrics(folder.metrics)[-1]
+    assert evaluation.overall.mean_score == pytest.approx(last["val/score/mean"], abs=1e-12)
+    assert evaluation.overall.num_episodes == 6 and evaluation.num_failed == 0
+
+
+def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(letters, tiny_model, tmp_path):
+    _, folder = letters
+    again = run(make_config(tiny_model, tmp_path))
+    other = run(make_config(tiny_model, tmp_path, seed=7))
+    assert measured(again) == measured(folder)
+    assert measured(other) != measured(folder)
+    assert again.rollouts.read_text() == folder.rollouts.read_text()
+
+
+def test_rollouts_are_those_that_were_trained_on(letters):
+    _, folder = letters
+    rows = read_journal(folder.rollouts)
+    assert [step for step, _ in rows] == [0] * 8 + [1] * 8
+    for step, trajectory in rows:
+        [sample] = build_samples(trajectory)
+        versions = {run.version for turn in trajectory.turns for run in turn.versions}
+        assert versions == {step}
+        assert sample.num_trained == sum(len(turn.response_ids) for turn in trajectory.turns) > 0
+        assert (sample.rollout_logprobs[sample.response_mask] < 0).all()
+
+
+def test_micro_batches_change_nothing(letters, tiny_model, tmp_path):
+    _, folder = letters
+    arguments = {"learning_rate": 1e-3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    other = run(make_config(tiny_model, tmp_path, actor_train={"training_args": arguments}))
+    dynamic = {
+        "training_args": {"learning_rate": 1e-3, "per_device_train_batch_size": 4},
+        "use_dynamic_batching_in_train": True,
+        "max_tokens_per_microbatch_in_train": 150,
+    }
+    third = run(make_config(tiny_model, tmp_path, actor_train=dynamic))
+    for name in ("actor/pg_loss", "actor_train/grad_norm", "rollout/score/mean", "actor/entropy"):
+        expected = [row.get(name) for row in measured(folder)[:1]]
+        for changed in (other, third):
+            np.testing.assert_allclose([row.get(name) for row in measured(changed)[:1]], expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "metric"),
+    [
+        ({"use_kl_loss": True, "kl_loss_coef": 0.1}, "actor/kl_loss"),
+        ({"add_token_level_kl": True, "init_kl_coef": 0.1}, "critic/kl"),
+        ({"add_token_level_kl": True, "init_kl_coef": 0.1, "target_kl": 0.01}, "critic/kl_coef"),
+    ],
+)
+def test_a_reference_is_loaded_where_a_kl_needs_one(tiny_model, tmp_path, changes, metric):
+    rows = measured(run(make_config(tiny_model, tmp_path, max_steps=3, eval_steps=0, **changes)))
+    assert rows[-1][metric] != 0.0, "the policy has moved away from the reference by the third step"
+
+
+def test_the_hf_server_plays_the_same_main_job(tiny_model, tmp_path):
+    config = make_config(
+        tiny_model, tmp_path, max_steps=1, eval_steps=0, actor_infer={"strategy_args": {"strategy_name": "hf"}}
+    )
+    [row] = measured(run(config))
+    assert row["actor/train_infer_diff_token_max"] < 1e-4
+
+
+def test_sampler_and_trainer_agree(letters):
+    _, folder = letters
+    for row in measured(folder)[:2]:
+        assert row["actor/train_infer_diff_token_mean"] < 1e-6
+        assert row["actor/train_infer_diff_token_max"] < 1e-4
+
+
+def test_an_environment_that_raises_ends_the_run_with_its_error(tiny_model, tmp_path):
+    envs = {"Broken": {"env_type": "turnwise.testing.toy_envs:RaisingEnv"}}
+    config = make_config(tiny_model, tmp_path, custom_envs=envs, eval_steps=0)
+    with pytest.raises(RolloutError, match="most frequent error"):
+        run(config)
+
+
+def test_what_this_version_lacks_is_refused_before_anything_is_loaded(tmp_path):
+    config = make_config(tmp_path / "no_model", tmp_path, adv_estimator="gae", sequence_length=256)
+    with pytest.raises(NotAvailableError, match="gae"):
+        build_agentic(config, start_run(config))

@@ -1,0 +1,60 @@
+"""Supervised fine-tuning learns what its demonstrations say, on assistant tokens only."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from turnwise.config import SFTConfig, parse_config
+from turnwise.errors import DataError
+from turnwise.pipelines.build import build_sft, start_run
+from turnwise.tracking.jsonl import read_metrics
+
+
+def write_demonstrations(path, num_rows, answer="<answer>Right</answer>"):
+    messages = [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": answer}]
+    path.write_text((json.dumps({"messages": messages}) + "\n") * num_rows)
+    return str(path)
+
+
+def fine_tune(tiny_model, tmp_path, **changes):
+    values = {
+        "pretrain": str(tiny_model),
+        "output_dir": str(tmp_path / "runs"),
+        "train_files": [write_demonstrations(tmp_path / "train.jsonl", 40)],
+        "sequence_length": 64,
+        "num_epochs": 3,
+        "track_with": [],
+        "training_args": {"learning_rate": 1e-2, "per_device_train_batch_size": 8},
+    }
+    config, _ = parse_config(values | changes, SFTConfig)
+    folder = start_run(config)
+    pipeline = build_sft(config, folder)
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+    return pipeline, read_metrics(folder.metrics)
+
+
+def test_the_loss_falls_and_the_model_is_saved(tiny_model, tmp_path):
+    val = write_demonstrations(tmp_path / "val.jsonl", 3)
+    pipeline, rows = fine_tune(tiny_model, tmp_path, val_files=[val], eval_steps=5)
+    assert pipeline.num_steps == 15
+    assert rows[0]["sft/loss"] > 3 and rows[14]["sft/loss"] < 1
+    assert [row["step"] for row in rows if "sft/val_loss" in row] == [0, 5, 10, 15]
+    assert rows[-1]["sft/val_loss"] < 1
+    AutoModelForCausalLM.from_pretrained(pipeline.checkpoints.path / "checkpoint-15")
+
+
+def test_max_steps_ends_it_earlier(tiny_model, tmp_path):
+    pipeline, rows = fine_tune(tiny_model, tmp_path, max_steps=4)
+    assert pipeline.num_steps == len(rows) == 4
+
+
+def test_a_row_that_is_too_long_is_named(tiny_model, tmp_path):
+    path = write_demonstrations(tmp_path / "long.jsonl", 1, answer="P _ " * 100)
+    with pytest.raises(DataError, match=r"demonstration 1 has \d+ tokens, more than sequence_length 64"):
+        fine_tune(tiny_model, tmp_path, train_files=[path])
