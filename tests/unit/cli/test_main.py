@@ -1,0 +1,112 @@
+"""The command line as a user meets it: real processes, exit codes, one message instead of a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from turnwise.cli.main import build_parser, main
+
+ROOT = Path(__file__).parents[3]
+
+
+def turnwise(*arguments, cwd=None, **environment):
+    command = [sys.executable, "-m", "turnwise.cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=os.environ | environment)
+
+
+@pytest.fixture
+def config(tiny_model, tmp_path):
+    values = {
+        "pretrain": str(tiny_model),
+        "output_dir": str(tmp_path / "runs"),
+        "max_steps": 1,
+        "eval_steps": 1,
+        "rollout_batch_size": 4,
+        "val_batch_size": 4,
+        "sequence_length": 256,
+        "train_env_manager": {"num_env_groups": 1, "group_size": 4},
+        "custom_envs": {
+            "Lake": {"env_type": "frozen_lake", "max_steps": 2, "max_tokens_per_step": 4, "env_config": {"env_instruction": ""}}
+        },
+    }
+    path = tmp_path / "lake.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def test_train_then_eval_in_new_processes(config, tmp_path):
+    trained = turnwise("train", config)
+    assert trained.returncode == 0, trained.stderr
+    [run] = (tmp_path / "runs" / "lake").iterdir()
+    assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "step 1/1" in trained.stdout and str(run) in trained.stdout
+    scored = turnwise("eval", config, "--model", run / "checkpoints" / "checkpoint-1", "--json", tmp_path / "score.json")
+    assert scored.returncode == 0, scored.stderr
+    result = json.loads((tmp_path / "score.json").read_text())
+    assert result["overall"]["num_episodes"] == 4
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert result["overall"]["mean_score"] == pytest.approx(rows[-1]["val/score/mean"], abs=1e-12)
+    again = turnwise("train", config)
+    assert again.returncode == 0 and len(list((tmp_path / "runs" / "lake").iterdir())) == 2, "a second run has its own folder"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["max_stepz=3"], "max_steps"),
+        (["max_steps=many"], "max_steps"),
+        (["rollout_batch_size=6"], "6"),
+        (["adv_estimator=gae"], "gae"),
+        (["pretrain=nowhere"], "no such model folder"),
+        (["custom_envs.Lake.env_type=frozen_lak"], "frozen_lake"),
+        (["custom_envs.Lake.env_config.siz=3"], "siz"),
+        (["sequence_length=20"], "sequence_length"),
+    ],
+)
+def test_what_is_wrong_is_said_without_a_traceback(config, arguments, message):
+    done = turnwise("train", config, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) < 40
+
+
+def test_a_missing_file_and_a_missing_verb(tmp_path, capsys):
+    assert main(["train", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main(["trian", "x.yaml"])
+    assert stopped.value.code == 2
+    assert "train" in capsys.readouterr().err
+
+
+def test_make_model_writes_a_folder_that_trains(tmp_path):
+    assert main(["make-model", "--out", str(tmp_path / "model"), "--set", "num_hidden_layers=1", "hidden_size=32"]) == 0
+    facts = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert (facts["num_hidden_layers"], facts["hidden_size"]) == (1, 32)
+    assert main(["make-model", "--out", str(tmp_path / "x"), "--size", "tinny"]) == 2
+    assert main(["make-model", "--out", str(tmp_path / "x"), "--set", "hidden_size"]) == 2
+
+
+def test_every_verb_has_its_module():
+    parser = build_parser()
+    for arguments in (["train", "x"], ["sft", "x"], ["eval", "x"], ["config", "x"], ["make-model", "--out", "x"]):
+        module = parser.parse_args(arguments).module
+        assert (ROOT / "turnwise" / "cli" / f"{module}.py").is_file()
+
+
+def test_the_parser_imports_no_heavy_library():
+    code = "import sys, turnwise.cli.main as m; m.build_parser(); print({'torch', 'transformers', 'hydra'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("file", ["agentic.yaml", "sft.yaml"])
+def test_the_example_configs_are_strictly_valid(file):
+    done = turnwise("config", ROOT / "examples" / "frozen_lake" / file, "--strict")
+    assert done.returncode == 0, done.stderr
