@@ -46,6 +46,10 @@ class ServerError(TurnwiseError):
     """A request that an inference server can't serve. Only that request fails."""
 
 
+class ReplicasDeadError(ServerError):
+    """No inference server is left: the run can't go on, and no environment is to blame."""
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """A hint for a misspelt name, empty where nothing is near.
 

@@ -41,8 +41,10 @@ class Env(Protocol):
     `step`'s info may hold `"metrics"`, a dict of numbers named in `metric_reductions`.
     """
 
-    metric_reductions: Mapping[str, Reduction]
-    """Declares each metric of the environment and how the values of an episode's steps combine into one."""
+    @property
+    def metric_reductions(self) -> Mapping[str, Reduction]:
+        """Declares each metric of the environment and how the values of an episode's steps combine into one."""
+        ...
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]: ...
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-from turnwise.errors import DeadlineError, ServerError, TurnwiseError
-from turnwise.protocols import InferenceServer, OnWeightUpdate
+from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError
+from turnwise.protocols import InferenceServer, MemoryKind, OnWeightUpdate
 from turnwise.types import Completion, Media, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,8 @@ class LLMServerManager:
         """See `InferenceServer.generate`.
 
         Raises:
-            ServerError: the request can't be served, or every replica is dead.
+            ServerError: the request can't be served.
+            ReplicasDeadError: no replica is left.
             DeadlineError: it took longer than `request_s`.
         """
         num_tokens = len(prompt_ids) + sampling.max_new_tokens
@@ -93,6 +94,12 @@ class LLMServerManager:
     async def resume(self, version: int) -> None:
         await asyncio.gather(*(server.resume(version) for server in self._servers.values()))
 
+    async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
+        await asyncio.gather(*(server.sleep(kinds) for server in self._servers.values()))
+
+    async def wake(self, kinds: Iterable[MemoryKind]) -> None:
+        await asyncio.gather(*(server.wake(kinds) for server in self._servers.values()))
+
     async def close(self) -> None:
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
@@ -102,7 +109,7 @@ class LLMServerManager:
 
     def _route(self, request_id: str) -> int:
         if not self._servers:
-            raise ServerError(
+            raise ReplicasDeadError(
                 f"every inference replica is dead; the last one failed with {self._last_error!r}"
             ) from self._last_error
         replica = self._replica_of.get(request_id)

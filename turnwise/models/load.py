@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import is_flash_attn_2_available
+from transformers.utils import logging as transformers_logging
 
 from turnwise.errors import ModelError, nearest
 from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing
@@ -117,7 +120,20 @@ def write_weights(model: PreTrainedModel, folder: Path) -> None:
     tensors = dict(model.named_parameters())
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
-    model.save_pretrained(folder, state_dict={name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
+    with _no_progress_bars():
+        model.save_pretrained(folder, state_dict={name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keeps transformers' bars out of a terminal where each step has its line."""
+    was_enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            transformers_logging.enable_progress_bar()
 
 
 def replace_folder(partial: Path, folder: Path) -> None:

@@ -23,7 +23,7 @@ from turnwise.errors import DataError, NotAvailableError
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.build_rollouts import build_player, build_scheduler, choose_device
+from turnwise.pipelines.build_rollouts import build_player, build_scheduler, check_environments, choose_device
 from turnwise.pipelines.evaluate import Evaluation, evaluate
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.run_folder import CheckpointFolder, RunFolder
@@ -48,6 +48,7 @@ def build_agentic(config: AgenticConfig, folder: RunFolder) -> AgenticPipeline:
         NotAvailableError: the config uses what this version or this machine doesn't have.
     """
     require_available(config)
+    check_environments(config)
     torch.manual_seed(derive_seed(config.seed, "torch"))
     device = choose_device(config)
     cluster = LocalCluster()
@@ -70,7 +71,7 @@ def build_agentic(config: AgenticConfig, folder: RunFolder) -> AgenticPipeline:
         algorithm=build_algorithm(config, kl_ctrl),
         kl_ctrl=kl_ctrl,
         tokenizer=player.tokenizer,
-        weight_transfer=InProcessTransfer(player.servers.servers, on_weight_update=config.on_weight_update),
+        weight_transfer=InProcessTransfer([player.servers], on_weight_update=config.on_weight_update),
         event_loop=player.event_loop,
         log=RunLog(build_trackers(config, folder, AGENTIC_COLUMNS, config.max_steps)),
         journal=Journal(folder.rollouts),
@@ -184,6 +185,7 @@ def evaluate_model(config: AgenticConfig, model_path: str | None = None, num_epi
 
     Tasks, seeds and schedule are those of validation in training, so that the same weights give the same figure.
     """
+    check_environments(config)
     player = build_player(config, choose_device(config), is_trained=False, model_path=model_path)
     try:
         groups = build_scheduler(config, player, "val").get_batch(num_episodes or config.val_batch_size)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -112,6 +112,14 @@ def build_scheduler(config: AgenticConfig, player: Player, split: Split, tasks: 
         ),
         is_fixed=split == "val",
     )
+
+
+def check_environments(config: AgenticConfig) -> None:
+    """Makes one environment of each tag in use, so that a wrong name or argument is said before a model is loaded."""
+    for split in get_args(Split):
+        for tag in config.env_manager(split).tags:
+            agent_settings(config, tag, split)
+            make_env(config.custom_envs[tag].env_type, config.custom_envs[tag].env_config, split).close()
 
 
 def build_agent(config: AgenticConfig, tag: str, split: Split) -> EnvAgent:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from turnwise.batching.samples import build_samples
-from turnwise.errors import ConfigError, EnvironmentFault, RolloutError
+from turnwise.errors import ConfigError, DeadlineError, EnvironmentFault, ReplicasDeadError, RolloutError
 from turnwise.protocols import AgentLoop, OpenConversation
 from turnwise.rollout.seeds import TaskSource, sibling_sampling
 from turnwise.types import Group, SamplingParams, Task, Trajectory
@@ -133,7 +133,7 @@ class RolloutScheduler:
                 for trajectory in trajectories:
                     trajectory.samples = build_samples(trajectory)
                 return trajectories
-            except ConfigError:
+            except (ConfigError, DeadlineError, ReplicasDeadError):
                 raise
             except TimeoutError:
                 error = (
