@@ -39,7 +39,7 @@ from turnwise.types import Split, Task, derive_seed
 
 HERE = Path(__file__).parent
 TAG = "FrozenLake"
-NUM_DEMONSTRATIONS = 12_000
+NUM_DEMONSTRATIONS = 5_000
 ERROR_RATE = 0.5
 
 

@@ -39,7 +39,7 @@ class FrozenLakeEnv(TextEnv):
         p: probability that a cell is ice and no hole, in (0, 1]. Maps without a way to the goal are drawn again.
         is_slippery: a step goes where it should, or to either side of that, with probability 1/3 each.
         render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both.
-        observation: the text, a `grid` of symbols, `coordinates` as `row,column`, or `both`.
+        observation: the text, a `grid` of symbols, `coordinates` (`P0,0 G3,3 O1,2`), or `both`.
         format_penalty: reward of an invalid action.
         split: draws only maps whose *content* belongs to training or validation; None draws from all.
         map_rows: one fixed map of the letters S, F, H, G, in place of `size`, `p` and `split`.
@@ -162,9 +162,12 @@ class FrozenLakeEnv(TextEnv):
         return "\n".join(" ".join(cells[start : start + width]) for start in range(0, len(cells), width))
 
     def _coordinates(self) -> str:
-        holes = [self._place(i) for i, letter in enumerate(self._letters) if letter == "H"]
-        goal = self._place(self._letters.index("G"))
-        return f"player {self._place(self.position)} goal {goal} holes {' '.join(holes) or 'none'}"
+        """Player, goal and holes as `symbol row,column`, the player first; ice is what isn't named."""
+        player = self._with_player[self._letters[self.position]]
+        places = [f"{player}{self._place(self.position)}"]
+        for letter in "GH":
+            places += [self._alone[letter] + self._place(i) for i, found in enumerate(self._letters) if found == letter]
+        return " ".join(places)
 
     def _place(self, position: int) -> str:
         row, column = divmod(position, len(self.rows[0]))
@@ -172,10 +175,10 @@ class FrozenLakeEnv(TextEnv):
 
     def _rules(self) -> str:
         lines = ["You are on a frozen lake. Walk to the goal and don't step into a hole."]
-        if self._render_mode == "text" and self._observation_kind != "coordinates":
+        if self._render_mode == "text":
             lines.append("Symbols: " + ", ".join(f"{symbol} {meaning}" for symbol, meaning in self._vocab.items()) + ".")
         if self._render_mode == "text" and self._observation_kind != "grid":
-            lines.append("Places are given as row,column from the top left, starting at 0.")
+            lines.append("A symbol with row,column stands at that place, counted from 0 at the top left; the rest is ice.")
         lines.append(f"Actions: {', '.join(self.actions)}. Each moves you by one cell; the edge of the lake holds you.")
         if self.is_slippery:
             lines.append("The ice is slippery: two times in three you slide to one side of where you wanted to go.")

@@ -65,14 +65,15 @@ def load_model(
     implementation = _attention(attn_implementation)
     config = _load_config(path)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=dtype,
-            attn_implementation=implementation,
-            output_loading_info=True,
-            local_files_only=True,
-        )
+        with _no_progress_bars():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation=implementation,
+                output_loading_info=True,
+                local_files_only=True,
+            )
     except _LIBRARY_ERRORS as error:
         raise ModelError(f"{path}: can't be loaded as a causal language model: {_first_line(error)}") from error
     if report["missing_keys"]:

@@ -13,6 +13,8 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKER_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
 """One token each, but part of the text: they stay when a response is decoded."""
 
+ROLES = ("system", "user", "assistant")
+
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
@@ -22,9 +24,9 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 """
 
-_WORDS = Regex(r" ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|[^\S\n]+(?!\S)|[^\S\n]+")
-"""Words with their leading space; a digit, a symbol and a capital that starts no word stand alone, so that a cell of a
-grid is one token wherever it stands."""
+_WORDS = Regex(r" ?[^\s\p{N}]\p{N}+,\p{N}+| ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|[^\S\n]+(?!\S)|[^\S\n]+")
+"""A symbol with its place (`O1,2`); words with their leading space; a digit, a symbol and a capital that starts no word stand
+alone. So a cell of a grid is one token wherever it stands, and a place that occurs often is one too."""
 
 _SYMBOL_COUNT = 5_000
 """How often a symbol is shown to the trainer on top of the corpus: more often than any other pair, so that each symbol is one
@@ -53,7 +55,8 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> PreTrainedTokeniz
         initial_alphabet=sorted(alphabet),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_without_markers([*texts, *_repeated_symbols(texts)]), trainer)
+    roles = (f"{role}\n" * _SYMBOL_COUNT for role in ROLES)
+    tokenizer.train_from_iterator(_without_markers([*texts, *_repeated_symbols(texts), *roles]), trainer)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKER_TOKENS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -17,7 +18,7 @@ from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.cluster.local import LocalCluster
-from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, unavailable
+from turnwise.config import AgenticConfig, SFTConfig, describe, dump_yaml, unavailable
 from turnwise.data.demonstrations import read_demonstrations
 from turnwise.errors import DataError, NotAvailableError
 from turnwise.inference.weight_transfer import InProcessTransfer
@@ -40,6 +41,8 @@ from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Message, Sample, derive_seed
 
+logger = logging.getLogger(__name__)
+
 
 def build_agentic(config: AgenticConfig, folder: RunFolder) -> AgenticPipeline:
     """The pipeline of one run of `turnwise train`.
@@ -49,7 +52,7 @@ def build_agentic(config: AgenticConfig, folder: RunFolder) -> AgenticPipeline:
     """
     require_available(config)
     check_environments(config)
-    torch.manual_seed(derive_seed(config.seed, "torch"))
+    set_profile(config)
     device = choose_device(config)
     cluster = LocalCluster()
     player = build_player(config, device, is_trained=True)
@@ -122,6 +125,8 @@ def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
 
 def _train_strategy(config: AgenticConfig, model: PreTrainedModel, device: torch.device) -> TorchStrategy:
     role = config.actor_train
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    logger.info("actor_train: %d trainable parameters, %s, attention %s", trainable, device, model.config._attn_implementation)
     steps = config.max_steps - config.critic_warmup
     return TorchStrategy(
         model,
@@ -172,12 +177,25 @@ def build_checkpoints(config: Any, folder: RunFolder) -> CheckpointFolder:
     return CheckpointFolder(path, config.max_ckpt_to_keep)
 
 
-def start_run(config: Any) -> RunFolder:
-    """Makes the run's folder and writes down what runs, where and with which versions."""
+def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
+    """Makes the run's folder and writes down what runs, where, with which versions and under which settings."""
     folder = RunFolder.create(Path(config.output_dir), config.exp_name)
     folder.describe(dump_yaml(config))
     folder.log_to_file(Path(config.logging_dir) if config.logging_dir else None)
+    logger.info("what this run applies\n%s", describe(config).render())
     return folder
+
+
+def set_profile(config: AgenticConfig | SFTConfig) -> None:
+    """Seeds torch and says which profile of determinism holds.
+
+    `deterministic: true` also makes torch refuse kernels that add up in no fixed order. On a CPU the embedded server and
+    cooperative environments give bit-identical runs without it, as long as the number of threads stays the same.
+    """
+    torch.manual_seed(derive_seed(config.seed, "torch"))
+    torch.use_deterministic_algorithms(config.deterministic)
+    profile = "deterministic" if config.deterministic else "not asked to be deterministic"
+    logger.info("profile: %s, %d threads, seed %d", profile, torch.get_num_threads(), config.seed)
 
 
 def evaluate_model(config: AgenticConfig, model_path: str | None = None, num_episodes: int | None = None) -> Evaluation:
@@ -197,7 +215,7 @@ def evaluate_model(config: AgenticConfig, model_path: str | None = None, num_epi
 def build_sft(config: SFTConfig, folder: RunFolder) -> SFTPipeline:
     """The pipeline of one run of `turnwise sft`."""
     require_available(config)
-    torch.manual_seed(derive_seed(config.seed, "torch"))
+    set_profile(config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     arguments = config.model_args
     tokenizer = load_tokenizer(arguments.model_name_or_path)

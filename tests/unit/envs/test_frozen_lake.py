@@ -83,11 +83,11 @@ def test_the_grid_shows_player_ice_holes_and_goal() -> None:
 
 def test_coordinates_name_the_same_things() -> None:
     lake = FrozenLakeEnv(map_rows=SMALL, is_slippery=False, observation="coordinates")
-    assert lake.reset(seed=0)[0] == "player 0,0 goal 2,2 holes 1,1"
-    assert lake.step("right")[0] == "player 0,1 goal 2,2 holes 1,1"
-    assert FrozenLakeEnv(map_rows=["SF", "FG"], observation="coordinates").reset(seed=0)[0] == "player 0,0 goal 1,1 holes none"
+    assert lake.reset(seed=0)[0] == "P0,0 G2,2 O1,1"
+    assert lake.step("right")[0] == "P0,1 G2,2 O1,1"
+    assert FrozenLakeEnv(map_rows=["SF", "FG"], observation="coordinates").reset(seed=0)[0] == "P0,0 G1,1"
     both = FrozenLakeEnv(map_rows=SMALL, observation="both").reset(seed=0)[0]
-    assert both == "P _ _\n_ O _\n_ _ G\nplayer 0,0 goal 2,2 holes 1,1"
+    assert both == "P _ _\n_ O _\n_ _ G\nP0,0 G2,2 O1,1"
 
 
 @pytest.mark.parametrize("action", ["", "Jump", "2", "Left Left"])
