@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "turnwise"
 
 LAYERS: list[set[str]] = [
-    {"types", "errors", "protocols", "spec"},
+    {"types", "errors", "protocols", "spec", "entry_points"},
     {"config", "algorithms", "chat", "data", "models", "batching"},
     {"envs"},
     {"agents", "inference", "training"},
@@ -36,6 +36,7 @@ ONLY: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "spec": {"errors"},
+    "entry_points": {"errors"},
     "protocols": {"types"},
     "config": {"spec", "errors"},
     **dict.fromkeys(SIDE_ROOMS, LAYERS[0]),

@@ -222,6 +222,14 @@ class TrainStrategy(Protocol):
     def onload(self, kinds: Iterable[MemoryKind]) -> None: ...
 
 
+class Stateful(Protocol):
+    """Numbers that a checkpoint carries."""
+
+    def state_dict(self) -> dict[str, float]: ...
+
+    def load_state_dict(self, state: dict[str, float]) -> None: ...
+
+
 class Algorithm(Protocol):
     """Credit and loss of one method. Adding one touches its file and its line in `spec`.
 
@@ -231,7 +239,11 @@ class Algorithm(Protocol):
     needs: frozenset[str]
     """Of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling`."""
     loss: Loss
-    """An object of its own, so that it can be sent to the ranks of a strategy without the rest."""
+    """The policy's. An object of its own, so that it can be sent to the ranks of a strategy without the rest."""
+    value_loss: Loss | None
+    """The critic's, None for a method without one."""
+    running: Stateful | None
+    """Statistics that live as long as the run (`running` normalisation), None where nothing uses them."""
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
         """Writes `advantages` (and `returns`) into every Sample of the groups, through their turns."""
@@ -242,7 +254,14 @@ class Algorithm(Protocol):
 class PreparesStep(Protocol):
     """An algorithm whose loss needs facts of the whole optimiser step (`clip_cov`, `kl_cov`)."""
 
-    def prepare(self, step_batch: Batch) -> None: ...
+    def prepare(self, step_batch: Batch) -> None:
+        """Chooses what the micro-batches of the next optimiser step need to know, and keeps it in `loss`.
+
+        The role (`pipelines.roles`) calls it once an optimiser step, with all of the step's samples as one packed batch of
+        numpy arrays, before it hands the micro-batches and `loss` to the ranks. A position in the step batch is none in a
+        micro-batch: what is kept must be a fact of the step (a mean, a threshold, a seed).
+        """
+        ...
 
 
 # ---------------------------------------------------------------------------------------------------------------------

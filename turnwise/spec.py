@@ -8,12 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+KLEstimator = Literal["k1", "abs", "k2", "k3"]
+KL_ALIASES: dict[str, KLEstimator] = {"kl": "k1", "mse": "k2", "low_var": "k3"}
+KL_LOSSES: tuple[KLEstimator, ...] = ("k3", "k2")
+"""Estimators whose gradient is one of a KL: the expected gradient of k1 is zero, and abs estimates no KL."""
+
+Grouping = Literal["traj_group_id", "tags", "batch"]
+GROUPING_ALIASES: dict[str, Grouping] = {"state": "traj_group_id", "inductive": "tags", "global": "batch"}
+
+Statistic = Literal["group", "batch", "running", "none"]
+NormalizationMethod = Literal["identity", "mean", "mean_std", "asym_clip"]
+METHOD_STATISTICS: dict[NormalizationMethod, tuple[Statistic, Statistic]] = {
+    "identity": ("none", "none"),
+    "mean": ("group", "none"),
+    "mean_std": ("group", "group"),
+    "asym_clip": ("group", "group"),
+}
+"""What each method of `reward_normalization` takes the mean and the standard deviation over, unless told otherwise."""
+
+LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
 
 
 @dataclass(frozen=True, slots=True)
 class EstimatorSpec:
-    """One `adv_estimator`.
+    """One `adv_estimator`, and which keys of the config mean something to it.
 
     `entry` is `module:Class` of the Algorithm, empty where it isn't available. `placement` is the default
     `reward_placement`: `score` means that the estimator works on trajectory scores. `normalization` is the default
@@ -24,7 +45,26 @@ class EstimatorSpec:
     needs: frozenset[str] = frozenset()
     placement: Literal["turn", "final", "score"] = "score"
     normalization: tuple[str, str] | Literal["own"] = ("batch", "identity")
+    needs_mean: bool = False
+    """Scores that nothing is subtracted from contradict it."""
+    compares_siblings: bool = False
+    """Advantages come from siblings alone, so that a group of one has none."""
+    discounts: bool = False
+    """`gamma`"""
+    has_td_errors: bool = False
+    """`lambd`, `gae_granularity`, `bootstrap_on_truncation`"""
+    has_step_returns: bool = False
+    """`step_reward_gamma`"""
+    mixes_step_advantages: bool = False
+    """`episode_reward_weight`, `step_reward_weight`"""
+    is_own: bool = False
+    """A user's class, which may read anything."""
     paper: str = ""
+
+    @classmethod
+    def of_user(cls, entry: str) -> EstimatorSpec:
+        """A user's `module:Class`: nothing is known of it, so no key is called useless."""
+        return cls(entry, discounts=True, has_td_errors=True, has_step_returns=True, mixes_step_advantages=True, is_own=True)
 
     @property
     def is_available(self) -> bool:
@@ -56,20 +96,40 @@ class StrategySpec:
 _GROUP = ("traj_group_id", "mean_std")
 
 ESTIMATORS: dict[str, EstimatorSpec] = {
-    "gae": EstimatorSpec(needs=frozenset({"values"}), placement="turn", paper="Schulman et al. 2016, arXiv:1506.02438"),
-    "reinforce": EstimatorSpec(placement="turn", paper="Williams 1992"),
-    "grpo": EstimatorSpec("turnwise.algorithms.grpo:GRPO", normalization=_GROUP, paper="Shao et al. 2024, arXiv:2402.03300"),
-    "rloo": EstimatorSpec(normalization="own", paper="Ahmadian et al. 2024, arXiv:2402.14740"),
-    "reinforce_plus_plus": EstimatorSpec(placement="final", paper="Hu 2025, arXiv:2501.03262"),
-    "reinforce_plus_plus_baseline": EstimatorSpec(normalization="own", paper="Hu 2025, arXiv:2501.03262"),
-    "agentic_reinforce": EstimatorSpec(placement="turn"),
-    "step_reinforce": EstimatorSpec(placement="turn", normalization=_GROUP),
-    "gigpo": EstimatorSpec(normalization=_GROUP, paper="Feng et al. 2025, arXiv:2505.10978"),
-    "opo": EstimatorSpec(normalization="own", paper="Hao et al. 2025, arXiv:2505.23585"),
-    "grpo_passk": EstimatorSpec(normalization="own", paper="Tang et al. 2025, arXiv:2503.19595"),
-    "gpg": EstimatorSpec(normalization="own", paper="Chu et al. 2025, arXiv:2504.02546"),
+    "gae": EstimatorSpec(
+        needs=frozenset({"values"}),
+        placement="turn",
+        discounts=True,
+        has_td_errors=True,
+        paper="Schulman et al. 2016, arXiv:1506.02438",
+    ),
+    "reinforce": EstimatorSpec(placement="turn", discounts=True, paper="Williams 1992"),
+    "grpo": EstimatorSpec(
+        "turnwise.algorithms.grpo:GRPO",
+        normalization=_GROUP,
+        needs_mean=True,
+        compares_siblings=True,
+        paper="Shao et al. 2024, arXiv:2402.03300",
+    ),
+    "rloo": EstimatorSpec(normalization="own", compares_siblings=True, paper="Ahmadian et al. 2024, arXiv:2402.14740"),
+    "reinforce_plus_plus": EstimatorSpec(placement="final", discounts=True, paper="Hu 2025, arXiv:2501.03262"),
+    "reinforce_plus_plus_baseline": EstimatorSpec(
+        normalization="own", compares_siblings=True, paper="Hu 2025, arXiv:2501.03262"
+    ),
+    "agentic_reinforce": EstimatorSpec(placement="turn", discounts=True),
+    "step_reinforce": EstimatorSpec(placement="turn", normalization=_GROUP, compares_siblings=True, has_step_returns=True),
+    "gigpo": EstimatorSpec(
+        normalization=_GROUP, has_step_returns=True, mixes_step_advantages=True, paper="Feng et al. 2025, arXiv:2505.10978"
+    ),
+    "opo": EstimatorSpec(normalization="own", compares_siblings=True, paper="Hao et al. 2025, arXiv:2505.23585"),
+    "grpo_passk": EstimatorSpec(normalization="own", compares_siblings=True, paper="Tang et al. 2025, arXiv:2503.19595"),
+    "gpg": EstimatorSpec(normalization="own", compares_siblings=True, paper="Chu et al. 2025, arXiv:2504.02546"),
     "remax": EstimatorSpec(
-        needs=frozenset({"greedy_sibling"}), placement="final", normalization="own", paper="Li et al. 2023, arXiv:2310.10505"
+        needs=frozenset({"greedy_sibling"}),
+        placement="final",
+        normalization="own",
+        discounts=True,
+        paper="Li et al. 2023, arXiv:2310.10505",
     ),
 }
 
@@ -119,6 +179,34 @@ AGENT_ALIASES: dict[str, str] = {
 ENVS: dict[str, str] = {"frozen_lake": "turnwise.envs.frozen_lake:FrozenLakeEnv", "sokoban": "", "webshop": ""}
 """Built-in `env_type`s; others are registered at run time or named `module:Class`."""
 
-TRACKERS: dict[str, str] = {"tensorboard": "", "stdout": "", "wandb": "wandb", "swanlab": "swanlab", "mlflow": "mlflow"}
-"""`track_with` names and the distribution each needs."""
-AVAILABLE_TRACKERS: frozenset[str] = frozenset({"tensorboard", "stdout"})
+
+@dataclass(frozen=True, slots=True)
+class TrackerSpec:
+    """One name of `track_with`. `package` is the distribution that it needs; `arguments` None passes on what it is given."""
+
+    package: str = ""
+    arguments: Mapping[str, type] | None = None
+    is_available: bool = False
+
+
+TRACKERS: dict[str, TrackerSpec] = {
+    "tensorboard": TrackerSpec(arguments={"log_dir": str}, is_available=True),
+    "stdout": TrackerSpec(arguments={}, is_available=True),
+    "wandb": TrackerSpec("wandb"),
+    "swanlab": TrackerSpec("swanlab"),
+    "mlflow": TrackerSpec("mlflow"),
+}
+
+ANSWER_PATTERN = r"<answer>(.*?)</answer>"
+THINK_ANSWER_PATTERN = r"<think>(.*?)</think>\s*<answer>(.*?)</answer>"
+DEFAULT_ACTION_PATTERN = ANSWER_PATTERN
+"""`action_pattern` of an environment tag."""
+DEFAULT_SYSTEM_TEMPLATE = "You act in an environment, one action each turn. Read what you see and choose your next action."
+DEFAULT_TURN_TEMPLATE = (
+    "Turn {turn_idx}:\n{observation}\n{suffix}You have {actions_left} actions left. "
+    "Give your next action as <answer>action</answer>, in at most {max_response_length} tokens."
+)
+TURN_PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length", "env_instruction", "suffix")
+"""What an `agent_template` can show of a turn."""
+STEP_PLACEHOLDERS = ("history", "history_length", "step_count", "current_step", "current_observation")
+"""What it can show besides where each turn has a fresh context (`mode: step`)."""

@@ -25,6 +25,10 @@ FinishReason = Literal["stop", "length", "aborted"]
 Status = Literal["finished", "truncated", "failed"]
 Limit = Literal["max_steps", "sequence_length", "environment", "time"]
 Reduction = Literal["mean", "sum", "max", "min", "last"]
+"""How numbers combine into one."""
+PooledReduction = Literal["p99", "ess"]
+"""Statistics that don't follow from those of parts, so all values come together first: the 99th percentile, and the effective
+sample size (Σρ)² / (n·Σρ²) of n importance ratios ρ, the share of them that equally weighted ones would need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +328,9 @@ class Metric(NamedTuple):
 
     name: str
     value: Any
-    """A number, or a zero-dimensional tensor that is read only when the step is over."""
-    reduction: Reduction = "mean"
+    """A number, or a zero-dimensional tensor that is read only when the step is over; for a pooled reduction an array or a
+    tensor [N] of them, each counted once."""
+    reduction: Reduction | PooledReduction = "mean"
     weight: Any = 1.0
     """Weight in a mean: a number or a zero-dimensional tensor. A measurement of weight 0 counts in no reduction."""
 

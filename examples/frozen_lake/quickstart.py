@@ -4,8 +4,8 @@
 
 1. A scripted player that errs half of the time plays demonstrations.
 2. A model with random weights and a tokenizer are made.
-3. Supervised fine-tuning teaches it the format and the rules.
-4. Reinforcement learning teaches it to win.
+3. Supervised fine-tuning teaches it the format, the rules, and to act like that player.
+4. Reinforcement learning makes it win.
 
 KEY=VALUE overrides agentic.yaml, the config of step 4.
 """
@@ -23,6 +23,7 @@ from turnwise.agents.demonstrations import demonstrations, play, write_jsonl
 from turnwise.cli.sft_command import fine_tune
 from turnwise.cli.train_command import train
 from turnwise.config import AgenticConfig, SFTConfig, load_config
+from turnwise.data.demonstrations import read_demonstrations
 from turnwise.envs.frozen_lake import FrozenLakeEnv
 from turnwise.envs.frozen_lake_map import best_blind_path
 from turnwise.envs.players import BlindPlayer, ErringPlayer, Player, RandomPlayer, ShortestPathPlayer
@@ -30,7 +31,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.models.make import make_model
 from turnwise.pipelines.build import evaluate_model
 from turnwise.pipelines.build_rollouts import agent_settings, env_factory
-from turnwise.pipelines.corpus import file_text
+from turnwise.pipelines.corpus import message_text
 from turnwise.pipelines.evaluate import Score, success_table
 from turnwise.report.curve import learning_curve
 from turnwise.rollout.seeds import TaskSource
@@ -39,42 +40,43 @@ from turnwise.types import Split, Task, derive_seed
 
 HERE = Path(__file__).parent
 TAG = "FrozenLake"
-NUM_DEMONSTRATIONS = 5_000
+NUM_DEMONSTRATIONS = 8_000
 ERROR_RATE = 0.5
+GREEDY = "val_env_manager.generating_args.do_sample=false"
 
 
 def main() -> None:
     options = parse_arguments()
     started = time.perf_counter()
     out = Path(options.out)
-    seed = [f"seed={options.seed}"]
-    config, _ = load_config(
-        HERE / "agentic.yaml", [f"pretrain={out / 'model'}", f"output_dir={out}", *seed, *options.overrides]
-    )
+    config = config_of(options)
 
     announce("1/4  demonstrations of a player that errs half of the time")
     demos = out / "demonstrations.jsonl"
     write_jsonl(demos, scripted_episodes(config, "train", NUM_DEMONSTRATIONS, erring_player))
 
     announce("2/4  a model with random weights")
-    made = make_model("tiny", out / "model", file_text([str(demos)]), seed=options.seed)
+    made = make_model("tiny", out / "model", message_text(read_demonstrations([demos])), seed=options.seed)
     print(f"{made.num_parameters:,} parameters, {made.num_tokens} tokens")
-    before = evaluate_model(config, num_episodes=options.episodes).overall
+    before = success(config, made.folder, options.episodes)
 
-    announce("3/4  supervised fine-tuning: the format and the rules")
-    sft_overrides = [f"pretrain={out / 'model'}", f"train_files=[{demos}]", f"output_dir={out}", *seed]
+    announce("3/4  supervised fine-tuning: imitate the erring player")
+    sft_overrides = [f"pretrain={made.folder}", f"train_files=[{demos}]", f"output_dir={out}", f"seed={options.seed}"]
     sft_config, _ = load_config(HERE / "sft.yaml", sft_overrides, SFTConfig)
     sft_model = fine_tune(sft_config)
-    after_sft = evaluate_model(config, str(sft_model), options.episodes).overall
+    after_sft = success(config, sft_model, options.episodes)
 
-    announce("4/4  reinforcement learning: the skill")
-    rl_overrides = [f"pretrain={sft_model}", f"output_dir={out}", *seed, *options.overrides]
-    rl_config, _ = load_config(HERE / "agentic.yaml", rl_overrides)
-    places = train(rl_config)
-    after_rl = evaluate_model(config, places["model"], options.episodes).overall
+    announce("4/4  reinforcement learning: win")
+    places = train(config_of(options, f"pretrain={sft_model}"))
+    rl_model = Path(places["model"])
+    after_rl = success(config, rl_model, options.episodes)
 
     players = baselines(config, options.episodes)
     rows = [*players, ("before SFT", before), ("after SFT", after_sft), ("after RL", after_rl)]
+    # What a policy would do if it always took its likeliest token: how much of the skill SFT has taught, and RL brings out.
+    greedy = config_of(options, GREEDY)
+    rows += [("after SFT, greedy", success(greedy, sft_model, options.episodes))]
+    rows += [("after RL, greedy", success(greedy, rl_model, options.episodes))]
     announce(f"success on {options.episodes} held-out tasks ({num_held_out_maps(config, options.episodes)} different maps)")
     print(success_table(rows))
     curve = learning_curve(
@@ -86,6 +88,19 @@ def main() -> None:
     print(f"\nlearning curve  {curve}\nTensorBoard     tensorboard --logdir {places['tensorboard']}")
     print(f"model           {places['model']}")
     print(f"took {(time.perf_counter() - started) / 60:.1f} minutes")
+
+
+def config_of(options: argparse.Namespace, *changes: str) -> AgenticConfig:
+    """agentic.yaml with this run's folder and seed, the user's overrides and `changes`."""
+    out = Path(options.out)
+    own = [f"pretrain={out / 'model'}", f"output_dir={out}", f"seed={options.seed}"]
+    config, _ = load_config(HERE / "agentic.yaml", [*own, *options.overrides, *changes])
+    return config
+
+
+def success(config: AgenticConfig, model: Path, num_episodes: int) -> Score:
+    """Success of a saved model on the held-out tasks."""
+    return evaluate_model(config, str(model), num_episodes).overall
 
 
 def scripted_episodes(config: AgenticConfig, split: Split, num_episodes: int, make_player: Callable[..., Player]) -> Any:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from torch import nn
+
 from turnwise.testing.strategy_contract import StrategyContract
 from turnwise.testing.toy_model import toy_model
 from turnwise.training.optimizer import OptimizerSettings
@@ -12,12 +16,15 @@ class TestTorchStrategy(StrategyContract):
     def make_strategy(self) -> TorchStrategy:
         return TorchStrategy(toy_model(), optimizer=SETTINGS)
 
+    def modules(self, strategy: TorchStrategy) -> Iterable[nn.Module]:
+        return strategy.model.modules()
 
-class TestWithGradientCheckpointing(StrategyContract):
+
+class TestWithGradientCheckpointing(TestTorchStrategy):
     def make_strategy(self) -> TorchStrategy:
         return TorchStrategy(toy_model(), optimizer=SETTINGS, is_gradient_checkpointing=True)
 
 
-class TestPadded(StrategyContract):
+class TestPadded(TestTorchStrategy):
     def make_strategy(self) -> TorchStrategy:
         return TorchStrategy(toy_model(attn_implementation="sdpa"), optimizer=SETTINGS)

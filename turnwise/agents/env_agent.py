@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from turnwise.agents.prompts import DEFAULT_TURN_TEMPLATE, EnvPrompt
+from turnwise.agents.prompts import EnvPrompt
 from turnwise.envs.contract import StepResult, read_reset, read_step, reduce_metric
-from turnwise.envs.parsing import ANSWER_PATTERN, compile_pattern, parse_action
-from turnwise.errors import ConfigError
+from turnwise.envs.parsing import compile_pattern, parse_action
+from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.protocols import Conversation, Env, HasStateKey, OpenConversation
+from turnwise.spec import DEFAULT_ACTION_PATTERN, DEFAULT_TURN_TEMPLATE
 from turnwise.types import Limit, Message, Observation, Reduction, SamplingParams, Task, Trajectory
 
 
@@ -33,10 +34,13 @@ class EnvAgentSettings:
     max_tokens_per_step: int = 512
     system_template: str = ""
     turn_template: str = DEFAULT_TURN_TEMPLATE
-    action_pattern: str | None = ANSWER_PATTERN
+    action_pattern: str | None = DEFAULT_ACTION_PATTERN
     """None takes the whole response as the action."""
     run_in_thread: bool = False
     """For environments that block: their calls leave the event loop to the other episodes."""
+    step_timeout_s: float | None = None
+    """Seconds for one reset or step of an asynchronous or threaded environment. A call that blocks the event loop itself can't
+    be interrupted."""
     use_thread_lock: bool = False
     """With `run_in_thread`, one call at a time. Without it calls are one at a time anyway."""
 
@@ -126,18 +130,38 @@ class EnvAgent:
         return step
 
     async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of an environment's method, which may be a coroutine function, may block, or may do neither."""
-        if self._settings.run_in_thread:
-            result = await asyncio.to_thread(self._call_in_thread, function, *args)
-        else:
-            result = function(*args)
-        return await result if inspect.isawaitable(result) else result
+        """The result of an environment's method, which may be a coroutine function, may block, or may do neither.
+
+        Raises:
+            EnvironmentFault: it took longer than `step_timeout_s`.
+        """
+        limit = asyncio.timeout(self._settings.step_timeout_s)
+        try:
+            async with limit:
+                if self._settings.run_in_thread:
+                    result = await asyncio.to_thread(self._call_in_thread, function, *args)
+                else:
+                    result = function(*args)
+                return await result if inspect.isawaitable(result) else result
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise EnvironmentFault(
+                f"environment {self._settings.tag}: no answer within env_step_timeout_s = {self._settings.step_timeout_s:g} s "
+                f"from {_name_of(function)}; raise it in the environment manager, or mend the environment"
+            ) from error
 
     def _call_in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         if not self._settings.use_thread_lock:
             return function(*args)
         with self._lock:
             return function(*args)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """The method behind a call, for messages: `reset`, `step` …"""
+    called = function.func if isinstance(function, partial) else function
+    return called.__name__ if inspect.isroutine(called) else "its constructor"
 
 
 def _episode_metrics(steps: list[StepResult], reductions: Mapping[str, Reduction]) -> dict[str, float]:

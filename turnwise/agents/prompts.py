@@ -6,22 +6,14 @@ from string import Formatter
 from typing import Any
 
 from turnwise.errors import ConfigError, nearest
+from turnwise.spec import STEP_PLACEHOLDERS, TURN_PLACEHOLDERS
 from turnwise.types import Message, Observation
-
-PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length", "env_instruction", "suffix")
-STEP_MODE_PLACEHOLDERS = ("history", "history_length", "step_count", "current_step", "current_observation")
-
-DEFAULT_TURN_TEMPLATE = (
-    "Turn {turn_idx}:\n{observation}\n{suffix}"
-    "You have {actions_left} actions left. Give your next action as <answer>action</answer>, "
-    "in at most {max_response_length} tokens."
-)
 
 
 class EnvPrompt:
     """Writes the messages before each response: the system message and the rules first, then one user message a turn.
 
-    `system_template` is used as it is, "" for none. `turn_template` is filled with `PLACEHOLDERS`; a brace of its own is
+    `system_template` is used as it is, "" for none. `turn_template` is filled with `TURN_PLACEHOLDERS`; a brace of its own is
     written twice. What an environment returned is inserted as it is, braces and all. The environment's instruction
     opens the first user message, or stands where the template has `{env_instruction}`.
 
@@ -81,15 +73,15 @@ def _parse(template: str) -> tuple[tuple[str, str], ...]:
         raise ConfigError(f"agent_template: {error}; write a brace that is part of the text twice") from error
     pieces = []
     for literal, name, format_spec, conversion in fields:
-        if name in STEP_MODE_PLACEHOLDERS:
+        if name in STEP_PLACEHOLDERS:
             raise ConfigError(
                 f"agent_template: {{{name}}} belongs to mode: step, where each turn's prompt is written afresh; "
                 f"in mode: trajectory the history is in the conversation and {{observation}} is the new part of it"
             )
-        if name is not None and (name not in PLACEHOLDERS or format_spec or conversion):
+        if name is not None and (name not in TURN_PLACEHOLDERS or format_spec or conversion):
             raise ConfigError(
-                f"agent_template: {{{name}}} is no placeholder; those are {', '.join(PLACEHOLDERS)}, without formats; "
-                f"write a brace that is part of the text twice.{nearest(name, PLACEHOLDERS)}"
+                f"agent_template: {{{name}}} is no placeholder; those are {', '.join(TURN_PLACEHOLDERS)}, without formats; "
+                f"write a brace that is part of the text twice.{nearest(name, TURN_PLACEHOLDERS)}"
             )
         pieces.append((literal, name or ""))
     return tuple(pieces)

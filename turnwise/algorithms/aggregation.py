@@ -6,29 +6,25 @@ the *whole* optimiser step. Sums over micro-batches and ranks then add up to the
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from turnwise.algorithms.masks import replace_outside
 from turnwise.errors import ConfigError, nearest
+from turnwise.spec import LOSS_AGG_MODES, LossAggMode
 from turnwise.types import Denominators
 
-AggregationMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-MODES: tuple[AggregationMode, ...] = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
-
-def check_mode(mode: str) -> AggregationMode:
+def check_mode(mode: str) -> LossAggMode:
     """`mode` if it is one.
 
     Raises:
         ConfigError: it isn't.
     """
-    for known in MODES:
+    for known in LOSS_AGG_MODES:
         if mode == known:
             return known
-    raise ConfigError(f"loss_agg_mode {mode!r} isn't one of {', '.join(MODES)}.{nearest(mode, MODES)}")
+    raise ConfigError(f"loss_agg_mode {mode!r} isn't one of {', '.join(LOSS_AGG_MODES)}.{nearest(mode, LOSS_AGG_MODES)}")
 
 
 def tokens_per_sequence(mask: Tensor, sequence_id: Tensor, num_sequences: int) -> Tensor:
@@ -42,7 +38,7 @@ def tokens_per_sequence(mask: Tensor, sequence_id: Tensor, num_sequences: int) -
 
 
 def token_factors(
-    mask: Tensor, weights: Tensor, sequence_id: Tensor, num_sequences: int, denominators: Denominators, mode: AggregationMode
+    mask: Tensor, weights: Tensor, sequence_id: Tensor, num_sequences: int, denominators: Denominators, mode: LossAggMode
 ) -> Tensor:
     """What each token's loss is multiplied by, [N]; 0 outside the mask. With weight w, m the mask, N and B the step's
     weighted numbers of trained tokens and of sequences that have one:
@@ -70,7 +66,7 @@ def aggregate(losses: Tensor, mask: Tensor, factors: Tensor) -> Tensor:
     >>> losses = torch.tensor([1.0, 2, 3, 4, 5, 6, 7, 8])
     >>> mask = torch.tensor([1, 1, 0, 0, 1, 1, 1, 0]).bool()
     >>> step = Denominators(num_tokens=5, num_sequences=2, max_length=4)
-    >>> for mode in MODES:
+    >>> for mode in LOSS_AGG_MODES:
     ...     factors = token_factors(mask, torch.ones(8), torch.tensor([0] * 4 + [1] * 4), 2, step, mode)
     ...     print(mode, round(aggregate(losses, mask, factors).item(), 6))
     token-mean 4.2

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from turnwise.protocols import Stateful
 
-class KLController(Protocol):
+
+class KLController(Stateful, Protocol):
     """Holds β. `update` is told the KL of each batch; the state travels in the checkpoint."""
 
     coef: float
@@ -13,10 +15,6 @@ class KLController(Protocol):
     def update(self, kl: float, num_trajectories: int) -> None:
         """`kl` in nats per token: the mean over the batch's trajectories of the mean over their tokens."""
         ...
-
-    def state_dict(self) -> dict[str, float]: ...
-
-    def load_state_dict(self, state: dict[str, float]) -> None: ...
 
 
 class FixedKLController:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from turnwise.errors import ConfigError, nearest
+from turnwise.spec import KL_ALIASES, KL_LOSSES
 
 MAX_EXPONENT = 20.0
 """Differences of log-probs are clamped to ± this before they are exponentiated: exp(20) ≈ 5e8 is no infinity in fp32."""
@@ -34,16 +35,7 @@ def k3(difference: Tensor) -> Tensor:
     return torch.exp(-bounded) + bounded - 1.0
 
 
-KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
-    "k1": k1,
-    "kl": k1,
-    "abs": absolute,
-    "k2": k2,
-    "mse": k2,
-    "k3": k3,
-    "low_var": k3,
-}
-LOSS_TYPES: tuple[str, ...] = ("k3", "low_var", "k2", "mse")
+KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "abs": absolute, "k2": k2, "k3": k3}
 
 
 def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: str) -> Tensor:
@@ -56,12 +48,13 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: str) -> Te
     Raises:
         ConfigError: there is no such estimator.
     """
-    if estimator not in KL_ESTIMATORS:
+    name = KL_ALIASES.get(estimator, estimator)
+    if name not in KL_ESTIMATORS:
         raise ConfigError(
             f"{estimator!r} isn't a KL estimator; kl_penalty is one of {', '.join(KL_ESTIMATORS)}."
             + nearest(estimator, KL_ESTIMATORS)
         )
-    return KL_ESTIMATORS[estimator](logprobs - base_logprobs)
+    return KL_ESTIMATORS[name](logprobs - base_logprobs)
 
 
 def check_loss_type(estimator: str) -> str:
@@ -70,9 +63,9 @@ def check_loss_type(estimator: str) -> str:
     Raises:
         ConfigError: it may not.
     """
-    if estimator in LOSS_TYPES:
+    if KL_ALIASES.get(estimator, estimator) in KL_LOSSES:
         return estimator
     raise ConfigError(
         f"kl_loss_type {estimator!r} can't be a loss: the expected gradient of k1 is zero and abs estimates no KL. "
-        f"Use {' or '.join(('k3', 'k2'))} in kl_loss_type, or take the KL from the reward (add_token_level_kl)."
+        f"Use {' or '.join(KL_LOSSES)} in kl_loss_type, or take the KL from the reward (add_token_level_kl)."
     )

@@ -23,7 +23,9 @@ class PolicyLoss:
 
     Returns a micro-batch's part of its optimiser step's loss: the parts of a step add up. Without `old_logprobs` on the
     batch, old is the current log-prob without its gradient: a ratio of 1, right only while the policy that sampled is the
-    one being trained.
+    one being trained. The mismatch between sampler and trainer is measured on every batch that has `rollout_logprobs`; where
+    old is the sampler's own (`use_rollout_log_probs`) it is measured from the current log-probs instead, which differ from the
+    policy's at the start of the update by what earlier optimiser steps on the same samples have changed.
 
     Raises:
         ConfigError: a name or parameter that doesn't exist, or an estimator of the KL that can't be a loss.
@@ -47,22 +49,22 @@ class PolicyLoss:
         self.kl_type = check_loss_type(settings.kl_loss_type)
         self.kl_coef = settings.kl_loss_coef if settings.use_kl_loss else 0.0
         self.entropy_coef = settings.entropy_loss_coef
+        self.uses_rollout_logprobs = settings.use_rollout_log_probs
         self.outputs = frozenset({"logprobs", "entropy"})
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Tensor, list[Metric]]:
         """`(part of the step's loss, metrics)` from tensors [N]. What lies outside the response mask is never read."""
         mask = batch.response_mask
         logprobs = replace_outside(outputs.logprobs.float(), mask)
-        is_on_policy = batch.old_logprobs is None
         inputs = PolicyInputs(
             logprobs=logprobs,
-            old_logprobs=logprobs.detach() if is_on_policy else replace_outside(batch.old_logprobs, mask),
+            old_logprobs=logprobs.detach() if batch.old_logprobs is None else replace_outside(batch.old_logprobs, mask),
             advantages=replace_outside(batch.advantages, mask),
             mask=mask,
             sequence_id=batch.sequence_id,
             num_sequences=len(batch.lengths),
         )
-        losses, shares = VARIANTS[self.variant](inputs, **self.parameters)
+        losses, measured = VARIANTS[self.variant](inputs, **self.parameters)
         factors = token_factors(mask, batch.weights, batch.sequence_id, len(batch.lengths), batch.denominators, self.mode)
         total = aggregate(losses, mask, factors)
         parts = {"actor/pg_loss": total}
@@ -70,15 +72,16 @@ class PolicyLoss:
             reference = replace_outside(batch.ref_logprobs, mask)
             parts["actor/kl_loss"] = aggregate(kl_divergence(logprobs, reference, self.kl_type), mask, factors)
             total = total + self.kl_coef * parts["actor/kl_loss"]
-        # Always measured: a policy that collapses shows it here first. Without the coefficient it costs no gradient.
+        # Always measured, in nats a token: a policy that collapses shows it here first.
         if outputs.entropy is not None:
-            parts["actor/entropy"] = aggregate(outputs.entropy.float(), mask, factors)
+            measured["actor/entropy"] = outputs.entropy.detach()
         if self.entropy_coef:
-            total = total - self.entropy_coef * parts["actor/entropy"]
+            total = total - self.entropy_coef * aggregate(outputs.entropy.float(), mask, factors)
         parts["actor/total_loss"] = total
-        metrics = loss_metrics(parts, batch) + ratio_metrics(inputs, shares, batch.weights)
-        if is_on_policy and batch.rollout_logprobs is not None:
-            metrics += token_mismatch(inputs.old_logprobs, batch.rollout_logprobs, mask)
+        metrics = loss_metrics(parts, batch) + token_metrics(inputs, measured, batch.weights)
+        if batch.rollout_logprobs is not None:
+            policy = inputs.logprobs if self.uses_rollout_logprobs else inputs.old_logprobs
+            metrics += token_mismatch(policy, batch.rollout_logprobs, mask)
         return total, metrics
 
 
@@ -93,8 +96,9 @@ def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
     return [Metric(name, (part / divisor).detach(), "mean", weight=share) for name, part in parts.items()]
 
 
-def ratio_metrics(inputs: PolicyInputs, shares: dict[str, Tensor], weights: Tensor) -> list[Metric]:
-    """How far the policy has moved since `old`: means over trained tokens, and the extremes of the ratio."""
+def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Tensor) -> list[Metric]:
+    """How far the policy has moved since `old` and what else was measured [N]: means over trained tokens, whatever the
+    aggregation of the loss, and the extremes of the ratio."""
     mask, ratio = inputs.mask, inputs.ratio.detach()
     difference = (inputs.logprobs - inputs.old_logprobs).detach()
     count = replace_outside(weights, mask).sum()
@@ -102,7 +106,7 @@ def ratio_metrics(inputs: PolicyInputs, shares: dict[str, Tensor], weights: Tens
         "actor/ratio_mean": ratio,
         "actor/approxkl": k2(difference),
         "actor/policykl": k1(-difference),
-        **shares,
+        **measured,
     }
     metrics = [Metric(name, masked_mean(x.float(), mask, weights), weight=count) for name, x in means.items()]
     # Outside the mask the ratio is exp(0) = 1: filled so that it can't be the extreme.

@@ -13,46 +13,41 @@ import torch
 from torch import Tensor
 
 from turnwise.algorithms.kl import MAX_EXPONENT, k3
-from turnwise.algorithms.masks import masked_mean, replace_outside
 from turnwise.types import Metric, Sample
 
 
 def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> list[Metric]:
-    """Mean and maximum of |old − sampled|, mean of ρ and KL(sampled ‖ old) (k3) over the trained tokens of arrays [N].
+    """How far old is from what was sampled, over the trained tokens of arrays [N]: mean, maximum and 99th percentile of
+    |old − sampled|, mean of ρ, KL(sampled ‖ old) (k3) and effective sample size.
 
-    These combine over micro-batches, so a loss may emit them too.
+    They combine over micro-batches and optimiser steps into those of all their tokens.
     """
-    difference = replace_outside(old_logprobs - rollout_logprobs, mask).detach()
+    difference = (old_logprobs - rollout_logprobs).detach()[mask]
+    distance = difference.abs()
     ratio = torch.exp(difference.clamp(-MAX_EXPONENT, MAX_EXPONENT))
-    count = mask.sum()
+    count = len(difference)
+    if not count:
+        return []
     return [
-        Metric("actor/train_infer_diff_token_mean", masked_mean(difference.abs(), mask), weight=count),
-        Metric("actor/train_infer_diff_token_max", difference.abs().max(), "max", weight=count),
-        Metric("actor/train_infer_ratio_token_mean", masked_mean(ratio, mask), weight=count),
-        Metric("actor/train_infer_kl", masked_mean(k3(-difference), mask), weight=count),
+        Metric("actor/train_infer_diff_token_mean", distance.mean(), weight=count),
+        Metric("actor/train_infer_diff_token_max", distance.max(), "max"),
+        Metric("actor/train_infer_diff_token_p99", distance, "p99"),
+        Metric("actor/train_infer_ratio_token_mean", ratio.mean(), weight=count),
+        Metric("actor/train_infer_kl", k3(-difference).mean(), weight=count),
+        Metric("actor/train_infer_ess", ratio, "ess"),
     ]
 
 
 def mismatch_metrics(samples: Sequence[Sample]) -> list[Metric]:
-    """`token_mismatch` over samples, with the 99th percentile of |old − sampled| and the effective sample size.
-
-    The effective sample size is (Σρ)² / (n·Σρ²), the share of the n trained tokens that equally weighted ones would need.
-    Samples without old log-probs are left out; nothing is returned where none has any.
-    """
-    pairs = [
-        (s.old_logprobs[s.response_mask], s.rollout_logprobs[s.response_mask]) for s in samples if s.old_logprobs is not None
-    ]
-    if not any(len(old) for old, _ in pairs):
+    """`token_mismatch` over samples; those without old log-probs are left out."""
+    known = [s for s in samples if s.old_logprobs is not None]
+    if not known:
         return []
-    old, sampled = (torch.from_numpy(np.concatenate(arrays).astype(np.float64)) for arrays in zip(*pairs, strict=True))
-    ratio = torch.exp((old - sampled).clamp(-MAX_EXPONENT, MAX_EXPONENT))
-    effective = ratio.sum().square() / (len(ratio) * ratio.square().sum())
-    percentile = float(np.percentile(np.abs((old - sampled).numpy()), 99))
-    return [
-        *token_mismatch(old, sampled, torch.ones_like(old, dtype=torch.bool)),
-        Metric("actor/train_infer_diff_token_p99", percentile, "last"),
-        Metric("actor/train_infer_ess", float(effective), "last"),
-    ]
+    old, sampled, mask = (
+        torch.from_numpy(np.concatenate(arrays))
+        for arrays in zip(*((s.old_logprobs, s.rollout_logprobs, s.response_mask) for s in known), strict=True)
+    )
+    return token_mismatch(old, sampled, mask)
 
 
 def staleness_metrics(samples: Sequence[Sample], version: int) -> list[Metric]:

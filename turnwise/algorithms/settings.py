@@ -64,6 +64,8 @@ class AlgorithmSettings:
     episode_reward_weight: float = 1.0
     step_reward_weight: float = 1.0
     step_reward_gamma: float = 0.95
+    use_rollout_log_probs: bool = False
+    """Whether the samples' old log-probs are those of the sampler."""
     train_infer_correction: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -92,9 +94,13 @@ class AlgorithmSettings:
 
     @property
     def estimator(self) -> EstimatorSpec:
-        """Raises:
-        ConfigError: there is no such `adv_estimator`.
+        """What is known of `adv_estimator`; of a user's own, `module:Class`, only its name.
+
+        Raises:
+            ConfigError: there is no such `adv_estimator`.
         """
+        if ":" in self.adv_estimator:
+            return EstimatorSpec.of_user(self.adv_estimator)
         if self.adv_estimator not in ESTIMATORS:
             raise ConfigError(_unknown("adv_estimator", self.adv_estimator, ESTIMATORS))
         return ESTIMATORS[self.adv_estimator]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from turnwise.chat.conversation import TokenConversation
 from turnwise.chat.template import ChatTemplate
 from turnwise.protocols import InferenceServer
-from turnwise.types import SamplingParams
+from turnwise.types import SamplingParams, derive_seed
 
 
 class EpisodeContexts:
@@ -27,7 +28,10 @@ class EpisodeContexts:
     def __call__(
         self, sampling: SamplingParams, *, parent: int | None = None, tools: Sequence[Mapping[str, Any]] = ()
     ) -> TokenConversation:
-        request_id = f"{self._episode_id}/{len(self._conversations)}"
+        index = len(self._conversations)
+        request_id = f"{self._episode_id}/{index}"
+        # Turns count from 0 in each context, so the contexts of an episode need seeds of their own.
+        sampling = replace(sampling, seed=derive_seed(sampling.seed, "context", index))
         conversation = TokenConversation(
             self._template, self._server, request_id, sampling, self._max_length, parent=parent, tools=tools
         )

@@ -17,6 +17,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict)
     applied = describe(config)
+    notes = [note for note in notes if note not in applied.warnings]
     if arguments.json:
         content = {
             "config": resolved_values(config),

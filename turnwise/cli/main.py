@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -16,7 +17,16 @@ EXIT_INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit status: 0, 2 for an error that the user can mend, 130 after Ctrl-C."""
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    # Overrides may stand behind options too, where argparse's own "*" no longer looks for them.
+    options, rest = parser.parse_known_args(arguments)
+    unknown = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in options]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)} (settings are KEY=VALUE)")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    # A user's own `module:Class` stands in the working directory, which a console script doesn't look in.
+    sys.path.insert(0, os.getcwd())
     run: Callable[[argparse.Namespace], int] = import_module(f"turnwise.cli.{options.module}").run
     try:
         return run(options)

@@ -29,6 +29,6 @@ def fine_tune(config: SFTConfig) -> Path:
         pipeline.run()
     finally:
         pipeline.close()
-    model = pipeline.checkpoints.path / f"checkpoint-{pipeline.num_steps}"
+    model = pipeline.checkpoints.all()[-1]
     print(f"model: {model}")
     return model

@@ -36,7 +36,10 @@ def train(config: AgenticConfig) -> dict[str, str]:
     finally:
         pipeline.close()
     learning_curve(read_metrics(folder.metrics), folder.curve, config.exp_name)
-    model = pipeline.checkpoints.path / f"checkpoint-{config.max_steps}"
-    places = {"run": str(folder.path), "model": str(model), "curve": str(folder.curve), "tensorboard": str(folder.tensorboard)}
-    print(f"model: {model}\nlearning curve: {folder.curve}")
+    places = {"run": str(folder.path), "curve": str(folder.curve), "tensorboard": str(folder.tensorboard)}
+    saved = pipeline.checkpoints.all()
+    if saved:
+        places["model"] = str(saved[-1])
+        print(f"model: {saved[-1]}")
+    print(f"learning curve: {folder.curve}")
     return places

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from turnwise.config.section import Count, NonNegative, Positive, PositiveCount, Section, derived, one_of
-from turnwise.spec import ESTIMATORS, PG_VARIANTS
+from turnwise.spec import (
+    ESTIMATORS,
+    GROUPING_ALIASES,
+    KL_ALIASES,
+    METHOD_STATISTICS,
+    PG_VARIANTS,
+    Grouping,
+    KLEstimator,
+    LossAggMode,
+    NormalizationMethod,
+    Statistic,
+)
 
-LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-Statistic = Literal["group", "batch", "running", "none"]
 Granularity = Literal["token", "segment", "geometric", "sequence"]
 
-KL_NAMES = {"kl": "k1", "mse": "k2", "low_var": "k3"}
-GROUPING_NAMES = {"state": "traj_group_id", "inductive": "tags", "global": "batch"}
 
-
-def _kl_name(value: Any) -> Any:
-    return KL_NAMES.get(value, value) if isinstance(value, str) else value
-
-
-def _grouping_name(value: Any) -> Any:
-    return GROUPING_NAMES.get(value, value) if isinstance(value, str) else value
+def _aliases(names: Mapping[str, str]) -> BeforeValidator:
+    return BeforeValidator(lambda value: names.get(value, value) if isinstance(value, str) else value)
 
 
 class RewardNormalization(Section):
     """How scores are centred and scaled. Absent parts are the estimator's own."""
 
-    grouping: Annotated[Literal["traj_group_id", "tags", "batch"], BeforeValidator(_grouping_name)] = derived()
+    grouping: Annotated[Grouping, _aliases(GROUPING_ALIASES)] = derived()
     """Siblings of a task (alias `state`), one kind of environment (alias `inductive`), or the whole batch."""
-    method: Literal["identity", "mean", "mean_std", "asym_clip"] = derived()
+    method: NormalizationMethod = derived()
     """s, s − μ, (s − μ)/σ, or the last clamped to [−1, 3]."""
     norm_mean_type: Statistic | None = None
     """What μ is taken over [as the method says]."""
@@ -40,7 +43,7 @@ class RewardNormalization(Section):
     @property
     def statistics(self) -> tuple[str, str]:
         """What mean and standard deviation are taken over."""
-        mean, std = {"identity": ("none", "none"), "mean": ("group", "none")}.get(self.method, ("group", "group"))
+        mean, std = METHOD_STATISTICS[self.method]
         return self.norm_mean_type or mean, self.norm_std_type or std
 
 
@@ -112,7 +115,7 @@ class AlgorithmKeys(Section):
     """Subtract β·KL(old, reference) from the reward."""
     init_kl_coef: NonNegative = 0.0
     """β of the KL in the reward."""
-    kl_penalty: Annotated[Literal["k1", "abs", "k2", "k3"], BeforeValidator(_kl_name)] = "k1"
+    kl_penalty: Annotated[KLEstimator, _aliases(KL_ALIASES)] = "k1"
     """KL estimator in the reward (`kl` = k1, `mse` = k2, `low_var` = k3)."""
     target_kl: Positive | None = None
     """Nats a token that an adaptive β aims at; unset = β is fixed."""
@@ -122,7 +125,7 @@ class AlgorithmKeys(Section):
     """Add kl_loss_coef × KL(current, reference) to the loss."""
     kl_loss_coef: NonNegative = 0.001
     """Weight of the KL in the loss."""
-    kl_loss_type: Annotated[Literal["k1", "abs", "k2", "k3"], BeforeValidator(_kl_name)] = "k3"
+    kl_loss_type: Annotated[KLEstimator, _aliases(KL_ALIASES)] = "k3"
     """KL estimator in the loss: k3 or k2."""
 
     reward_placement: Literal["turn", "final"] | None = None
@@ -145,12 +148,12 @@ class AlgorithmKeys(Section):
 
     entropy_loss_coef: float = 0.0
     """Weight of the entropy bonus."""
-    loss_agg_mode: LossAggregation = derived()
+    loss_agg_mode: LossAggMode = derived()
     """How token losses become one number [the variant's own; token-mean for ppo]."""
     max_grad_norm: Positive = 1.0
     """Gradients are clipped to this norm."""
     critic_warmup: Count = 0
-    """First steps, in which only the critic is trained."""
+    """First steps, in which only the critic is trained; nothing without one."""
 
     train_infer_correction: TrainInferCorrection | None = None
     use_rollout_log_probs: bool = False

@@ -2,87 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Generic, TypeVar
 
-from turnwise.config.environments import CustomEnv
+from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.roles import Role
+from turnwise.config.running import RunKeys
 from turnwise.config.schema import AgenticConfig
+from turnwise.config.section import Section
 from turnwise.config.sft import SFTConfig
-from turnwise.spec import AGENTS, AVAILABLE_TRACKERS, ENVS, ESTIMATORS, PG_VARIANTS, STRATEGIES, TRACKERS
+from turnwise.spec import AGENTS, ENVS, ESTIMATORS, PG_VARIANTS, STRATEGIES, TRACKERS
 
 _MODULES = {"megatron": "megatron.core"}
 """Where the module of an extra isn't called like the extra."""
+_WITHOUT_OPTIONS = ("torch_train", "torch_infer")
+"""Strategies to which strategy_config has nothing to say."""
+
+S = TypeVar("S", bound=Section)
+S_contra = TypeVar("S_contra", bound=Section, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    """A feature that this version lacks. Implementing it deletes its line of the table."""
+class Missing(Generic[S_contra]):
+    """A key of a section whose feature this version lacks. Implementing it deletes its line of the table."""
 
     key: str
-    is_used: Callable[[AgenticConfig], bool]
+    is_used: Callable[[S_contra], bool]
     what: str
 
 
-def _any_env(test: Callable[[CustomEnv], bool]) -> Callable[[AgenticConfig], bool]:
-    return lambda config: any(test(env) for env in _used_envs(config).values())
+def _set(key: str, what: str) -> Missing[S]:
+    """Missing wherever the key asks for something else than it would be unset."""
+    return Missing(key, lambda section: section.departs(key), what)
 
 
-def _any_role(test: Callable[[Role], bool]) -> Callable[[AgenticConfig], bool]:
-    return lambda config: any(test(role) for role in config.active_roles.values())
+MISSING_IN_RUNS: tuple[Missing[RunKeys], ...] = (_set("resume_from_checkpoint", "resuming"),)
 
+MISSING_IN_PLAY: tuple[Missing[AgenticConfig], ...] = (
+    Missing("data", lambda c: bool(c.data.train_files), "taking tasks from data sets"),
+    _set("agent", "an agent with tools"),
+    _set("render_save_dir", "saving pictures of episodes"),
+    _set("trace.backend", "tracing"),
+    _set("deadlines.env_s", "a deadline for environment workers"),
+)
+"""What evaluation would need as well as training."""
 
-MISSING: tuple[Missing, ...] = (
-    Missing("data", lambda c: bool(c.data.train_files), "training on data sets"),
-    Missing("agent", lambda c: c.is_set("agent"), "an agent with tools"),
-    Missing("custom_envs.*.mode step", _any_env(lambda env: env.mode == "step"), "a fresh context each turn"),
-    Missing("custom_envs.*.tools", _any_env(lambda env: bool(env.tools)), "a tool in an environment"),
-    Missing(
-        "custom_envs.*.use_thread_lock", _any_env(lambda env: env.use_thread_lock), "running blocking environments in a pool"
-    ),
-    Missing("async_generation_ratio", lambda c: c.async_generation_ratio > 0, "asynchronous training"),
-    Missing("on_weight_update", lambda c: c.on_weight_update != "finish", "aborting requests at a weight update"),
-    Missing("stale_groups", lambda c: c.stale_groups != "wait", "dropping stale groups"),
+MISSING_IN_TRAINING: tuple[Missing[AgenticConfig], ...] = (
+    _set("async_generation_ratio", "asynchronous training"),
+    Missing("on_weight_update", lambda c: _is_async_and_sets(c, "on_weight_update"), "aborting requests at a weight update"),
+    Missing("stale_groups", lambda c: _is_async_and_sets(c, "stale_groups"), "dropping stale groups"),
     Missing("ratio_type", lambda c: c.ratio_type == "segment", "a ratio over turns"),
-    Missing("train_infer_correction", lambda c: c.train_infer_correction is not None, "correction of the sampler's drift"),
-    Missing("group_filter", lambda c: c.group_filter is not None, "filtering groups"),
-    Missing(
-        "reward_normalization", lambda c: "running" in c.reward_normalization.statistics, "normalising by running statistics"
-    ),
+    _set("train_infer_correction", "correction of the sampler's drift"),
+    _set("group_filter", "filtering groups"),
     Missing("reward", lambda c: c.is_set("reward"), "a reward model"),
-    Missing("*.lora_rank", _any_role(lambda role: role.model_args.lora_rank is not None), "LoRA"),
-    Missing("*.freeze_module_prefix", _any_role(lambda role: bool(role.model_args.freeze_module_prefix)), "partial training"),
-    Missing("*.device_mapping", _any_role(lambda role: len(role.device_mapping or ()) > 1), "a role on several devices"),
+    _set("parity_max_logprob_diff", "a gate on the difference between sampler and trainer"),
+    _set("deadlines.train_s", "a deadline for optimiser steps"),
+    _set("deadlines.weights_s", "a deadline for weight updates"),
+    _set("cpu_split", "splitting the CPU's threads"),
+)
+
+MISSING_IN_MANAGERS: tuple[Missing[EnvManager], ...] = (_set("group_size_redundancy", "playing redundant episodes"),)
+
+MISSING_IN_ENVS: tuple[Missing[CustomEnv], ...] = (
+    Missing("mode", lambda env: env.mode == "step", "a fresh context each turn (mode step)"),
+    _set("tools", "a tool in an environment"),
+    _set("use_thread_lock", "running blocking environments in a pool"),
+)
+
+MISSING_IN_ROLES: tuple[Missing[Role | SFTConfig], ...] = (
+    _set("model_args.lora_rank", "LoRA"),
+    _set("model_args.freeze_module_prefix", "partial training"),
     Missing(
-        "group_size_redundancy",
-        lambda c: c.train_env_manager.group_size_redundancy + c.val_env_manager.group_size_redundancy > 0,
-        "playing redundant episodes",
+        "strategy_args.strategy_config",
+        lambda role: role.strategy_args.strategy_name in _WITHOUT_OPTIONS and bool(role.strategy_args.strategy_config),
+        f"an option of {' or '.join(_WITHOUT_OPTIONS)}",
     ),
-    Missing("resume_from_checkpoint", lambda c: c.resume_from_checkpoint is not False, "resuming"),
-    Missing("render_save_dir", lambda c: c.render_save_dir is not None, "saving pictures of episodes"),
-    Missing("trace.backend", lambda c: c.trace.backend is not None, "tracing"),
-    Missing("cpu_split", lambda c: c.cpu_split.model_fields_set != set(), "splitting the CPU's threads"),
 )
 
 
+def _is_async_and_sets(config: AgenticConfig, key: str) -> bool:
+    return config.async_generation_ratio > 0 and config.departs(key)
+
+
 def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
-    """A sentence for every setting in use whose feature or library isn't here; empty where the config can run."""
+    """A sentence for every setting in use whose feature or library isn't here; empty where the config can train."""
+    shared = [*_trackers(config.track_with), *_lines(MISSING_IN_RUNS, config)]
     if isinstance(config, SFTConfig):
-        return list(_sft(config))
-    lines = [f"{line.key}: {line.what} isn't in this version." for line in MISSING if line.is_used(config)]
-    return [*_algorithm(config), *_roles(config), *_environments(config), *_trackers(config.track_with), *lines]
+        return [*_role("", config), *shared]
+    return [
+        *_algorithm(config),
+        *(line for name, role in config.active_roles.items() for line in (*_role(f"{name}.", role), *_devices(name, role))),
+        *_environments(config, [*config.train_env_manager.tags, *config.val_env_manager.tags]),
+        *_lines(MISSING_IN_MANAGERS, config.train_env_manager, "train_env_manager."),
+        *_lines(MISSING_IN_MANAGERS, config.val_env_manager, "val_env_manager."),
+        *_lines(MISSING_IN_PLAY, config),
+        *_lines(MISSING_IN_TRAINING, config),
+        *shared,
+    ]
 
 
-def _sft(config: SFTConfig) -> Iterator[str]:
-    yield from _strategy("strategy_args", config.strategy_args.strategy_name)
-    yield from _trackers(config.track_with)
-    if config.model_args.lora_rank is not None:
-        yield "model_args.lora_rank: LoRA isn't in this version."
-    if config.model_args.freeze_module_prefix:
-        yield "model_args.freeze_module_prefix: partial training isn't in this version."
-    if config.resume_from_checkpoint is not False:
-        yield "resume_from_checkpoint: resuming isn't in this version."
+def unavailable_for_evaluation(config: AgenticConfig) -> list[str]:
+    """The same for playing the validation tasks with a saved model: what only trains needn't be here."""
+    return [
+        *_role("actor_infer.", config.actor_infer),
+        *_devices("actor_infer", config.actor_infer),
+        *_environments(config, config.val_env_manager.tags),
+        *_lines(MISSING_IN_MANAGERS, config.val_env_manager, "val_env_manager."),
+        *_lines(MISSING_IN_PLAY, config),
+    ]
+
+
+def _lines(table: Iterable[Missing[S]], section: S, prefix: str = "") -> Iterator[str]:
+    for line in table:
+        if line.is_used(section):
+            yield f"{prefix}{line.key}: {line.what} isn't in this version."
 
 
 def _algorithm(config: AgenticConfig) -> Iterator[str]:
@@ -97,39 +132,41 @@ def _algorithm(config: AgenticConfig) -> Iterator[str]:
         yield f"pg_variant {config.pg_variant} isn't in this version, which has {variants}."
 
 
-def _roles(config: AgenticConfig) -> Iterator[str]:
-    for name, role in config.active_roles.items():
-        yield from _strategy(f"{name}.strategy_args", role.strategy_args.strategy_name)
-
-
-def _strategy(path: str, name: str) -> Iterator[str]:
-    spec = STRATEGIES[name]
+def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
+    name = role.strategy_args.strategy_name
+    spec, path = STRATEGIES[name], f"{prefix}strategy_args.strategy_name"
     if not spec.is_available:
         same = ", ".join(other for other, known in STRATEGIES.items() if known.kind == spec.kind and known.is_available)
         yield f"{path}: {name} isn't in this version, which has {same}."
-    if spec.extra and not _is_installed(_MODULES.get(spec.extra, spec.extra)):
+    elif spec.extra and not _is_installed(_MODULES.get(spec.extra, spec.extra)):
         yield f"{path}: {name} needs a library that isn't installed; pip install 'turnwise[{spec.extra}]'."
+    yield from _lines(MISSING_IN_ROLES, role, prefix)
 
 
-def _environments(config: AgenticConfig) -> Iterator[str]:
-    for tag, env in _used_envs(config).items():
+def _devices(name: str, role: Role) -> Iterator[str]:
+    if len(role.device_mapping or ()) > 1:
+        yield f"{name}.device_mapping: a role on several devices isn't in this version."
+
+
+def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
+    for tag in dict.fromkeys(tags):
+        if (env := config.custom_envs.get(tag)) is None:
+            continue
         if ENVS.get(env.env_type) == "":
             yield f"custom_envs.{tag}.env_type: {env.env_type} isn't in this version."
         if AGENTS.get(env.agent_name) == "":
             yield f"custom_envs.{tag}.agent_name: {env.agent_name} isn't in this version."
-
-
-def _used_envs(config: AgenticConfig) -> dict[str, CustomEnv]:
-    tags = dict.fromkeys([*config.train_env_manager.tags, *config.val_env_manager.tags])
-    return {tag: config.custom_envs[tag] for tag in tags if tag in config.custom_envs}
+        yield from _lines(MISSING_IN_ENVS, env, f"custom_envs.{tag}.")
 
 
 def _trackers(names: list[str]) -> Iterator[str]:
     for name in names:
-        if name not in AVAILABLE_TRACKERS:
-            yield f"track_with {name} isn't in this version, which has {', '.join(sorted(AVAILABLE_TRACKERS))}."
-        elif (module := TRACKERS[name]) and not _is_installed(module):
-            yield f"track_with {name} needs a library that isn't installed; pip install {module}."
+        tracker = TRACKERS[name]
+        if not tracker.is_available:
+            available = ", ".join(sorted(other for other, spec in TRACKERS.items() if spec.is_available))
+            yield f"track_with {name} isn't in this version, which has {available}."
+        elif tracker.package and not _is_installed(tracker.package):
+            yield f"track_with {name} needs a library that isn't installed; pip install {tracker.package}."
 
 
 def _is_installed(module: str) -> bool:

@@ -6,34 +6,31 @@ from collections.abc import Iterator
 from string import Formatter
 
 from turnwise.config.environments import CustomEnv, EnvManager
-from turnwise.config.problems import Problem
+from turnwise.config.problems import Path, Problem
 from turnwise.config.resolve import estimator_of, variant_of
+from turnwise.config.roles import ModelArgs
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import nearest
-from turnwise.spec import PG_VARIANTS, STRATEGIES
-
-GROUP_ESTIMATORS = ("rloo", "opo", "gpg", "grpo_passk", "reinforce_plus_plus_baseline")
-"""Estimators whose advantage of a group of one is 0, or not defined."""
-TURN_PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length", "env_instruction", "suffix")
-STEP_PLACEHOLDERS = ("history", "history_length", "step_count", "current_step", "current_observation")
+from turnwise.spec import KL_LOSSES, PG_VARIANTS, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS
 
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """Everything that makes the config impossible, all at once."""
     if isinstance(config, SFTConfig):
-        return [*_sft(config), *_context(config)]
+        return [*_sft(config), *_context(config, config.model_args), *_trackers(config)]
     checks = (_environments, _sizes, _normalization, _kl, _loss, _roles, _sampling, _deterministic)
-    return [*_context(config), *(problem for check in checks for problem in check(config))]
+    context = _context(config, config.actor_train.model_args)
+    return [*context, *_trackers(config), *(problem for check in checks for problem in check(config))]
 
 
-def _context(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+def _context(config: AgenticConfig | SFTConfig, model: ModelArgs) -> Iterator[Problem]:
     facts = config.model_facts()
     if facts and config.sequence_length > facts.context_length:
         yield Problem.at(
             "sequence_length",
             f"{config.sequence_length} tokens are {config.sequence_length - facts.context_length} more than the "
-            f"{facts.context_length} that {config.pretrain} can hold by its config.json",
+            f"{facts.context_length} that {model.model_name_or_path} can hold by its config.json",
         )
 
 
@@ -42,16 +39,62 @@ def _sft(config: SFTConfig) -> Iterator[Problem]:
         yield _wrong_strategy("strategy_args", config.strategy_args.strategy_name, "train")
     if config.eval_steps > 0 and not config.val_files:
         yield Problem.at("eval_steps", f"{config.eval_steps} asks for a validation loss, but there are no val_files")
+    yield from _head("model_args", config.model_args)
+
+
+def _head(path: str, model: ModelArgs) -> Iterator[Problem]:
+    if model.model_type != "causal_lm":
+        message = f"{model.model_type} is a value head, which writes no text; this model needs causal_lm"
+        yield Problem.at(f"{path}.model_type", message)
+
+
+def _trackers(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+    """Arguments stand under the name of a tracker, or alone where one tracker of `track_with` takes any."""
+    takers = [name for name in config.track_with if TRACKERS[name].arguments != {}]
+    for key, value in config.tracker_kwargs.items():
+        if key not in TRACKERS:
+            if len(takers) == 1:
+                yield from _tracker_argument(takers[0], ("tracker_kwargs", key), value)
+            else:
+                names = " or ".join(takers) or f"no tracker of track_with ({', '.join(config.track_with)})"
+                yield Problem(
+                    ("tracker_kwargs", key), f"taken by {names}; write it below the name of its tracker, or remove it"
+                )
+        elif key not in config.track_with:
+            yield Problem(
+                ("tracker_kwargs", key), f"track_with is {', '.join(config.track_with)}; add {key} there, or remove this"
+            )
+        elif not isinstance(value, dict):
+            yield Problem(("tracker_kwargs", key), f"got {value!r}; the arguments of a tracker are a mapping")
+        else:
+            for name, argument in value.items():
+                yield from _tracker_argument(key, ("tracker_kwargs", key, name), argument)
+
+
+def _tracker_argument(tracker: str, path: Path, value: object) -> Iterator[Problem]:
+    known, name = TRACKERS[tracker].arguments, str(path[-1])
+    if known is None:
+        return
+    if name not in known:
+        yield Problem(path, f"{tracker} takes {', '.join(known) or 'no arguments'}.{nearest(name, known)}")
+    elif not isinstance(value, known[name]):
+        yield Problem(path, f"got {value!r}; expected a {known[name].__name__}")
 
 
 def _environments(config: AgenticConfig) -> Iterator[Problem]:
     if not config.custom_envs and not config.data.train_files:
-        yield Problem.at("custom_envs", "there is nothing to train on; name an environment here, or data.train_files")
+        message = "there is nothing to train on; name an environment, such as custom_envs: {Lake: {env_type: frozen_lake}}"
+        yield Problem.at("custom_envs", message)
     for tag, env in config.custom_envs.items():
         yield from _templates(tag, env)
     for split in ("train", "val"):
         manager, name = config.env_manager(split), f"{split}_env_manager"
         is_repeated = split == "val" and not manager.is_set("tags")
+        if config.custom_envs and not manager.tags and not is_repeated:
+            known = ", ".join(config.custom_envs)
+            yield Problem.at(
+                f"{name}.tags", f"[] leaves nothing to play; name tags of custom_envs ({known}), or leave it out for all"
+            )
         for tag in () if is_repeated else manager.tags:
             if tag not in config.custom_envs:
                 known = ", ".join(config.custom_envs) or "none"
@@ -112,9 +155,9 @@ def _sizes(config: AgenticConfig) -> Iterator[Problem]:
 def _group_of_one(config: AgenticConfig) -> Iterator[Problem]:
     if config.train_env_manager.group_size > 1:
         return
-    normalization = config.reward_normalization
+    normalization, estimator = config.reward_normalization, estimator_of(config)
     centres_groups = normalization.grouping == "traj_group_id" and "group" in normalization.statistics
-    if config.adv_estimator in GROUP_ESTIMATORS or (centres_groups and config.adv_estimator in ("grpo", "step_reinforce")):
+    if estimator.compares_siblings and (estimator.normalization == "own" or centres_groups):
         message = f"1 leaves every advantage of {config.adv_estimator} at 0, since it compares siblings; use at least 2"
         yield Problem.at("train_env_manager.group_size", message)
 
@@ -127,13 +170,13 @@ def _normalization(config: AgenticConfig) -> Iterator[Problem]:
         if parts:
             yield Problem.at("reward_normalization", f"{name} centres scores in its own way; remove this section")
         return
-    if name == "grpo" and normalization.statistics[0] == "none":
+    if estimator.needs_mean and normalization.statistics[0] == "none":
         yield Problem.at(
             "reward_normalization.method",
-            f"{normalization.method} contradicts adv_estimator grpo, which compares scores with their group's; use mean_std "
+            f"{normalization.method} contradicts adv_estimator {name}, which compares scores with their group's; use mean_std "
             "(GRPO) or mean (Dr. GRPO), or adv_estimator reinforce for plain scores",
         )
-    is_single_reward = name in ("gae", "reinforce", "agentic_reinforce") and config.reward_placement == "turn"
+    is_single_reward = estimator.placement != "score" and not estimator.has_step_returns and config.reward_placement == "turn"
     if is_single_reward and normalization.statistics != ("none", "none"):
         yield Problem.at(
             "reward_normalization",
@@ -146,9 +189,9 @@ def _kl(config: AgenticConfig) -> Iterator[Problem]:
     if config.add_token_level_kl and config.init_kl_coef == 0:
         message = "takes init_kl_coef × KL from the reward, and init_kl_coef is 0; set it (say 0.001), or leave this out"
         yield Problem.at("add_token_level_kl", message)
-    if config.use_kl_loss and config.kl_loss_type in ("k1", "abs"):
+    if config.use_kl_loss and config.kl_loss_type not in KL_LOSSES:
         reason = "the expected gradient of k1 is zero" if config.kl_loss_type == "k1" else "abs estimates no KL"
-        yield Problem.at("kl_loss_type", f"{config.kl_loss_type} can't be a loss: {reason}; use k3 or k2")
+        yield Problem.at("kl_loss_type", f"{config.kl_loss_type} can't be a loss: {reason}; use {' or '.join(KL_LOSSES)}")
 
 
 def _loss(config: AgenticConfig) -> Iterator[Problem]:
@@ -189,6 +232,15 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
                 f"{role.model_parallel_size} devices each",
             )
 
+    trained, sampled = (role.model_args.model_name_or_path for role in (config.actor_train, config.actor_infer))
+    if sampled != trained:
+        yield Problem.at(
+            "actor_infer.model_args.model_name_or_path",
+            f"{sampled} isn't the model that is trained, actor_train.model_args.model_name_or_path {trained}; actor_infer "
+            "samples from the trained weights, so remove it here",
+        )
+    yield from _head("actor_train.model_args", config.actor_train.model_args)
+    yield from _head("actor_infer.model_args", config.actor_infer.model_args)
     if config.actor_train.strategy_args.strategy_name == "torch_train" and config.actor_train.model_args.dtype == "fp16":
         message = "fp16 gradients underflow without loss scaling; use bf16 or fp32"
         yield Problem.at("actor_train.model_args.dtype", message)
@@ -203,7 +255,8 @@ def _sampling(config: AgenticConfig) -> Iterator[Problem]:
     sampling = config.sampling("train")
     if sampling.is_greedy:
         message = "training samples greedily (temperature 0, or do_sample false), and greedy tokens can't be trained on"
-        yield Problem.at("actor_infer.generating_args", message)
+        where = "train_env_manager" if config.train_env_manager.generating_args.is_greedy else "actor_infer"
+        yield Problem.at(f"{where}.generating_args", message)
     if sampling.is_truncated and (config.train_infer_correction or config.use_rollout_log_probs):
         key = "train_infer_correction" if config.train_infer_correction else "use_rollout_log_probs"
         yield Problem.at(

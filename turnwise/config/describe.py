@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import gcd
 from pathlib import Path
 
 from turnwise.config.availability import unavailable
 from turnwise.config.effects import ineffective
-from turnwise.config.model_facts import ModelFacts
+from turnwise.config.environments import EnvManager
+from turnwise.config.model_facts import BYTES, ModelFacts
 from turnwise.config.roles import Role, TrainingArgs
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
@@ -44,7 +46,7 @@ def describe(config: AgenticConfig | SFTConfig) -> Applied:
 
 def _sft_rows(config: SFTConfig) -> Iterator[Row]:
     facts = config.model_facts()
-    yield "model", _model(config.pretrain, facts)
+    yield "model", _model(config.model_args.model_name_or_path, facts)
     batching = f"up to {config.max_tokens_per_microbatch_in_train} tokens" if config.use_dynamic_batching_in_train else "padded"
     yield "optimiser step", f"{config.samples_per_optimizer_step} samples, micro-batches {batching}"
     limit = f", at most {config.max_steps} optimiser steps" if config.max_steps else ""
@@ -58,7 +60,7 @@ def _sft_rows(config: SFTConfig) -> Iterator[Row]:
 
 def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
     facts = config.model_facts()
-    yield "model", _model(config.pretrain, facts)
+    yield "model", _model(config.actor_train.model_args.model_name_or_path, facts)
     for name, role in config.active_roles.items():
         yield name, _role(role)
     yield from _algorithm(config)
@@ -135,7 +137,8 @@ def _step(config: AgenticConfig) -> Iterator[Row]:
     if any(config.custom_envs[tag].mode == "step" for tag in manager.tags):
         samples = "trajectories (mode step: one sample a turn, so there are more)"
     epochs = f" in {config.ppo_epochs} passes" if config.ppo_epochs > 1 else ""
-    yield "one step", f"{batch} {samples} in {batch // group} groups of {group}, from {', '.join(manager.tags)}"
+    few = _few(manager, batch // group, "in a step")
+    yield "one step", f"{batch} {samples} in {batch // group} groups of {group}, from {_tags(manager)}{few}"
     total = config.max_steps * steps
     yield "optimiser", f"{steps} × {min(size, batch)} samples{epochs}; {total} optimiser steps in all"
     limits = [config.custom_envs[tag].max_steps * config.max_new_tokens("train", tag) for tag in manager.tags]
@@ -175,13 +178,16 @@ def _learning_rate(arguments: TrainingArgs, max_grad_norm: float) -> str:
 
 
 def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
-    """An estimate without activations; the sampler shares the trainer's weights where both run in this process."""
+    """An estimate without activations. The sampler reads the trainer's fp32 weights where it wants them so, and always new."""
     num, manager = facts.num_parameters, config.train_env_manager
     parts = [f"{_bytes(TRAINED_BYTES * num)} weights, gradients, optimiser"]
     if config.needs_reference:
         parts.append(f"{_bytes(4 * num)} reference")
+    dtype = config.actor_infer.model_args.dtype
+    if dtype != "fp32" or config.actor_train.model_update_frequency > 1:
+        parts.append(f"{_bytes(BYTES[dtype] * num)} sampler")
     episodes = manager.num_env_groups * (manager.group_size + manager.group_size_redundancy)
-    kv = facts.kv_bytes_per_token(config.actor_infer.model_args.dtype) * config.sequence_length * episodes
+    kv = facts.kv_bytes_per_token(dtype) * config.sequence_length * episodes
     parts.append(f"at most {_bytes(kv)} keys and values of {episodes} contexts")
     return ", ".join(parts) + " (estimated; activations come on top)"
 
@@ -198,4 +204,23 @@ def _validation(config: AgenticConfig) -> str:
     if not config.uses_validation:
         return "never (eval_steps 0)"
     manager = config.val_env_manager
-    return f"every {config.eval_steps} steps, {config.val_batch_size} trajectories from {', '.join(manager.tags)}"
+    few = _few(manager, config.val_batch_size // manager.group_size, "in validation, always the same ones")
+    return f"every {config.eval_steps} steps, {config.val_batch_size} trajectories from {_tags(manager)}{few}"
+
+
+def _shares(manager: EnvManager) -> dict[str, int]:
+    """The tags that play, with their groups in one round of the partition."""
+    return {tag: share for tag, share in zip(manager.tags, manager.num_groups_partition, strict=True) if share}
+
+
+def _tags(manager: EnvManager) -> str:
+    shares = _shares(manager)
+    if len(shares) < 2:
+        return ", ".join(shares)
+    common = gcd(*shares.values())
+    return f"{', '.join(shares)} (groups {' : '.join(str(share // common) for share in shares.values())})"
+
+
+def _few(manager: EnvManager, num_groups: int, where: str) -> str:
+    num_tags = len(_shares(manager))
+    return f"; {num_groups} groups hold at most {num_groups} of the {num_tags} tags {where}" if num_groups < num_tags else ""

@@ -12,15 +12,15 @@ from turnwise.config.sft import SFTConfig
 _MAX_INLINE = 300
 """Characters of a mapping that is written without a line for each key."""
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
-_PARTS_OF_ROLE = {
-    "actor_train": ("model_args", "training_args"),
-    "actor_infer": ("model_args", "generating_args"),
-    "critic": ("model_args", "training_args"),
-    "reference": ("model_args",),
-    "reward": ("model_args", "generating_args"),
-}
 _TRAIN_KEYS = ("use_dynamic_batching_in_train", "max_tokens_per_microbatch_in_train")
 _INFER_KEYS = ("use_dynamic_batching_in_infer", "max_tokens_per_microbatch_in_infer")
+_UNUSED_IN_ROLE = {
+    "actor_train": ("generating_args",),
+    "critic": ("generating_args",),
+    "actor_infer": ("training_args", *_TRAIN_KEYS, *_INFER_KEYS, "use_sequence_packing"),
+    "reference": ("generating_args", *_TRAIN_KEYS),
+    "reward": ("training_args", *_TRAIN_KEYS),
+}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -57,11 +57,11 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
         if name not in config.active_roles:
             del values[name]
             continue
-        role, parts = values[name], _PARTS_OF_ROLE[name]
-        for part in {"model_args", "training_args", "generating_args"} - set(parts):
-            del role[part]
-        for key in (() if "training_args" in parts else _TRAIN_KEYS) + (_INFER_KEYS if name == "actor_infer" else ()):
-            del role[key]
+        for key in _UNUSED_IN_ROLE[name]:
+            del values[name][key]
+        if name == "reference":
+            size = values[name]["training_args"]["per_device_train_batch_size"]
+            values[name]["training_args"] = {"per_device_train_batch_size": size}
     splits: tuple[Split, ...] = ("train", "val")
     for split in splits:
         # As resolved, so that what was actor_infer's stays so when this is loaded again.

@@ -1,117 +1,229 @@
 """Known keys that were set but change nothing in this combination: warnings, and errors under `--strict`.
 
-A key that is set to its default asks for nothing, and is never reported.
+A key that is set to what it would be anyway asks for nothing, and is never reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from turnwise.config.problems import Problem, as_sentences
 from turnwise.config.resolve import estimator_of, variant_of
+from turnwise.config.roles import Role
 from turnwise.config.schema import AgenticConfig
+from turnwise.config.section import Section
 from turnwise.config.sft import SFTConfig
+
+S = TypeVar("S", bound=Section)
+S_contra = TypeVar("S_contra", bound=Section, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
-    """A key works where `works` says so; elsewhere setting it is answered with `reason`."""
+class Effect(Generic[S_contra]):
+    """Keys of a section that work where `works` says so; elsewhere setting one is answered with `reason`."""
 
     keys: tuple[str, ...]
-    works: Callable[[AgenticConfig], bool]
+    works: Callable[[S_contra], bool]
     reason: str
 
 
-def _samples_turn_rewards(config: AgenticConfig) -> bool:
-    return estimator_of(config).placement != "score" or ":" in config.adv_estimator
+def _never(section: Section) -> bool:
+    return False
 
 
-def _steps_matter(config: AgenticConfig) -> bool:
-    return config.adv_estimator in ("gigpo", "step_reinforce") or ":" in config.adv_estimator
+def _takes_turn_rewards(config: AgenticConfig) -> bool:
+    estimator = estimator_of(config)
+    return estimator.placement != "score" or estimator.is_own
 
 
-def _discounts(config: AgenticConfig) -> bool:
-    return config.adv_estimator in ("gae", "reinforce", "agentic_reinforce", "reinforce_plus_plus", "remax")
+def _clips(config: AgenticConfig) -> bool:
+    return "clip_low" in variant_of(config).parameters or ":" in config.pg_variant
 
 
-_GAE = ("lambd", "gae_granularity", "bootstrap_on_truncation")
-EFFECTS: tuple[Effect, ...] = (
+def _clips_twice(config: AgenticConfig) -> bool:
+    return "dual_clip" in variant_of(config).parameters or not config.dual_clip_loss or ":" in config.pg_variant
+
+
+def _takes_pg_clip(config: AgenticConfig) -> bool:
+    return not (config.use_pg_clip_range and config.pg_clip_low and config.pg_clip_high)
+
+
+def _has_tasks(config: AgenticConfig) -> bool:
+    return bool(config.data.train_files)
+
+
+def _is_asynchronous(config: AgenticConfig) -> bool:
+    return config.async_generation_ratio > 0
+
+
+def _penalizes_kl(config: AgenticConfig) -> bool:
+    return config.add_token_level_kl
+
+
+def _packs_by_choice(role: Role | SFTConfig) -> bool:
+    return not role.strategy_args.strategy_name.startswith("torch_")
+
+
+def _is_on(role: Role, trainer: Role) -> bool:
+    """Whether a role's devices are the trainer's. Several devices count as well: they are missing, and said to be."""
+    return role.device_mapping == trainer.device_mapping or len(role.device_mapping or ()) > 1
+
+
+_ONE_DEVICE = "every role runs on actor_train's device"
+_ROWS = ("val_files", "prompt_key", "agent_name_key", "default_agent", "reward", "max_prompt_length", "shuffle")
+_TRACE = ("trace.token2text", "trace.max_samples_per_step")
+
+EFFECTS: tuple[Effect[AgenticConfig], ...] = (
     Effect(("pg_clip_low", "pg_clip_high"), lambda c: c.use_pg_clip_range, "needs use_pg_clip_range: true"),
+    Effect(("pg_clip",), _takes_pg_clip, "use_pg_clip_range takes pg_clip_low and pg_clip_high instead"),
+    Effect(("pg_clip", "use_pg_clip_range"), _clips, "this pg_variant doesn't clip"),
+    Effect(("dual_clip_loss",), _clips_twice, "this pg_variant has no dual clip"),
     Effect(
-        ("pg_clip",),
-        lambda c: not (c.use_pg_clip_range and c.pg_clip_low and c.pg_clip_high),
-        "use_pg_clip_range takes pg_clip_low and pg_clip_high instead",
+        ("lambd", "gae_granularity", "bootstrap_on_truncation"),
+        lambda c: estimator_of(c).has_td_errors,
+        "this adv_estimator takes no temporal differences; gae does",
     ),
-    Effect(
-        ("pg_clip", "use_pg_clip_range"),
-        lambda c: "clip_low" in variant_of(c).parameters or ":" in c.pg_variant,
-        "this pg_variant doesn't clip",
-    ),
-    Effect(
-        ("dual_clip_loss",),
-        lambda c: "dual_clip" in variant_of(c).parameters or not c.dual_clip_loss or ":" in c.pg_variant,
-        "this pg_variant has no dual clip",
-    ),
-    Effect(_GAE, lambda c: c.adv_estimator == "gae", "only adv_estimator gae uses it"),
     Effect(("value_clip", "critic_warmup", "critic"), lambda c: c.needs_critic, "this adv_estimator has no critic"),
-    Effect(("gamma",), _discounts, "this adv_estimator works on whole scores; nothing is discounted by gamma"),
-    Effect(("step_reward_gamma",), _steps_matter, "this adv_estimator has no step returns"),
-    Effect(("episode_reward_weight", "step_reward_weight"), lambda c: c.adv_estimator == "gigpo", "only gigpo uses it"),
-    Effect(("reward_placement", "whiten_rewards"), _samples_turn_rewards, "this adv_estimator works on whole scores"),
-    Effect(("init_kl_coef", "kl_penalty"), lambda c: c.add_token_level_kl, "the KL is in the reward with add_token_level_kl"),
-    Effect(("target_kl",), lambda c: c.add_token_level_kl, "it adapts init_kl_coef, which add_token_level_kl uses"),
+    Effect(
+        ("reward_pretrain",),
+        lambda c: c.needs_critic or c.is_set("reward"),
+        "it is the model of the critic and of the reward role, and there is neither",
+    ),
+    Effect(
+        ("gamma",),
+        lambda c: estimator_of(c).discounts,
+        "this adv_estimator works on whole scores; nothing is discounted by gamma",
+    ),
+    Effect(("step_reward_gamma",), lambda c: estimator_of(c).has_step_returns, "this adv_estimator has no step returns"),
+    Effect(
+        ("episode_reward_weight", "step_reward_weight"),
+        lambda c: estimator_of(c).mixes_step_advantages,
+        "this adv_estimator adds no step advantages to the episode's; gigpo does",
+    ),
+    Effect(("reward_placement", "whiten_rewards"), _takes_turn_rewards, "this adv_estimator works on whole scores"),
+    Effect(("init_kl_coef", "kl_penalty"), _penalizes_kl, "the KL is in the reward with add_token_level_kl"),
+    Effect(("target_kl",), _penalizes_kl, "it adapts init_kl_coef, which add_token_level_kl uses"),
     Effect(("kl_horizon",), lambda c: c.target_kl is not None, "needs target_kl"),
     Effect(("kl_loss_coef", "kl_loss_type"), lambda c: c.use_kl_loss, "needs use_kl_loss: true"),
     Effect(("reference",), lambda c: c.needs_reference, "nothing takes a KL to it; set use_kl_loss or add_token_level_kl"),
     Effect(("max_refill_factor",), lambda c: c.group_filter is not None, "needs group_filter"),
-    Effect(("prompt_length", "response_length"), lambda c: not c.is_set("sequence_length"), "sequence_length is set"),
-    Effect(("stale_groups",), lambda c: c.async_generation_ratio > 0, "training is synchronous"),
-    Effect(("on_weight_update",), lambda c: c.async_generation_ratio > 0, "training is synchronous"),
+    Effect(("prompt_length", "response_length"), lambda c: not c.departs("sequence_length"), "sequence_length is set"),
+    Effect(("stale_groups", "on_weight_update"), _is_asynchronous, "training is synchronous"),
+    Effect(tuple(f"data.{key}" for key in _ROWS), _has_tasks, "there are no data.train_files"),
+    Effect(_TRACE, lambda c: c.trace.backend is not None, "needs trace.backend"),
     Effect(
-        ("actor_train.max_tokens_per_microbatch_in_train",),
-        lambda c: c.actor_train.use_dynamic_batching_in_train,
-        "needs use_dynamic_batching_in_train: true",
+        ("train_env_manager.max_env_num_per_worker", "val_env_manager.max_env_num_per_worker"),
+        _never,
+        "environments run in this process",
     ),
-    Effect(
-        ("actor_train.training_args.warmup_ratio",),
-        lambda c: c.actor_train.training_args.warmup_steps == 0,
-        "warmup_steps is set",
-    ),
-    *(
-        Effect((f"{manager}.{key}",), lambda _: False, "environments run in this process, between the engine's steps")
-        for manager in ("train_env_manager", "val_env_manager")
-        for key in ("max_env_num_per_worker", "env_step_timeout_s")
-    ),
-    Effect(("actor_train.generating_args",), lambda _: False, "actor_infer samples; set it there"),
-    Effect(("actor_infer.training_args",), lambda _: False, "actor_train trains; set it there"),
-    Effect(("reference.training_args",), lambda _: False, "a reference isn't trained"),
-    *(
-        Effect((f"actor_train.model_args.{key}",), lambda c: c.actor_train.model_args.lora_rank is not None, "needs lora_rank")
-        for key in ("lora_alpha", "lora_dropout", "lora_target")
-    ),
-    *(
+    Effect(("actor_infer.device_mapping",), lambda c: _is_on(c.actor_infer, c.actor_train), _ONE_DEVICE),
+    Effect(("reference.device_mapping",), lambda c: _is_on(c.reference, c.actor_train), _ONE_DEVICE),
+)
+
+
+_OPTIMIZER = (
+    "learning_rate",
+    "gradient_accumulation_steps",
+    "weight_decay",
+    "warmup_steps",
+    "warmup_ratio",
+    "lr_scheduler_type",
+    "adam_beta1",
+    "adam_beta2",
+)
+_LORA: Effect[Role | SFTConfig] = Effect(
+    ("model_args.lora_alpha", "model_args.lora_dropout", "model_args.lora_target"),
+    lambda role: role.model_args.lora_rank is not None,
+    "needs lora_rank",
+)
+_WARMUP: Effect[Role | SFTConfig] = Effect(
+    ("training_args.warmup_ratio",), lambda role: role.training_args.warmup_steps == 0, "warmup_steps is set"
+)
+_PACKING: Effect[Role | SFTConfig] = Effect(
+    ("use_sequence_packing",), _packs_by_choice, "torch_train and torch_infer always pack"
+)
+_TRAIN_BATCHES: Effect[Role | SFTConfig] = Effect(
+    ("max_tokens_per_microbatch_in_train",),
+    lambda role: role.use_dynamic_batching_in_train,
+    "needs use_dynamic_batching_in_train: true",
+)
+_INFER_BATCHES: Effect[Role] = Effect(
+    ("max_tokens_per_microbatch_in_infer",),
+    lambda role: role.use_dynamic_batching_in_infer,
+    "needs use_dynamic_batching_in_infer: true",
+)
+_TRAINED: tuple[Effect[Role], ...] = (
+    _LORA,
+    _WARMUP,
+    _PACKING,
+    _TRAIN_BATCHES,
+    _INFER_BATCHES,
+    Effect(("generating_args",), _never, "actor_infer samples; set it there"),
+)
+
+ROLE_EFFECTS: dict[str, tuple[Effect[Role], ...]] = {
+    "actor_train": _TRAINED,
+    "critic": _TRAINED,
+    "actor_infer": (
+        _LORA,
+        Effect(("training_args", "model_args.disable_gradient_checkpointing"), _never, "actor_train trains; set it there"),
+        Effect(("model_args.attn_implementation",), _never, "the engine brings its own, or actor_train's"),
         Effect(
-            (f"{role}.use_sequence_packing",),
-            lambda c, role=role: not c.roles[role].strategy_args.strategy_name.startswith("torch_"),  # type: ignore[misc]
-            "torch_train and torch_infer always pack",
-        )
-        for role in ("actor_train", "reference", "critic")
+            (
+                *(f"use_dynamic_batching_in_{work}" for work in ("train", "infer")),
+                *(f"max_tokens_per_microbatch_in_{work}" for work in ("train", "infer")),
+                "use_sequence_packing",
+            ),
+            _never,
+            "the engine batches requests by itself",
+        ),
+    ),
+    "reference": (
+        _LORA,
+        _PACKING,
+        _INFER_BATCHES,
+        Effect(tuple(f"training_args.{key}" for key in _OPTIMIZER), _never, "a reference isn't trained"),
+        Effect(
+            ("training_args.per_device_train_batch_size",),
+            lambda role: not role.use_dynamic_batching_in_infer,
+            "use_dynamic_batching_in_infer fills micro-batches by tokens",
+        ),
+        Effect(
+            (
+                "model_args.disable_gradient_checkpointing",
+                "use_dynamic_batching_in_train",
+                "max_tokens_per_microbatch_in_train",
+            ),
+            _never,
+            "a reference isn't trained",
+        ),
+        Effect(("model_args.model_type",), _never, "a reference always has the policy's head"),
+        Effect(("generating_args",), _never, "actor_infer samples; set it there"),
+    ),
+}
+
+SFT_EFFECTS: tuple[Effect[SFTConfig], ...] = (
+    _LORA,
+    _WARMUP,
+    Effect(
+        ("max_tokens_per_microbatch_in_train",),
+        lambda c: c.use_dynamic_batching_in_train or bool(c.val_files),
+        "needs use_dynamic_batching_in_train: true",
     ),
 )
 
 
 def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
-    """The keys that were set without effect, each with the reason."""
+    """The keys that were set without effect, each with the reason; a section that has none is named as a whole."""
     if isinstance(config, SFTConfig):
-        return list(_sft(config))
-    found = [
-        Problem.at(key, f"has no effect: {effect.reason}.")
-        for effect in EFFECTS
-        for key in effect.keys
-        if config.departs(key) and not effect.works(config)
-    ]
-    return [*found, *_environments(config)]
+        return list(_find(SFT_EFFECTS, config))
+    found = [*_find(EFFECTS, config), *_histories(config)]
+    for name, effects in ROLE_EFFECTS.items():
+        found += _find(effects, config.roles[name], name)
+    paths = {problem.path for problem in found}
+    return [problem for problem in found if not any(problem.path[:length] in paths for length in range(1, len(problem.path)))]
 
 
 def ineffective(config: AgenticConfig | SFTConfig) -> list[str]:
@@ -119,17 +231,17 @@ def ineffective(config: AgenticConfig | SFTConfig) -> list[str]:
     return as_sentences(find_ineffective(config))
 
 
-def _environments(config: AgenticConfig) -> Iterator[Problem]:
+def _find(effects: Iterable[Effect[S]], section: S, *prefix: str) -> Iterator[Problem]:
+    for effect in effects:
+        if effect.works(section):
+            continue
+        for key in effect.keys:
+            if section.departs(key):
+                yield Problem((*prefix, *key.split(".")), f"has no effect: {effect.reason}.")
+
+
+def _histories(config: AgenticConfig) -> Iterator[Problem]:
     for tag, env in config.custom_envs.items():
         if env.is_set("history_length") and env.mode == "trajectory":
             message = "has no effect: in mode trajectory the whole history is in the context."
             yield Problem(("custom_envs", tag, "history_length"), message)
-    if config.data.is_set("reward") and not config.data.train_files:
-        yield Problem.at("data.reward", "has no effect: there are no data.train_files.")
-
-
-def _sft(config: SFTConfig) -> Iterator[Problem]:
-    if config.is_set("max_tokens_per_microbatch_in_train") and not config.use_dynamic_batching_in_train:
-        yield Problem.at("max_tokens_per_microbatch_in_train", "has no effect: needs use_dynamic_batching_in_train: true.")
-    if config.val_files and config.eval_steps == 0:
-        yield Problem.at("val_files", "has no effect: eval_steps is 0, so nothing is validated.")

@@ -9,14 +9,8 @@ from pydantic import AfterValidator, Field
 
 from turnwise.config.roles import GeneratingArgs
 from turnwise.config.section import Count, Fraction, Positive, PositiveCount, Section, derived
-from turnwise.spec import AGENT_ALIASES, AGENTS
+from turnwise.spec import AGENT_ALIASES, AGENTS, DEFAULT_ACTION_PATTERN, DEFAULT_SYSTEM_TEMPLATE, DEFAULT_TURN_TEMPLATE
 
-DEFAULT_SYSTEM_TEMPLATE = "You act in an environment, one action each turn. Read what you see and choose your next action."
-DEFAULT_AGENT_TEMPLATE = (
-    "Turn {turn_idx}:\n{observation}\n{suffix}You have {actions_left} actions left. "
-    "Give your next action as <answer>action</answer>, in at most {max_response_length} tokens."
-)
-DEFAULT_ACTION_PATTERN = r"<answer>(.*?)</answer>"
 DEFAULT_MAX_STEPS = 10
 
 
@@ -57,7 +51,7 @@ class CustomEnv(Section):
     """Earlier turns that a step's context shows."""
     agent_system_template: str = DEFAULT_SYSTEM_TEMPLATE
     """System message, as it stands; empty = none."""
-    agent_template: str = DEFAULT_AGENT_TEMPLATE
+    agent_template: str = DEFAULT_TURN_TEMPLATE
     """User message of a turn, with {observation} {turn_idx} {actions_left} {max_response_length} {suffix} filled in; the
     environment's rules open the first one, or stand where the template has {env_instruction}."""
     action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN
@@ -88,7 +82,7 @@ class EnvManager(Section):
     max_env_retries: Count = 2
     """Times that a failed episode is started again with its seed."""
     env_step_timeout_s: Positive = 60.0
-    """Time of one reset or step of an environment."""
+    """Time of one reset or step, where it is asynchronous or runs in a thread; a call that blocks this process can't be cut."""
     episode_timeout_s: Positive | None = None
     """Time of one episode."""
     max_failed_fraction: Fraction = 0.2

@@ -16,7 +16,7 @@ from turnwise.config.effects import find_ineffective
 from turnwise.config.positions import Positions, display
 from turnwise.config.problems import Path as KeyPath
 from turnwise.config.problems import Problem, as_sentences, config_error
-from turnwise.config.published import Translation, translate
+from turnwise.config.published import translate
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import nearest
@@ -85,19 +85,16 @@ def _parse(
     translation = translate(composed.values, frozenset(kind.model_fields), composed.interpolated)
     problems = list(translation.problems)
     config = _validate(kind, translation.raw, problems)
+    without_effect = list(translation.ineffective)
     if config is not None:
         problems += find_problems(config)
-        if strict:
-            problems += find_ineffective(config)
+        without_effect += find_ineffective(config)
     if strict:
-        problems += translation.ineffective
+        problems += without_effect
+    notes = translation.notes + as_sentences(without_effect)
     if problems or config is None:
         raise config_error(source, problems, positions())
-    return config, _notes(translation)
-
-
-def _notes(translation: Translation) -> list[str]:
-    return [*translation.notes, *as_sentences(translation.ineffective)]
+    return config, notes
 
 
 def _validate(kind: type[C], raw: dict[str, Any], problems: list[Problem]) -> C | None:

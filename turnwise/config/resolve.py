@@ -20,10 +20,10 @@ def resolve(config: AgenticConfig) -> None:
     config.fill(reward_pretrain=config.pretrain)
     _resolve_algorithm(config)
     _resolve_roles(config)
-    if not config.is_set("sequence_length") and config.prompt_length and config.response_length:
+    if config.prompt_length and config.response_length:
         config.fill(sequence_length=config.prompt_length + config.response_length)
     else:
-        resolve_sequence_length(config)
+        resolve_sequence_length(config, config.actor_train.model_args.model_name_or_path)
     _resolve_environments(config)
     for role in config.roles.values():
         role.fill(
@@ -41,15 +41,15 @@ def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str) 
         arguments.fill(lora_alpha=2.0 * arguments.lora_rank)
 
 
-def resolve_sequence_length(config: RunKeys) -> None:
+def resolve_sequence_length(config: RunKeys, model: str) -> None:
     """Fills the sequence length: the model's own, at most 4096."""
-    facts = read_model_facts(config.pretrain)
+    facts = read_model_facts(model)
     config.fill(sequence_length=min(facts.context_length, DEFAULT_SEQUENCE_LENGTH) if facts else DEFAULT_SEQUENCE_LENGTH)
 
 
 def estimator_of(config: AgenticConfig) -> EstimatorSpec:
     """Facts of the config's estimator; a user's own needs what it says when it is built."""
-    return ESTIMATORS.get(config.adv_estimator, EstimatorSpec(entry=config.adv_estimator))
+    return ESTIMATORS.get(config.adv_estimator) or EstimatorSpec.of_user(config.adv_estimator)
 
 
 def variant_of(config: AgenticConfig) -> VariantSpec:
@@ -86,11 +86,13 @@ _DEFAULT_STRATEGIES = {
 
 
 def _resolve_roles(config: AgenticConfig) -> None:
-    config.actor_train.model_args.fill(dtype="fp32")
+    policy = config.actor_train.model_args
+    policy.fill(model_name_or_path=config.pretrain, dtype="fp32")
+    paths = {"actor_infer": policy.model_name_or_path, "critic": config.reward_pretrain, "reward": config.reward_pretrain}
     for name, role in config.roles.items():
-        path = config.reward_pretrain if name in ("critic", "reward") else config.pretrain
         head = "token_classification" if name == "critic" else "causal_lm"
-        resolve_model(role.model_args, path, head, config.actor_train.model_args.dtype)
+        dtype = "fp32" if name == "actor_train" else policy.dtype
+        resolve_model(role.model_args, paths.get(name, config.pretrain), head, dtype)
         role.strategy_args.fill(strategy_name=_DEFAULT_STRATEGIES[name])
         _resolve_training(role)
 

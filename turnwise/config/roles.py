@@ -18,7 +18,8 @@ class ModelArgs(Section):
     """Which weights a role starts from and in which form they run."""
 
     model_name_or_path: str = derived()
-    """Model folder or hub name [`pretrain`; `reward_pretrain` for the critic and the reward model]."""
+    """Model folder or hub name [`pretrain`; `reward_pretrain` for the critic and the reward model]. actor_infer's is always
+    actor_train's."""
     model_type: Literal["causal_lm", "token_classification"] = derived()
     """The head [causal_lm; token_classification, a value head, for the critic]."""
     dtype: Dtype = derived()

@@ -82,7 +82,7 @@ class RunKeys(Section):
     track_with: Annotated[Names, AfterValidator(_trackers)] = Field(default_factory=lambda: ["tensorboard", "stdout"])
     """Where metrics go, next to metrics.jsonl."""
     tracker_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the tracker; with several trackers, by tracker name."""
+    """Arguments by tracker name, or alone where one tracker takes any: `tensorboard: {log_dir}`; stdout takes none."""
     sequence_length: PositiveCount = derived()
     """Tokens of a context [the model's, at most 4096]."""
 

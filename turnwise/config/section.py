@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from types import NoneType
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from turnwise.errors import nearest
 
@@ -47,6 +47,8 @@ class Section(BaseModel):
     """Unknown keys and loose types are errors. What the user set is in `model_fields_set`, also after `fill`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    _derived: dict[str, Any] = PrivateAttr(default_factory=dict)
+    """What `fill` gives, or would have given, to each key."""
 
     @model_validator(mode="before")
     @classmethod
@@ -62,6 +64,7 @@ class Section(BaseModel):
 
     def fill(self, **values: Any) -> None:
         """Gives values to keys that the user did not set, without counting them as set."""
+        self._derived.update(values)
         for name, value in values.items():
             if name not in self.model_fields_set:
                 object.__setattr__(self, name, value)
@@ -75,11 +78,14 @@ class Section(BaseModel):
         return value.is_set(rest) if rest and isinstance(value, Section) else True
 
     def departs(self, key: str) -> bool:
-        """Whether the user set the dotted `key` to something else than its default."""
-        if not self.is_set(key):
-            return False
+        """Whether the user set the dotted `key`, or anything in that section, to something else than it would be unset."""
         first, _, rest = key.partition(".")
+        if first not in self.model_fields_set:
+            return False
         value = self.__dict__[first]
-        if rest and isinstance(value, Section):
+        default = self._derived.get(first, type(self).model_fields[first].get_default(call_default_factory=True))
+        if isinstance(value, Section) and rest:
             return value.departs(rest)
-        return bool(value != type(self).model_fields[first].get_default(call_default_factory=True))
+        if isinstance(value, Section) and default is not None:
+            return any(value.departs(name) for name in value.model_fields_set)
+        return bool(value != default)

@@ -41,7 +41,7 @@ class SFTConfig(RunKeys):
         resolve_model(self.model_args, self.pretrain, "causal_lm", "fp32")
         self.training_args.fill(learning_rate=1e-5)
         self.strategy_args.fill(strategy_name="torch_train")
-        resolve_sequence_length(self)
+        resolve_sequence_length(self, self.model_args.model_name_or_path)
         self.fill(max_tokens_per_microbatch_in_train=2 * self.sequence_length)
         return self
 

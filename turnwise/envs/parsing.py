@@ -6,9 +6,6 @@ import re
 
 from turnwise.errors import ConfigError
 
-ANSWER_PATTERN = r"<answer>(.*?)</answer>"
-THINK_ANSWER_PATTERN = r"<think>(.*?)</think>\s*<answer>(.*?)</answer>"
-
 _FLAGS = re.IGNORECASE | re.DOTALL
 _THOUGHT = re.compile(r"<think>.*?</think>", _FLAGS)
 _OPEN = re.compile(r"<think>", _FLAGS)

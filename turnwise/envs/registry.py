@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from turnwise.entry_points import load_class
 from turnwise.errors import EnvironmentFault, NotAvailableError, nearest
 from turnwise.protocols import Env
 from turnwise.spec import ENVS
@@ -22,7 +22,8 @@ def register(env_type: str, entry_point: str) -> None:
     Raises:
         EnvironmentFault: the name means another class already, or the entry point isn't `module:Class`.
     """
-    _split_entry_point(entry_point)
+    if not all(entry_point.partition(":")):
+        raise EnvironmentFault(f"entry point {entry_point!r} must be 'module:Class'")
     known = _entry_points().get(env_type, entry_point)
     if known != entry_point:
         raise EnvironmentFault(
@@ -51,7 +52,7 @@ def env_class(env_type: str) -> type:
             f"unknown env_type {env_type!r}; known are {', '.join(names)}, and any class as 'module:Class'."
             + nearest(env_type, names)
         )
-    return _load(entry_point)
+    return load_class(entry_point, "env_type", EnvironmentFault)
 
 
 def takes_split(env_type: str) -> bool:
@@ -84,33 +85,3 @@ def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
 
 def _entry_points() -> dict[str, str]:
     return {**ENVS, **_registered}
-
-
-def _split_entry_point(entry_point: str) -> tuple[str, str]:
-    module_name, _, class_name = entry_point.partition(":")
-    if not module_name or not class_name:
-        raise EnvironmentFault(f"entry point {entry_point!r} must be 'module:Class'")
-    return module_name, class_name
-
-
-def _load(entry_point: str) -> type:
-    module_name, class_name = _split_entry_point(entry_point)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A module that the environment itself imports and lacks is its own error, told as it is.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise EnvironmentFault(
-            f"env_type {entry_point!r}: no module {error.name!r} on Python's path. A file in the working directory is found "
-            f"only if that directory is on the path: start with PYTHONPATH=. or install the package that holds it"
-        ) from error
-    names = vars(module)
-    found = names.get(class_name)
-    if not isinstance(found, type):
-        classes = [name for name, value in names.items() if isinstance(value, type) and value.__module__ == module_name]
-        raise EnvironmentFault(
-            f"env_type {entry_point!r}: {module_name} has no class {class_name!r}; its classes are "
-            f"{', '.join(classes) or 'none'}.{nearest(class_name, classes)}"
-        )
-    return found

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from turnwise.errors import NotAvailableError, ServerError
+from turnwise.errors import ServerError
 from turnwise.inference.request import Request
-from turnwise.inference.validation import check_request
+from turnwise.inference.validation import check_request, refuse_all_but_cache
 from turnwise.protocols import MemoryKind, OnWeightUpdate
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, derive_seed
 
@@ -89,24 +89,27 @@ class HFServer:
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
         self._interruption = on_weight_update
         self._is_open.clear()
-        async with self._turn:
-            """The running request has finished or stepped back."""
+        await self._running_request_is_over()
 
     async def resume(self, version: int) -> None:
         self.version = version
         self._is_open.set()
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        _refuse_all_but_cache(kinds)
+        refuse_all_but_cache(kinds)
 
     async def wake(self, kinds: Iterable[MemoryKind]) -> None:
-        _refuse_all_but_cache(kinds)
+        refuse_all_but_cache(kinds)
 
     async def close(self) -> None:
         self._is_closed = True
         self._is_open.set()
+        await self._running_request_is_over()
+
+    async def _running_request_is_over(self) -> None:
+        """Waits until it has finished, stepped back or noticed that the server is closed."""
         async with self._turn:
-            """The running request has noticed."""
+            return
 
     def _refuse_if_closed(self, request_id: str) -> None:
         if self._is_closed:
@@ -189,9 +192,3 @@ def _generation_config(sampling: SamplingParams) -> GenerationConfig:
 
 def _logprob(scores: Tensor, token: int) -> float:
     return float(torch.log_softmax(scores.float(), -1)[token])
-
-
-def _refuse_all_but_cache(kinds: Iterable[MemoryKind]) -> None:
-    others = sorted(set(kinds) - {"kv_cache"})
-    if others:
-        raise NotAvailableError(f"the hf server keeps no {', '.join(others)} of its own to free; its weights are the trainer's")

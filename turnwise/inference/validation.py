@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from turnwise.errors import ServerError
+from turnwise.errors import NotAvailableError, ServerError
+from turnwise.protocols import MemoryKind
 from turnwise.types import IntArray, Media, SamplingParams
 
 
@@ -33,6 +34,15 @@ def check_request(
     if problem:
         raise ServerError(f"the request of conversation {request_id!r} can't be served: {problem}")
     return np.array(prompt_ids, np.int64)
+
+
+def refuse_all_but_cache(kinds: Iterable[MemoryKind]) -> None:
+    """Raises NotAvailableError where a server in the trainer's process is to free more than its cache."""
+    others = sorted(set(kinds) - {"kv_cache"})
+    if others:
+        raise NotAvailableError(
+            f"a server in the trainer's process can free its kv_cache only, got {', '.join(others)}; weights are the trainer's"
+        )
 
 
 def _prompt_problem(prompt_ids: Sequence[int], vocab_size: int, max_length: int) -> str | None:

@@ -105,15 +105,20 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def stop_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """The tokens that end a response by the model's generation config; none where it names none."""
+    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
     """Writes a Hugging Face folder. It appears whole or not at all; an older one of the same name is replaced."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    write_weights(model, partial)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(partial, save_jinja_files=False)
-    replace_folder(partial, folder)
+    with written_whole(folder) as partial:
+        write_weights(model, partial)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial, save_jinja_files=False)
 
 
 def write_weights(model: PreTrainedModel, folder: Path) -> None:
@@ -135,6 +140,19 @@ def _no_progress_bars() -> Iterator[None]:
     finally:
         if was_enabled:
             transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """An empty folder to write into, which takes the name `folder` when all is written, in place of what was there.
+
+    Where writing fails, `folder` stays as it was.
+    """
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    replace_folder(partial, folder)
 
 
 def replace_folder(partial: Path, folder: Path) -> None:

@@ -6,14 +6,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.algorithms.mismatch import mismatch_metrics, staleness_metrics
 from turnwise.pipelines.roles import ModelRole
-from turnwise.pipelines.run_folder import CheckpointFolder, RunFolder
+from turnwise.pipelines.run_folder import Checkpoints, RunFolder
 from turnwise.pipelines.sample_log import log_samples
-from turnwise.protocols import Algorithm, WeightTransfer
+from turnwise.protocols import Algorithm, PreparesStep, WeightTransfer
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.measure import rollout_metrics, validation_metrics
 from turnwise.rollout.scheduler import RolloutScheduler
@@ -52,18 +51,18 @@ class AgenticPipeline:
     log: RunLog
     journal: Journal
     folder: RunFolder
-    checkpoints: CheckpointFolder
+    checkpoints: Checkpoints
 
     def run(self) -> None:
         """Plays, gives credit, trains; `max_steps` times."""
         config, log = self.pipeline_config, self.log
         for step in range(config.max_steps):
-            with log.phase("total") as clock:
-                if step % config.actor_train.model_update_frequency == 0:
-                    self.model_update(step)
-                if config.eval_steps and step % config.eval_steps == 0:
-                    self.validate()
+            if step % config.actor_train.model_update_frequency == 0:
+                self.model_update(step)
+            if config.eval_steps and step % config.eval_steps == 0:
+                self.validate()
 
+            with log.phase("total") as clock:
                 with log.phase("rollout"):
                     groups = self.train_rollout_scheduler.get_batch(config.rollout_batch_size)
                 samples = samples_of(groups)
@@ -79,15 +78,17 @@ class AgenticPipeline:
                     log.add(self.algorithm.credit(groups))
 
                 with log.phase("train"):
-                    if self.critic:
-                        log.add(self.critic.train_step(samples, self.algorithm.loss, step))
-                    if step >= config.critic_warmup:
-                        log.add(self.actor_train.train_step(samples, self.algorithm.loss, step))
+                    if self.critic and self.algorithm.value_loss:
+                        log.add(self.critic.train_step(samples, self.algorithm.value_loss, step))
+                    if not self.critic or step >= config.critic_warmup:
+                        prepare = self.algorithm.prepare if isinstance(self.algorithm, PreparesStep) else None
+                        log.add(self.actor_train.train_step(samples, self.algorithm.loss, step, prepare))
 
-            log.add(rollout_metrics(groups) + mismatch_metrics(samples) + staleness_metrics(samples, version=step))
+            log.add(rollout_metrics(groups, self.train_rollout_scheduler.rejected))
+            log.add(mismatch_metrics(samples) + staleness_metrics(samples, version=step))
             log.add([Metric("system/tps", sum(s.num_tokens for s in samples) / clock.elapsed_s)])
-            self.journal.append(step, groups)
-            self.do_checkpoint(step)
+            self.journal.append(step, groups + self.train_rollout_scheduler.rejected)
+            self.do_checkpoint(num_done=step + 1)
             if step % config.logging_steps == 0:
                 log_samples(step, groups)
             log.end_step(step)
@@ -120,19 +121,12 @@ class AgenticPipeline:
         elif num_steps > 1 or is_stale or "old_logprobs" in self.algorithm.needs:
             self.actor_train.compute_log_probs(samples, into="old_logprobs")
 
-    def do_checkpoint(self, step: int) -> None:
-        """Every `save_steps` steps and after the last one: a Hugging Face model folder with the optimiser's state."""
-        done = step + 1
-        if done == self.pipeline_config.max_steps or (
-            self.pipeline_config.save_steps and done % self.pipeline_config.save_steps == 0
-        ):
+    def do_checkpoint(self, num_done: int) -> None:
+        """Every `save_steps` steps and after the last one: a model folder with the states of optimiser and loop."""
+        if self.checkpoints.is_due(num_done):
+            state = {"kl_ctrl": self.kl_ctrl.state_dict(), "rollouts": self.train_rollout_scheduler.state_dict()}
             with self.log.phase("checkpoint"):
-                self.save(self.checkpoints.next(done))
-                self.checkpoints.prune()
-
-    def save(self, folder: Path) -> None:
-        self.actor_train.workers.call("save", folder).result()
-        self.tokenizer.save_pretrained(folder)
+                self.checkpoints.save(num_done, self.actor_train.workers, self.tokenizer, state)
 
     def finish(self) -> None:
         """Validates the final policy."""
@@ -147,3 +141,4 @@ class AgenticPipeline:
         self.event_loop.close()
         self.journal.close()
         self.log.close()
+        self.folder.close_log()

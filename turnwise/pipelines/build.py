@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,17 @@ from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.cluster.local import LocalCluster
-from turnwise.config import AgenticConfig, SFTConfig, describe, dump_yaml, unavailable
+from turnwise.config import AgenticConfig, SFTConfig, describe, dump_yaml, unavailable, unavailable_for_evaluation
 from turnwise.data.demonstrations import read_demonstrations
-from turnwise.errors import DataError, NotAvailableError
+from turnwise.entry_points import load_class
+from turnwise.errors import ConfigError, DataError, NotAvailableError
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.build_rollouts import build_player, build_scheduler, check_environments, choose_device
+from turnwise.pipelines.build_rollouts import build_policy, build_scheduler, check_rollouts, choose_device
 from turnwise.pipelines.evaluate import Evaluation, evaluate
 from turnwise.pipelines.roles import BatchPlan, ModelRole
-from turnwise.pipelines.run_folder import CheckpointFolder, RunFolder
+from turnwise.pipelines.run_folder import Checkpoints, RunFolder
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.protocols import Algorithm, Tracker
 from turnwise.rollout.journal import Journal
@@ -51,61 +51,79 @@ def build_agentic(config: AgenticConfig, folder: RunFolder) -> AgenticPipeline:
         NotAvailableError: the config uses what this version or this machine doesn't have.
     """
     require_available(config)
-    check_environments(config)
+    check_rollouts(config)
     set_profile(config)
+    kl_ctrl = make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon)
+    algorithm = build_algorithm(config, kl_ctrl)
     device = choose_device(config)
     cluster = LocalCluster()
-    player = build_player(config, device, is_trained=True)
-    strategy = partial(_train_strategy, config, player.model, device)
-    actor_train = ModelRole("actor_train", cluster.spawn("actor_train", strategy), batch_plan(config, "actor_train"))
+    policy = build_policy(config, device, is_trained=True)
+    strategy = _train_strategy(config, policy.model, device)
+    actor_train = ModelRole("actor_train", cluster.spawn("actor_train", lambda: strategy), batch_plan(config, "actor_train"))
     reference = None
-    if config.needs_reference:
+    if "ref_logprobs" in algorithm.needs:
         frozen = partial(_frozen_strategy, config, device)
         reference = ModelRole("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"))
-    kl_ctrl = make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon)
     return AgenticPipeline(
         pipeline_config=config,
         actor_train=actor_train,
-        actor_infer=player.servers,
+        actor_infer=policy.servers,
         reference=reference,
         critic=None,
-        train_rollout_scheduler=build_scheduler(config, player, "train"),
-        val_rollout_scheduler=build_scheduler(config, player, "val") if config.uses_validation else None,
-        algorithm=build_algorithm(config, kl_ctrl),
+        train_rollout_scheduler=build_scheduler(config, policy, "train"),
+        val_rollout_scheduler=build_scheduler(config, policy, "val") if config.uses_validation else None,
+        algorithm=algorithm,
         kl_ctrl=kl_ctrl,
-        tokenizer=player.tokenizer,
-        weight_transfer=InProcessTransfer([player.servers], on_weight_update=config.on_weight_update),
-        event_loop=player.event_loop,
+        tokenizer=policy.tokenizer,
+        weight_transfer=InProcessTransfer(
+            [policy.servers], weights=strategy.weights, copies=policy.copies, on_weight_update=config.on_weight_update
+        ),
+        event_loop=policy.event_loop,
         log=RunLog(build_trackers(config, folder, AGENTIC_COLUMNS, config.max_steps)),
         journal=Journal(folder.rollouts),
         folder=folder,
-        checkpoints=build_checkpoints(config, folder),
+        checkpoints=build_checkpoints(config, folder, config.max_steps),
     )
 
 
-def require_available(config: Any) -> None:
+def require_available(config: AgenticConfig | SFTConfig) -> None:
     """Raises NotAvailableError with a sentence for everything that this version or this machine lacks."""
-    missing = unavailable(config)
+    require(unavailable(config))
+
+
+def require(missing: Sequence[str]) -> None:
     if missing:
         raise NotAvailableError("this config is valid, but can't run here:\n" + "\n".join(f"  - {line}" for line in missing))
 
 
 def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
-    """The credit and loss of `adv_estimator`, built in or a user's `module:Class`."""
+    """The credit and loss of `adv_estimator`, built in or a user's `module:Class`.
+
+    Raises:
+        NotAvailableError: it needs what this version doesn't have.
+    """
     name = config.adv_estimator
-    entry = ESTIMATORS[name].entry if name in ESTIMATORS else name
-    module, _, attribute = entry.partition(":")
-    algorithm: Algorithm = getattr(import_module(module), attribute)(algorithm_settings(config), kl_ctrl)
+    found = load_class(ESTIMATORS[name].entry if name in ESTIMATORS else name, "adv_estimator", ConfigError)
+    algorithm: Algorithm = found(algorithm_settings(config), kl_ctrl)
+    missing = sorted(algorithm.needs & {"values", "greedy_sibling"})
+    if missing:
+        raise NotAvailableError(f"adv_estimator {name} needs {' and '.join(missing)}, which this version doesn't have")
     return algorithm
 
 
 def algorithm_settings(config: AgenticConfig) -> AlgorithmSettings:
-    """The algorithm's keys of the config, under the same names."""
-    normalization = RewardNormalization(
-        **{f.name: getattr(config.reward_normalization, f.name) for f in fields(RewardNormalization)}
-    )
+    """The algorithm's keys of the config, under the same names.
+
+    A user's own estimator is told only what the user set of `reward_normalization`: its defaults are its own.
+    """
+    is_built_in = config.adv_estimator in ESTIMATORS
+    normalization = {
+        f.name: getattr(config.reward_normalization, f.name)
+        for f in fields(RewardNormalization)
+        if is_built_in or config.is_set(f"reward_normalization.{f.name}")
+    }
     values = {f.name: getattr(config, f.name) for f in fields(AlgorithmSettings) if f.name != "reward_normalization"}
-    return AlgorithmSettings(**values, reward_normalization=normalization)
+    return AlgorithmSettings(**values, reward_normalization=RewardNormalization(**normalization))
 
 
 def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
@@ -125,12 +143,12 @@ def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
 
 def _train_strategy(config: AgenticConfig, model: PreTrainedModel, device: torch.device) -> TorchStrategy:
     role = config.actor_train
+    total_steps = config.max_steps * config.optimizer_steps_per_batch()
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     logger.info("actor_train: %d trainable parameters, %s, attention %s", trainable, device, model.config._attn_implementation)
-    steps = config.max_steps - config.critic_warmup
     return TorchStrategy(
         model,
-        optimizer=optimizer_settings(role.training_args, total_steps=steps * config.optimizer_steps_per_batch()),
+        optimizer=optimizer_settings(role.training_args, total_steps),
         temperature=config.sampling("train").temperature,
         max_grad_norm=config.max_grad_norm,
         dtype=parse_dtype(role.model_args.dtype),
@@ -159,29 +177,32 @@ def optimizer_settings(arguments: Any, total_steps: int) -> OptimizerSettings:
     )
 
 
-def build_trackers(config: Any, folder: RunFolder, columns: tuple[Column, ...], num_steps: int) -> list[Tracker]:
+def build_trackers(
+    config: AgenticConfig | SFTConfig, folder: RunFolder, columns: tuple[Column, ...], num_steps: int
+) -> list[Tracker]:
     """`metrics.jsonl` always, and what `track_with` names."""
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
-    arguments: Mapping[str, Any] = config.tracker_kwargs
     if "tensorboard" in config.track_with:
+        # Arguments stand under the tracker's name, or alone where there is only one tracker to take them.
+        arguments = config.tracker_kwargs.get("tensorboard", config.tracker_kwargs)
         trackers.append(TensorBoardTracker(Path(arguments.get("log_dir", folder.tensorboard))))
     if "stdout" in config.track_with:
         trackers.append(TerminalTracker(columns, num_steps, every=config.logging_steps))
     return trackers
 
 
-def build_checkpoints(config: Any, folder: RunFolder) -> CheckpointFolder:
+def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_steps: int) -> Checkpoints:
     """Where the checkpoints of a run go: `checkpoint_config.output_dir`, in a folder of this run's name, or the run's own."""
     asked = config.checkpoint_config.output_dir
     path = Path(asked) / config.exp_name / folder.path.name if asked else folder.path / "checkpoints"
-    return CheckpointFolder(path, config.max_ckpt_to_keep)
+    return Checkpoints(path, config.save_steps, config.max_ckpt_to_keep, num_steps)
 
 
 def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
     """Makes the run's folder and writes down what runs, where, with which versions and under which settings."""
     folder = RunFolder.create(Path(config.output_dir), config.exp_name)
     folder.describe(dump_yaml(config))
-    folder.log_to_file(Path(config.logging_dir) if config.logging_dir else None)
+    folder.open_log(Path(config.logging_dir) if config.logging_dir else None)
     logger.info("what this run applies\n%s", describe(config).render())
     return folder
 
@@ -203,12 +224,13 @@ def evaluate_model(config: AgenticConfig, model_path: str | None = None, num_epi
 
     Tasks, seeds and schedule are those of validation in training, so that the same weights give the same figure.
     """
-    check_environments(config)
-    player = build_player(config, choose_device(config), is_trained=False, model_path=model_path)
+    require(unavailable_for_evaluation(config))
+    check_rollouts(config)
+    policy = build_policy(config, choose_device(config), is_trained=False, model_path=model_path)
     try:
-        groups = build_scheduler(config, player, "val").get_batch(num_episodes or config.val_batch_size)
+        groups = build_scheduler(config, policy, "val").get_batch(num_episodes or config.val_batch_size)
     finally:
-        player.close()
+        policy.close()
     return evaluate(groups)
 
 
@@ -251,7 +273,7 @@ def build_sft(config: SFTConfig, folder: RunFolder) -> SFTPipeline:
         tokenizer=tokenizer,
         log=RunLog(build_trackers(config, folder, SFT_COLUMNS, total_steps)),
         folder=folder,
-        checkpoints=build_checkpoints(config, folder),
+        checkpoints=build_checkpoints(config, folder, total_steps),
     )
 
 

@@ -12,31 +12,37 @@ from typing import Any, get_args
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
+from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.chat.episode import EpisodeContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig
+from turnwise.entry_points import load_class
 from turnwise.envs.registry import make_env, takes_split
-from turnwise.errors import NotAvailableError
+from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
+from turnwise.inference.options import check_server_options
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.fused import fuse_projections, supports_fast_path
-from turnwise.models.load import load_model, load_tokenizer, parse_dtype
-from turnwise.protocols import Env, InferenceServer
+from turnwise.models.load import load_model, load_tokenizer, parse_dtype, stop_token_ids
+from turnwise.protocols import AgentLoop, Env, InferenceServer
 from turnwise.rollout.scheduler import RolloutScheduler, SchedulerSettings
 from turnwise.rollout.seeds import TaskSource
-from turnwise.spec import STRATEGIES
+from turnwise.spec import AGENTS, STRATEGIES
 from turnwise.types import SamplingParams, Split, Task
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Player:
-    """A policy ready to play: its server, how it writes, and the event loop that it plays on."""
+class ServedPolicy:
+    """A policy, the servers that sample from it, how it writes, and the event loop that it plays on.
+
+    `copies` are the servers' own models where they can't read `model`'s parameters.
+    """
 
     model: PreTrainedModel
+    copies: tuple[PreTrainedModel, ...]
     tokenizer: PreTrainedTokenizerBase
     template: ChatTemplate
     servers: LLMServerManager
@@ -60,48 +66,74 @@ def choose_device(config: AgenticConfig) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def build_player(config: AgenticConfig, device: torch.device, is_trained: bool, model_path: str | None = None) -> Player:
-    """The policy of the config (or the model of `model_path`) with its inference servers.
+def build_policy(config: AgenticConfig, device: torch.device, is_trained: bool, model_path: str | None = None) -> ServedPolicy:
+    """The policy of the config, or the model of `model_path`, with its inference server.
 
-    Where sampling and training share a dtype the server reads the trainer's own parameters.
+    The server reads the trainer's own parameters where it samples in their dtype and gets every update. Otherwise, and that is
+    always so when nothing is trained, the model that it reads is one in the dtype of actor_infer.
     """
-    arguments = config.actor_train.model_args
-    path = model_path or arguments.model_name_or_path
+    path = model_path or config.actor_train.model_args.model_name_or_path
     tokenizer = load_tokenizer(path)
-    dtype = torch.float32 if is_trained else parse_dtype(config.actor_infer.model_args.dtype)
-    model = load_model(path, dtype=dtype, device=device, attn_implementation=arguments.attn_implementation)
-    if supports_fast_path(model):
-        fuse_projections(model)
-    template = ChatTemplate(tokenizer)
-    return Player(
+    sampling_dtype = parse_dtype(config.actor_infer.model_args.dtype)
+    attention = config.actor_train.model_args.attn_implementation
+    load = partial(_load_fused, path, device=device, attn_implementation=attention)
+    model = load(dtype=torch.float32 if is_trained else sampling_dtype)
+    is_shared = sampling_dtype == model.dtype and config.actor_train.model_update_frequency == 1
+    copies = () if is_shared or not is_trained else (load(dtype=sampling_dtype),)
+    template = ChatTemplate(tokenizer, eos_token_ids=stop_token_ids(model))
+    server = _build_server(config, copies[0] if copies else model, template)
+    return ServedPolicy(
         model=model,
+        copies=copies,
         tokenizer=tokenizer,
         template=template,
-        servers=LLMServerManager([_build_server(config, model, template)], request_s=config.deadlines.request_s),
+        servers=LLMServerManager([server], request_s=config.deadlines.request_s),
         event_loop=asyncio.Runner(),
     )
 
 
-def _build_server(config: AgenticConfig, model: PreTrainedModel, template: ChatTemplate) -> InferenceServer:
+def _load_fused(path: str, **options: Any) -> PreTrainedModel:
+    model = load_model(path, **options)
+    if supports_fast_path(model):
+        fuse_projections(model)
+    return model
+
+
+def _server_class(config: AgenticConfig) -> type[EmbeddedServer | HFServer]:
+    """The class of actor_infer's strategy.
+
+    Raises:
+        NotAvailableError: it isn't in this version.
+        ConfigError: its strategy_config has an option that it doesn't take.
+    """
     strategy = config.actor_infer.strategy_args
-    managers = (config.train_env_manager, config.val_env_manager)
-    options: dict[str, Any] = {"max_length": config.sequence_length, "decode": template.decode}
-    if not STRATEGIES[strategy.strategy_name].is_available:
+    entry = STRATEGIES[strategy.strategy_name].entry
+    if not entry:
         raise NotAvailableError(f"actor_infer: strategy {strategy.strategy_name!r} isn't in this version; use embedded or hf")
-    if strategy.strategy_name == "hf":
-        return HFServer(model, **options | strategy.strategy_config)
-    options["max_concurrency"] = max(m.num_env_groups * m.group_size for m in managers)
-    return EmbeddedServer(model, **options | strategy.strategy_config)
+    found = load_class(entry, "actor_infer.strategy_args.strategy_name", ConfigError)
+    check_server_options(found, strategy.strategy_config)
+    return found
 
 
-def build_scheduler(config: AgenticConfig, player: Player, split: Split, tasks: TaskSource | None = None) -> RolloutScheduler:
+def _build_server(config: AgenticConfig, model: PreTrainedModel, template: ChatTemplate) -> InferenceServer:
+    options = config.actor_infer.strategy_args.strategy_config
+    found = _server_class(config)
+    if issubclass(found, EmbeddedServer):
+        managers = (config.train_env_manager, config.val_env_manager)
+        options = {"max_concurrency": max(m.num_env_groups * m.group_size for m in managers), **options}
+    return found(model, max_length=config.sequence_length, decode=template.decode, **options)
+
+
+def build_scheduler(
+    config: AgenticConfig, policy: ServedPolicy, split: Split, tasks: TaskSource | None = None
+) -> RolloutScheduler:
     """The rollouts of one split. Validation plays the same tasks every time."""
     manager = config.env_manager(split)
     return RolloutScheduler(
-        run_async=player.event_loop.run,
+        run_async=policy.event_loop.run,
         tasks=tasks or TaskSource(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition)),
         agents={tag: build_agent(config, tag, split) for tag in manager.tags},
-        contexts=partial(EpisodeContexts, player.template, player.servers, config.sequence_length),
+        contexts=partial(EpisodeContexts, policy.template, policy.servers, config.sequence_length),
         sampling=sampling_params(config, split),
         settings=SchedulerSettings(
             group_size=manager.group_size,
@@ -114,26 +146,32 @@ def build_scheduler(config: AgenticConfig, player: Player, split: Split, tasks: 
     )
 
 
-def check_environments(config: AgenticConfig) -> None:
-    """Makes one environment of each tag in use, so that a wrong name or argument is said before a model is loaded."""
+def check_rollouts(config: AgenticConfig) -> None:
+    """Finds what is wrong with servers and environments before a model is loaded: makes one environment of each tag.
+
+    Warns of environments that can't keep training and validation tasks apart by content.
+    """
+    _server_class(config)
     for split in get_args(Split):
         for tag in config.env_manager(split).tags:
-            agent_settings(config, tag, split)
-            make_env(config.custom_envs[tag].env_type, config.custom_envs[tag].env_config, split).close()
+            build_agent(config, tag, split)
+            env_factory(config, tag, split)(Task(id="check", tag=tag, split=split, seed=0)).close()
+    for tag in config.env_manager("val").tags if config.uses_validation else ():
+        if not takes_split(config.custom_envs[tag].env_type):
+            logger.warning("custom_envs.%s takes no `split`: its validation tasks differ from training by seed only", tag)
 
 
-def build_agent(config: AgenticConfig, tag: str, split: Split) -> EnvAgent:
-    """The agent that plays the environment of a tag."""
-    return EnvAgent(env_factory(config, tag, split), agent_settings(config, tag, split))
+def build_agent(config: AgenticConfig, tag: str, split: Split) -> AgentLoop:
+    """The agent that plays the environment of a tag: a built-in one, or a user's class called like `EnvAgent`."""
+    name = config.custom_envs[tag].agent_name
+    found = load_class(AGENTS.get(name) or name, f"custom_envs.{tag}.agent_name", ConfigError)
+    agent: AgentLoop = found(env_factory(config, tag, split), agent_settings(config, tag, split))
+    return agent
 
 
 def env_factory(config: AgenticConfig, tag: str, split: Split) -> Callable[[Task], Env]:
-    """Makes an environment of the tag; warns where it can't keep training and validation tasks apart by content."""
+    """Makes environments of the tag for one split; which task they play comes with `reset(seed=...)`."""
     env = config.custom_envs[tag]
-    if not takes_split(env.env_type):
-        logger.warning(
-            "environment %s takes no `split`: training and validation differ by seed only, and may share contents", env.env_type
-        )
 
     def make(task: Task) -> Env:
         return make_env(env.env_type, env.env_config, split)
@@ -151,6 +189,7 @@ def agent_settings(config: AgenticConfig, tag: str, split: Split) -> EnvAgentSet
         system_template=env.agent_system_template,
         turn_template=env.agent_template,
         action_pattern=env.action_pattern,
+        step_timeout_s=config.env_manager(split).env_step_timeout_s,
         use_thread_lock=env.use_thread_lock,
     )
 

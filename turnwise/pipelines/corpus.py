@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import get_args
 
 from turnwise.agents.demonstrations import demonstrations
 from turnwise.agents.env_agent import EnvAgentSettings
-from turnwise.config.environments import DEFAULT_AGENT_TEMPLATE, DEFAULT_SYSTEM_TEMPLATE
 from turnwise.envs.frozen_lake import FrozenLakeEnv, ObservationKind
 from turnwise.envs.players import RandomPlayer
 from turnwise.errors import DataError
-from turnwise.types import Task, derive_seed
+from turnwise.spec import DEFAULT_SYSTEM_TEMPLATE, DEFAULT_TURN_TEMPLATE
+from turnwise.types import Message, Task, derive_seed
 
 _NUM_EPISODES = 200
 
@@ -21,18 +21,20 @@ _NUM_EPISODES = 200
 def environment_text() -> Iterator[str]:
     """What a random player reads and writes in every built-in environment, in each form of its observations."""
     settings = EnvAgentSettings(
-        tag="FrozenLake", system_template=DEFAULT_SYSTEM_TEMPLATE, turn_template=DEFAULT_AGENT_TEMPLATE, max_steps=10
+        tag="FrozenLake", system_template=DEFAULT_SYSTEM_TEMPLATE, turn_template=DEFAULT_TURN_TEMPLATE, max_steps=10
     )
     for kind in get_args(ObservationKind):
         tasks = [
             Task(id=f"corpus/{kind}/{i}", tag="FrozenLake", split="train", seed=derive_seed("corpus", kind, i))
             for i in range(_NUM_EPISODES)
         ]
+        yield from message_text(demonstrations(partial(_lake, kind), settings, _random_player, tasks))
 
-        make_env = partial(_lake, kind)
-        episodes = demonstrations(make_env, settings, _random_player, tasks)
-        for messages in episodes:
-            yield "\n".join(str(message["content"]) for message in messages)
+
+def message_text(rows: Iterable[Sequence[Message]]) -> Iterator[str]:
+    """What is said in each row of messages."""
+    for messages in rows:
+        yield "\n".join(str(message["content"]) for message in messages)
 
 
 def _lake(kind: ObservationKind, task: Task) -> FrozenLakeEnv:

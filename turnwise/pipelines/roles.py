@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
 from turnwise.protocols import Loss, Output, Workers
-from turnwise.types import FloatArray, Metric, Sample, derive_seed
+from turnwise.types import Batch, FloatArray, Metric, Sample, derive_seed
 
 LogprobField = Literal["old_logprobs", "ref_logprobs"]
 
@@ -31,7 +31,7 @@ class BatchPlan:
     max_tokens_infer: int | None = None
     deadline_s: float | None = None
 
-    def micro_batches(self, lengths: Sequence[int], max_tokens: int | None) -> list[list[int]]:
+    def cut(self, lengths: Sequence[int], max_tokens: int | None) -> list[list[int]]:
         if max_tokens is not None:
             return micro_batches(lengths, max_tokens=max_tokens)
         return micro_batches(lengths, max_sequences=self.max_sequences)
@@ -62,16 +62,23 @@ class ModelRole:
         for sample, values in zip(samples, self.forward(samples, "values"), strict=True):
             sample.values = values
 
-    def train_step(self, samples: Sequence[Sample], loss: Loss, step: int) -> list[Metric]:
-        """Trains on the samples: `num_epochs` seeded passes, each in optimiser steps of `samples_per_step`."""
+    def train_step(
+        self, samples: Sequence[Sample], loss: Loss, step: int, prepare: Callable[[Batch], None] | None = None
+    ) -> list[Metric]:
+        """Trains on the samples: `num_epochs` seeded passes, each in optimiser steps of `samples_per_step`.
+
+        `prepare` is shown all samples of an optimiser step as one batch, before its micro-batches (`PreparesStep`).
+        """
         seed = derive_seed(self.plan.seed, self.name, "shuffle", step)
         metrics: list[Metric] = []
         for epoch in optimizer_steps(len(samples), self.plan.samples_per_step, seed, self.plan.num_epochs):
             for indices in epoch:
-                metrics += self.optimizer_step([samples[i] for i in indices], loss)
+                metrics += self.optimizer_step([samples[i] for i in indices], loss, prepare)
         return metrics
 
-    def optimizer_step(self, samples: Sequence[Sample], loss: Loss) -> list[Metric]:
+    def optimizer_step(
+        self, samples: Sequence[Sample], loss: Loss, prepare: Callable[[Batch], None] | None = None
+    ) -> list[Metric]:
         """One optimiser step on all of the samples; none where no token of them is trained on.
 
         The metrics of the strategy come back under this role's name, by the published spelling: `actor_train/grad_norm`, but
@@ -80,7 +87,9 @@ class ModelRole:
         divisors = denominators(samples, self.plan.max_length)
         if divisors.num_tokens == 0:
             return [self._own(Metric("optimizer_steps", 0.0, "sum"))]
-        cuts = self.plan.micro_batches([s.num_tokens for s in samples], self.plan.max_tokens_train)
+        if prepare is not None:
+            prepare(pack(samples, divisors))
+        cuts = self.plan.cut([s.num_tokens for s in samples], self.plan.max_tokens_train)
         batches = [pack([samples[i] for i in cut], divisors) for cut in cuts]
         metrics = self.workers.call("train_step", batches, route="split", loss=loss).result(self.plan.deadline_s)
         return [self._own(metric) for metric in (*metrics, Metric("optimizer_steps", 1.0, "sum"))]
@@ -93,7 +102,7 @@ class ModelRole:
 
     def forward(self, samples: Sequence[Sample], output: Output) -> list[FloatArray]:
         """One array [N] of the output for each sample, in their order."""
-        cuts = self.plan.micro_batches([s.num_tokens for s in samples], self.plan.max_tokens_infer)
+        cuts = self.plan.cut([s.num_tokens for s in samples], self.plan.max_tokens_infer)
         chosen = [[samples[i] for i in cut] for cut in cuts]
         batches = [pack(part, denominators(part, self.plan.max_length)) for part in chosen]
         results = self.workers.call("forward", batches, route="split", outputs=frozenset({output})).result(self.plan.deadline_s)

@@ -9,17 +9,27 @@ import platform
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnwise.models.load import replace_folder
+from turnwise.protocols import Workers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _PACKAGES = ("turnwise", "torch", "transformers", "tokenizers", "numpy", "pydantic", "hydra-core")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunFolder:
     """Paths of one run. `create` makes the folder; a second run of the same experiment gets another one."""
 
     path: Path
+    handlers: list[logging.Handler] = field(default_factory=list)
+    """Where this run's log goes, from `open_log` to `close_log`."""
 
     @classmethod
     def create(cls, output_dir: Path, exp_name: str) -> RunFolder:
@@ -63,35 +73,62 @@ class RunFolder:
         }
         (self.path / "environment.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
-    def log_to_file(self, folder: Path | None) -> logging.Handler:
-        """Sends the package's log to a readable file of this run, in `folder` or in the run's own."""
+    def open_log(self, folder: Path | None) -> None:
+        """Sends the package's log to a readable file, in `folder` or in the run's own, and its warnings to the terminal too."""
         folder = folder or self.path
         folder.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(folder / f"{self.path.parent.name}-{self.path.name}.log", encoding="utf-8")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        root = logging.getLogger("turnwise")
-        root.setLevel(logging.INFO)
-        root.addHandler(handler)
-        return handler
+        file = logging.FileHandler(folder / f"{self.path.parent.name}-{self.path.name}.log", encoding="utf-8")
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        terminal = logging.StreamHandler()
+        terminal.setLevel(logging.WARNING)
+        terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        log = logging.getLogger("turnwise")
+        log.setLevel(logging.INFO)
+        for handler in (file, terminal):
+            log.addHandler(handler)
+            self.handlers.append(handler)
+
+    def close_log(self) -> None:
+        """Ends this run's log, so that the next run of this process doesn't write into it."""
+        for handler in self.handlers:
+            logging.getLogger("turnwise").removeHandler(handler)
+            handler.close()
+        self.handlers.clear()
 
 
-class CheckpointFolder:
-    """`checkpoint-N` folders under one path, of which the newest `max_to_keep` stay (0 = all)."""
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """`checkpoint-N` folders under one path, of which the newest `max_to_keep` stay (0 = all).
 
-    def __init__(self, path: Path, max_to_keep: int) -> None:
-        self.path = path
-        self._max_to_keep = max_to_keep
+    Saved every `save_steps` steps (0 = never) and after the last one. A folder appears whole or not at all.
+    """
 
-    def next(self, step: int) -> Path:
-        """The folder for a checkpoint after `step` steps."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        return self.path / f"checkpoint-{step}"
+    path: Path
+    save_steps: int
+    max_to_keep: int
+    num_steps: int
 
-    def prune(self) -> None:
-        """Removes all but the newest checkpoints."""
-        folders = sorted(self.path.glob("checkpoint-*"), key=lambda f: int(f.name.removeprefix("checkpoint-")))
-        for folder in folders[: -self._max_to_keep] if self._max_to_keep else ():
-            shutil.rmtree(folder)
+    def is_due(self, num_done: int) -> bool:
+        """Whether to save after `num_done` steps."""
+        return num_done == self.num_steps or (self.save_steps > 0 and num_done % self.save_steps == 0)
+
+    def save(self, num_done: int, workers: Workers, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any]) -> None:
+        """Writes what the workers save, the tokenizer and `pipeline.json` with the loop's own state; prunes older folders."""
+        folder = self.path / f"checkpoint-{num_done}"
+        partial = self.path / f"checkpoint-{num_done}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        workers.call("save", partial).result()
+        tokenizer.save_pretrained(partial)
+        (partial / "pipeline.json").write_text(json.dumps({"step": num_done, **state}, indent=2) + "\n", encoding="utf-8")
+        replace_folder(partial, folder)
+        for old in self.all()[: -self.max_to_keep] if self.max_to_keep else ():
+            shutil.rmtree(old)
+
+    def all(self) -> list[Path]:
+        """The checkpoints that are there, the oldest first."""
+        numbered = [f for f in self.path.glob("checkpoint-*") if f.name.removeprefix("checkpoint-").isdigit()]
+        return sorted(numbered, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
 
 
 def _git_revision() -> str | None:

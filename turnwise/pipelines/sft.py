@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.batching.plan import optimizer_steps
 from turnwise.pipelines.roles import ModelRole
-from turnwise.pipelines.run_folder import CheckpointFolder, RunFolder
+from turnwise.pipelines.run_folder import Checkpoints, RunFolder
 from turnwise.protocols import Loss
 from turnwise.tracking.run_log import RunLog
 from turnwise.types import Metric, Sample, derive_seed
@@ -32,14 +31,12 @@ class SFTPipeline:
     tokenizer: PreTrainedTokenizerBase
     log: RunLog
     folder: RunFolder
-    checkpoints: CheckpointFolder
+    checkpoints: Checkpoints
 
     @property
     def num_steps(self) -> int:
         """Optimiser steps of the run."""
-        every = self.pipeline_config.samples_per_optimizer_step
-        total = self.pipeline_config.num_epochs * -(-len(self.train_samples) // every)
-        return min(total, self.pipeline_config.max_steps or total)
+        return self.checkpoints.num_steps
 
     def run(self) -> None:
         """Seeded passes over the demonstrations, one optimiser step at a time."""
@@ -55,7 +52,7 @@ class SFTPipeline:
                 log.add(self.sft.optimizer_step(chosen, self.loss))
             log.add([Metric("system/tps", sum(s.num_tokens for s in chosen) / clock.elapsed_s)])
             log.end_step(step)
-            self.do_checkpoint(step)
+            self.do_checkpoint(num_done=step + 1)
         if self.val_samples:
             log.add(self.validate())
             log.end_step(self.num_steps)
@@ -68,16 +65,11 @@ class SFTPipeline:
             metrics.append(Metric("sft/val_loss", -float(logprobs[mask].mean()), "mean", weight=float(mask.sum())))
         return metrics
 
-    def do_checkpoint(self, step: int) -> None:
-        """Every `save_steps` steps and after the last one: a Hugging Face model folder."""
-        done = step + 1
-        if done == self.num_steps or (self.pipeline_config.save_steps and done % self.pipeline_config.save_steps == 0):
-            self.save(self.checkpoints.next(done))
-            self.checkpoints.prune()
-
-    def save(self, folder: Path) -> None:
-        self.sft.workers.call("save", folder).result()
-        self.tokenizer.save_pretrained(folder)
+    def do_checkpoint(self, num_done: int) -> None:
+        """Every `save_steps` steps and after the last one: a model folder with the optimiser's state."""
+        if self.checkpoints.is_due(num_done):
+            self.checkpoints.save(num_done, self.sft.workers, self.tokenizer, {})
 
     def close(self) -> None:
         self.log.close()
+        self.folder.close_log()

@@ -32,7 +32,8 @@ class Journal:
 
 
 def encode_trajectory(trajectory: Trajectory) -> dict[str, Any]:
-    """The JSON form of one trajectory; `decode_trajectory` is its inverse but for media."""
+    """The JSON form of one trajectory. `decode_trajectory` is its inverse but for media, and for state keys that are neither
+    text nor a number: those come back as their `repr`, which tells them apart as well."""
     task = trajectory.task
     advantages = _advantages_by_turn(trajectory)
     return {
@@ -70,10 +71,12 @@ def _encode_turn(turn: Turn, advantages: FloatArray | None) -> dict[str, Any]:
         "logprobs": [float(f"{x:.9g}") for x in turn.logprobs],
         "versions": [list(run) for run in turn.versions],
         "metrics": turn.metrics,
-        "state_key": None if turn.state_key is None else repr(turn.state_key),
+        "state_key": turn.state_key if isinstance(turn.state_key, str | int | None) else repr(turn.state_key),
         "starts_context": turn.starts_context,
         "parent": turn.parent,
         "is_greedy": turn.is_greedy,
+        "generate_s": round(turn.generate_s, 6),
+        "step_s": round(turn.step_s, 6),
     }
     if advantages is not None:
         # One number where all tokens of the turn share it, as with every trajectory- or turn-level estimator.
@@ -109,6 +112,8 @@ def decode_trajectory(record: dict[str, Any]) -> Trajectory:
             starts_context=t["starts_context"],
             parent=t["parent"],
             is_greedy=t["is_greedy"],
+            generate_s=t["generate_s"],
+            step_s=t["step_s"],
         )
         for t in record["turns"]
     ]

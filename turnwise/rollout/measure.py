@@ -9,14 +9,20 @@ from turnwise.types import Group, Metric, Reduction, Trajectory
 _SPREAD: tuple[Reduction, ...] = ("mean", "max", "min")
 
 
-def rollout_metrics(groups: Sequence[Group]) -> list[Metric]:
-    """Scores, lengths and environment metrics of a training batch.
+def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> list[Metric]:
+    """Scores, lengths and environment metrics of a training batch, and what was lost to failed episodes.
+
+    `rollout/failed` counts episodes that failed after their retries, `rollout/rejected` their siblings too.
 
     `rollout/response_length` counts sampled tokens of a trajectory, `rollout/prompt_length` its first prompt and
     `rollout/non_prompt_length` everything after it.
     """
-    played = [t for g in groups for t in g.trajectories if t.status != "failed"]
-    metrics: list[Metric] = []
+    played = [t for g in groups for t in g.trajectories]
+    lost = [t for g in rejected for t in g.trajectories]
+    metrics = [
+        Metric("rollout/failed", sum(t.status == "failed" for t in lost), "sum"),
+        Metric("rollout/rejected", len(lost), "sum"),
+    ]
     for trajectory in played:
         first = len(trajectory.turns[0].prompt_ids) if trajectory.turns else 0
         total = sum(turn.num_tokens for turn in trajectory.turns)

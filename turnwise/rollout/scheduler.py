@@ -6,9 +6,9 @@ import asyncio
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from turnwise.batching.samples import build_samples
 from turnwise.errors import ConfigError, DeadlineError, EnvironmentFault, ReplicasDeadError, RolloutError
@@ -49,8 +49,8 @@ class RolloutScheduler:
 
     Groups are numbered in the order of their admission and handed out in that order, so that what is trained on does not
     depend on which episode was quickest. With `is_fixed` (validation) every batch plays the same first tasks, and a failed
-    episode stays in its group as a failure; otherwise a group with a failed episode is dropped and another task takes its
-    place.
+    episode stays in its group as a failure; otherwise another task takes the place of a group with a failed episode, and the
+    group is kept in `rejected` until the next batch, for the record.
 
     `run_async` waits for a coroutine on the run's event loop (`asyncio.Runner.run`).
     """
@@ -74,6 +74,7 @@ class RolloutScheduler:
         self._sampling = sampling
         self._is_fixed = is_fixed
         self._next_index = 0
+        self.rejected: list[Group] = []
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
         """Plays and returns `num_trajectories` trajectories in complete groups, ordered by group index.
@@ -94,6 +95,7 @@ class RolloutScheduler:
     async def _collect(self, num_groups: int) -> list[Group]:
         failures = _Failures(allowed=self.settings.max_failed_fraction * num_groups * self.settings.group_size)
         kept: dict[int, Group] = {}
+        rejected: dict[int, Group] = {}
         running: dict[asyncio.Task[Group], int] = {}
         try:
             while len(kept) < num_groups:
@@ -104,19 +106,22 @@ class RolloutScheduler:
                 for finished in sorted(done, key=running.__getitem__):
                     index = running.pop(finished)
                     group = finished.result()
-                    errors = [t.error for t in group.trajectories if t.error is not None]
-                    failures.add(errors)
-                    if self._is_fixed or not errors:
-                        kept[index] = group
+                    is_whole = failures.add(group) == 0
+                    (kept if is_whole or self._is_fixed else rejected)[index] = group
         finally:
             await _cancel(running)
+            self.rejected = [rejected[index] for index in sorted(rejected)]
         return [kept[index] for index in sorted(kept)]
 
     async def _group(self, index: int) -> Group:
         task = self._tasks.task(index)
-        # A TaskGroup would cancel the siblings of an episode that failed; failures are data here.
-        episodes = await asyncio.gather(*(self._episode(task, s) for s in range(self.settings.group_size)))
-        group = Group(task=task, trajectories=[t for episode in episodes for t in episode], index=index)
+        episodes = [asyncio.create_task(self._episode(task, s)) for s in range(self.settings.group_size)]
+        try:
+            played = await asyncio.gather(*episodes)
+        finally:
+            # Only an error that ends the run comes here with episodes still going: failures are data.
+            await _cancel(episodes)
+        group = Group(task=task, trajectories=[t for trajectories in played for t in trajectories], index=index)
         _check_same_start(group)
         return group
 
@@ -125,8 +130,9 @@ class RolloutScheduler:
         error = ""
         for attempt in range(1 + self.settings.max_env_retries):
             contexts = self._contexts(f"{task.id}/{sibling}/{attempt}")
+            limit = asyncio.timeout(self.settings.episode_timeout_s)
             try:
-                async with asyncio.timeout(self.settings.episode_timeout_s):
+                async with limit:
                     sampling = sibling_sampling(self._sampling, task, sibling)
                     trajectories = await self._agents[task.tag].run(task, sibling, contexts, sampling)
                 contexts.verify()
@@ -135,17 +141,17 @@ class RolloutScheduler:
                 return trajectories
             except (ConfigError, DeadlineError, ReplicasDeadError):
                 raise
-            except TimeoutError:
-                error = (
-                    f"episode {task.id}, sibling {sibling}: no end within episode_timeout_s = "
-                    f"{self.settings.episode_timeout_s} s; the agent loop of tag {task.tag!r} was waited for"
-                )
             except RolloutError as fault:
                 # Not a matter of chance: the same prompt would be as long in a second attempt.
                 error = str(fault)
                 break
             except Exception as fault:
                 error = "".join(traceback.format_exception(fault)).rstrip()
+                if limit.expired():
+                    error = (
+                        f"no end of the episode within episode_timeout_s = {self.settings.episode_timeout_s} s; "
+                        f"the agent loop of tag {task.tag!r} was waited for"
+                    )
             finally:
                 await contexts.close()
             logger.warning("episode %s, sibling %d, attempt %d failed: %s", task.id, sibling, attempt + 1, _last_line(error))
@@ -164,17 +170,29 @@ class _Failures:
 
     def __init__(self, allowed: float) -> None:
         self._allowed = allowed
-        self._errors: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
 
-    def add(self, errors: list[str]) -> None:
-        self._errors.update(errors)
-        if self._errors.total() > self._allowed:
-            error, count = self._errors.most_common(1)[0]
+    def add(self, group: Group) -> int:
+        """Counts the failed episodes of a group and returns how many.
+
+        Raises:
+            RolloutError: there are now more than allowed.
+        """
+        errors = [trajectory.error for trajectory in group.trajectories if trajectory.error is not None]
+        for error in errors:
+            kind = _last_line(error).replace(group.task.id, "…")
+            self._counts[kind] += 1
+            self._examples.setdefault(kind, error)
+        if self._counts.total() > self._allowed:
+            kind, count = self._counts.most_common(1)[0]
             raise RolloutError(
-                f"{self._errors.total()} episodes of this batch failed after their retries, more than "
-                f"max_failed_fraction allows ({self._allowed:g}). The most frequent error ({count}×):\n{error}\n"
+                f"{self._counts.total()} episodes of this batch failed after their retries, more than "
+                f"max_failed_fraction allows ({self._allowed:g}). The most frequent error ({count}×):\n"
+                f"{self._examples[kind]}\n"
                 "Mend the environment, or raise max_failed_fraction or max_env_retries of its environment manager."
             )
+        return len(errors)
 
 
 def _check_same_start(group: Group) -> None:
@@ -188,7 +206,8 @@ def _check_same_start(group: Group) -> None:
         )
 
 
-async def _cancel(running: Mapping[asyncio.Task[Group], int]) -> None:
+async def _cancel(running: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels what still runs and waits until it has ended, so that nothing is left on the event loop."""
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from turnwise.types import SamplingParams, Split, Task, derive_seed
 
@@ -12,13 +13,13 @@ from turnwise.types import SamplingParams, Split, Task, derive_seed
 class TaskSource:
     """The endless sequence of tasks of seeded environments for one split.
 
-    `partition[i]` of every `sum(partition)` consecutive groups are of `tags[i]`: group slot `index % sum(partition)` has a
-    fixed tag, and `index // sum(partition)` counts its episodes.
+    Of every `sum(partition)` consecutive groups `partition[i]` are of `tags[i]`, spread as evenly as they go, so that a short
+    batch meets every tag in its share. A group's slot is its place in that round, its episode the number of the round.
 
-    >>> source = TaskSource(run_seed=42, split="train", tags=("FrozenLake", "Sokoban"), partition=(2, 1))
-    >>> [source.task(i).tag for i in range(4)]
-    ['FrozenLake', 'FrozenLake', 'Sokoban', 'FrozenLake']
-    >>> source.task(1) == source.task(1), source.task(0).seed == source.task(3).seed
+    >>> source = TaskSource(run_seed=42, split="train", tags=("FrozenLake", "Sokoban"), partition=(4, 2))
+    >>> [source.task(i).tag for i in range(6)]
+    ['FrozenLake', 'Sokoban', 'FrozenLake', 'FrozenLake', 'Sokoban', 'FrozenLake']
+    >>> source.task(1) == source.task(1), source.task(0).seed == source.task(6).seed
     (True, False)
     """
 
@@ -29,10 +30,17 @@ class TaskSource:
 
     def task(self, index: int) -> Task:
         """The task of group `index` (0, 1, 2, …)."""
-        episode, slot = divmod(index, sum(self.partition))
-        tag = [tag for tag, count in zip(self.tags, self.partition, strict=True) for _ in range(count)][slot]
-        seed = derive_seed(self.run_seed, self.split, tag, slot, episode, 0)
-        return Task(id=f"{self.split}/{tag}/{index}", tag=tag, split=self.split, seed=seed)
+        tags = _round(tuple(self.tags), tuple(self.partition))
+        episode, slot = divmod(index, len(tags))
+        seed = derive_seed(self.run_seed, self.split, tags[slot], slot, episode, 0)
+        return Task(id=f"{self.split}/{tags[slot]}/{index}", tag=tags[slot], split=self.split, seed=seed)
+
+
+@lru_cache
+def _round(tags: tuple[str, ...], partition: tuple[int, ...]) -> tuple[str, ...]:
+    """The tag of each slot: the k-th of `count` groups of a tag stands at (k + ½)/count of the round."""
+    places = [((k + 0.5) / count, i) for i, count in enumerate(partition) for k in range(count)]
+    return tuple(tags[i] for _, i in sorted(places))
 
 
 def sibling_sampling(sampling: SamplingParams, task: Task, sibling: int) -> SamplingParams:

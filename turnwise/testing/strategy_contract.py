@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ class StrategyContract(ABC):
     def make_strategy(self) -> TrainStrategy:
         """A new strategy; each call gives the same weights. The schedule must not be constant."""
 
+    @abstractmethod
+    def modules(self, strategy: TrainStrategy) -> Iterable[torch.nn.Module]:
+        """Every module of the strategy's model."""
+
     def test_forward_gives_float32_arrays_aligned_with_tokens(self) -> None:
         batches = toy_batches(toy_samples(5), [[0, 3], [1, 2, 4]])
         results = self.make_strategy().forward(batches, OUTPUTS)
@@ -67,6 +72,20 @@ class StrategyContract(ABC):
         assert any(not torch.equal(before[name], tensor) for name, tensor in weights_of(strategy).items())
         metrics = strategy.train_step(batches, WeightedLoss())
         assert metric(metrics, "grad_norm") > 0 and metric(metrics, "lr") > 0 and metric(metrics, "skipped_steps") == 0
+
+    def test_the_model_is_in_evaluation_mode_between_steps(self) -> None:
+        """An engine may sample from the same model, and a layer in training mode may drop its cache."""
+
+        class Failing(WeightedLoss):
+            def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]:
+                raise ArithmeticError
+
+        strategy, batches = self.make_strategy(), toy_batches(toy_samples(3))
+        strategy.train_step(batches, WeightedLoss())
+        assert not any(module.training for module in self.modules(strategy))
+        with pytest.raises(ArithmeticError):
+            strategy.train_step(batches, Failing())
+        assert not any(module.training for module in self.modules(strategy))
 
     def test_micro_batches_add_up_to_the_whole_step(self) -> None:
         samples = toy_samples(6)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from turnwise.types import Metric, Reduction
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.types import Metric, PooledReduction, Reduction
 
 
 def reduce_metrics(metrics: Iterable[Metric]) -> dict[str, float]:
     """One number a name, in the order in which names first appear: Σ weight·value / Σ weight for a `mean`, and the sum,
-    maximum, minimum or last of the values otherwise.
+    maximum, minimum or last of the values otherwise. `p99` and `ess` pool the arrays of all measurements first.
 
     A measurement of weight 0 (a micro-batch without trained tokens) doesn't count; a name that has no other is left out.
     Tensors are read here and only here, so producers don't wait for a device.
@@ -17,12 +21,14 @@ def reduce_metrics(metrics: Iterable[Metric]) -> dict[str, float]:
     >>> loss = [Metric("loss", 1.0, weight=3), Metric("loss", 5.0, weight=1)]
     >>> reduce_metrics([*loss, Metric("ratio_max", 2.0, "max"), Metric("ratio_max", 7.0, "max")])
     {'loss': 2.0, 'ratio_max': 7.0}
+    >>> reduce_metrics([Metric("ess", np.array([1.0, 1.0]), "ess"), Metric("ess", np.array([2.0]), "ess")])
+    {'ess': 0.8888888888888888}
 
     Raises:
         ValueError: one name with two reductions.
     """
-    collected: dict[str, list[tuple[float, float]]] = {}
-    reductions: dict[str, Reduction] = {}
+    collected: dict[str, list[tuple[Any, float]]] = {}
+    reductions: dict[str, Reduction | PooledReduction] = {}
     for metric in metrics:
         reduction = reductions.setdefault(metric.name, metric.reduction)
         if reduction != metric.reduction:
@@ -30,14 +36,20 @@ def reduce_metrics(metrics: Iterable[Metric]) -> dict[str, float]:
         weight = float(metric.weight)
         measurements = collected.setdefault(metric.name, [])
         if weight != 0.0:
-            measurements.append((float(metric.value), weight))
+            measurements.append((metric.value, weight))
     return {name: _reduce(measurements, reductions[name]) for name, measurements in collected.items() if measurements}
 
 
-def _reduce(measurements: list[tuple[float, float]], reduction: Reduction) -> float:
-    values = [value for value, _ in measurements]
+def _reduce(measurements: Sequence[tuple[Any, float]], reduction: Reduction | PooledReduction) -> float:
+    if reduction == "p99":
+        return float(np.percentile(_pooled(measurements), 99))
+    if reduction == "ess":
+        ratios = _pooled(measurements)
+        return float(ratios.sum() ** 2 / (len(ratios) * np.square(ratios).sum()))
+    values = [float(value) for value, _ in measurements]
     if reduction == "mean":
-        return sum(value * weight for value, weight in measurements) / sum(weight for _, weight in measurements)
+        weights = [weight for _, weight in measurements]
+        return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
     if reduction == "sum":
         return sum(values)
     if reduction == "max":
@@ -45,3 +57,8 @@ def _reduce(measurements: list[tuple[float, float]], reduction: Reduction) -> fl
     if reduction == "min":
         return min(values)
     return values[-1]
+
+
+def _pooled(measurements: Sequence[tuple[Any, float]]) -> NDArray[np.float64]:
+    """All values of the measurements as one array. A tensor's `tolist` reads it from any device, without knowing torch."""
+    return np.concatenate([np.asarray(value.tolist(), np.float64) for value, _ in measurements])

@@ -16,6 +16,7 @@ AGENTIC_COLUMNS: tuple[Column, ...] = (
     ("turns", "{:.1f}", "rollout/num_turns"),
     ("entropy", "{:.3f}", "actor/entropy"),
     ("kl", "{:.4f}", "critic/kl"),
+    ("kl_loss", "{:.4f}", "actor/kl_loss"),
     ("grad", "{:.2f}", "actor_train/grad_norm"),
     ("lr", "{:.1e}", "actor/lr"),
     ("tok/s", "{:.0f}", "system/tps"),
@@ -49,7 +50,8 @@ class TerminalTracker:
         if step % self._every and not is_validation and step != self._num_steps - 1:
             return
         width = len(str(self._num_steps))
-        cells = [f"{self._label} {step + 1:>{width}}/{self._num_steps}"]
+        # What is measured after the last step has that step's number plus one.
+        cells = [f"{self._label} {step + 1:>{width}}/{self._num_steps}" if step < self._num_steps else "final"]
         for title, form, pattern in self._columns:
             values = [value for name, value in metrics.items() if _fits(name, pattern)]
             if values:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import torch
@@ -11,25 +10,22 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
-from turnwise.models.load import load_model, replace_folder, write_weights
+from turnwise.models.load import load_model, write_weights, written_whole
 
 _TRAINER_FILE = "trainer_state.pt"
 
 
 def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None, scheduler: LRScheduler | None) -> None:
     """Writes weights as a Hugging Face folder, and optimiser, schedule and random states beside them; whole or not at all."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    write_weights(model, partial)
     state = {
         "optimizer": None if optimizer is None else optimizer.state_dict(),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "cpu_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all(),
     }
-    torch.save(state, partial / _TRAINER_FILE)
-    replace_folder(partial, folder)
+    with written_whole(folder) as partial:
+        write_weights(model, partial)
+        torch.save(state, partial / _TRAINER_FILE)
 
 
 def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None, scheduler: LRScheduler | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +86,14 @@ class TorchStrategy:
         """
         if self._optimizer is None or self._scheduler is None:
             raise NotAvailableError("a torch_infer strategy can't train; use strategy_name: torch_train")
-        for layer in self._checkpointed:
-            layer.training = True
         self._optimizer.zero_grad(set_to_none=True)
         metrics: list[Metric] = []
         is_finite = True
         for batch in micro_batches:
             tensors = self._to_device(batch)
-            value, loss_metrics = loss(self._run(tensors, loss.outputs), tensors)
-            value.backward()
+            with self._recomputing():
+                value, loss_metrics = loss(self._run(tensors, loss.outputs), tensors)
+                value.backward()
             is_finite = is_finite and bool(torch.isfinite(value.detach()))
             metrics.extend(loss_metrics)
         grad_norm = clip_gradients(self._parameters(), self.max_grad_norm).item()
@@ -137,6 +137,19 @@ class TorchStrategy:
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             return self._policy(batch, outputs)
 
+    @contextmanager
+    def _recomputing(self) -> Iterator[None]:
+        """transformers checkpoints a layer in training mode only, and drops its cache there. So the flag is set for the two
+        passes alone (an engine may sample from the same model between steps), and on the layers alone: what is inside them
+        stays in evaluation mode, without dropout."""
+        for layer in self._checkpointed:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in self._checkpointed:
+                layer.training = False
+
     def _to_device(self, batch: Batch) -> Batch:
         return batch.map(lambda array: torch.as_tensor(array, device=self.device))
 
@@ -171,11 +184,7 @@ def _require_trainable(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Keeps only the inputs of each layer and computes the rest again in the backward pass; returns the layers.
-
-    transformers checkpoints a layer only in training mode. `train_step` sets that flag on the layers alone, so that what is
-    inside them stays in evaluation mode, without dropout.
-    """
+    """Makes transformers keep only the inputs of each layer and compute the rest again in the backward pass; the layers."""
     if not model.supports_gradient_checkpointing:
         raise ConfigError(f"{type(model).__name__} has no gradient checkpointing; set disable_gradient_checkpointing: true")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

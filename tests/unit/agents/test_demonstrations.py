@@ -12,9 +12,10 @@ from turnwise.agents.demonstrations import MakePlayer, demonstrations, play, wri
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.envs.base import Step
 from turnwise.envs.frozen_lake import FrozenLakeEnv
-from turnwise.envs.parsing import THINK_ANSWER_PATTERN, parse_action
+from turnwise.envs.parsing import parse_action
 from turnwise.envs.players import ErringPlayer, Player, RandomPlayer, ShortestPathPlayer
 from turnwise.errors import ConfigError
+from turnwise.spec import THINK_ANSWER_PATTERN
 from turnwise.testing.scripted_conversation import ScriptedConversation
 from turnwise.testing.toy_envs import BanditEnv
 from turnwise.types import SamplingParams, Task, derive_seed

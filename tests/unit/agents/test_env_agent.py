@@ -262,3 +262,28 @@ def test_pictures_reach_the_turn_and_the_message() -> None:
 def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EnvAgentSettings(tag="Lake", **settings)
+
+
+def test_an_environment_that_never_answers_is_named() -> None:
+    message = r"environment Lake: no answer within env_step_timeout_s = 0.02 s from reset"
+    with pytest.raises(EnvironmentFault, match=message):
+        run(lambda _: SlowEnv(delay_s=60.0), answers("a"), step_timeout_s=0.02)
+
+
+def test_a_thread_that_blocks_is_left_behind_in_time() -> None:
+    class Blocking(BanditEnv):
+        def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+            time.sleep(0.3)
+            return super().reset(seed=seed)
+
+    with pytest.raises(EnvironmentFault, match="from reset"):
+        run(lambda _: Blocking(), answers("a"), step_timeout_s=0.02, run_in_thread=True)
+
+
+def test_a_timeout_of_the_environment_itself_is_passed_on() -> None:
+    class Cut(SlowEnv):
+        async def step(self, action: str) -> Step:
+            raise TimeoutError("socket timed out")
+
+    with pytest.raises(TimeoutError, match="socket timed out"):
+        run(lambda _: Cut(), answers("a"), step_timeout_s=5.0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from turnwise.agents.prompts import DEFAULT_TURN_TEMPLATE, EnvPrompt
+from turnwise.agents.prompts import EnvPrompt
 from turnwise.errors import ConfigError
+from turnwise.spec import DEFAULT_TURN_TEMPLATE
 from turnwise.types import Media, Message, Observation
 
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.algorithms.aggregation import MODES, aggregate, check_mode, token_factors
+from turnwise.algorithms.aggregation import aggregate, check_mode, token_factors
 from turnwise.errors import ConfigError
+from turnwise.spec import LOSS_AGG_MODES
 from turnwise.types import Denominators
 
 
@@ -41,7 +42,7 @@ def part(losses, batch, denominators, mode):
     return aggregate(losses, mask, factors)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_equals_the_definition_and_does_not_change_when_a_step_is_cut(mode, make_batch):
     rng = np.random.default_rng(1)
     for _ in range(10):
@@ -64,7 +65,7 @@ def test_equals_the_definition_and_does_not_change_when_a_step_is_cut(mode, make
 def test_worked_numbers_and_the_mask_is_not_forgotten(make_batch):
     batch = make_batch([[1, 1, 0, 0], [1, 1, 1, 0]], max_length=4)
     losses = torch.arange(1.0, 9.0)
-    results = {mode: part(losses, batch, batch.denominators, mode).item() for mode in MODES}
+    results = {mode: part(losses, batch, batch.denominators, mode).item() for mode in LOSS_AGG_MODES}
     expected = {
         "token-mean": 4.2,
         "seq-mean-token-sum": 10.5,
@@ -74,7 +75,7 @@ def test_worked_numbers_and_the_mask_is_not_forgotten(make_batch):
     assert results == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_nan_outside_the_mask_changes_neither_value_nor_gradient(mode, make_batch):
     batch = make_batch([[1, 0, 1], [0, 0]])
     losses = torch.tensor([1.0, float("nan"), 3.0, float("nan"), float("inf")], requires_grad=True)
@@ -85,7 +86,7 @@ def test_nan_outside_the_mask_changes_neither_value_nor_gradient(mode, make_batc
     assert losses.grad[1] == losses.grad[3] == losses.grad[4] == 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_a_step_without_trained_tokens_is_zero(mode, make_batch):
     batch = make_batch([[0, 0]])
     assert part(torch.ones(2), batch, Denominators(0.0, 0.0, 4), mode).item() == 0.0

@@ -5,11 +5,11 @@ import pickle
 import pytest
 import torch
 
-from turnwise.algorithms.aggregation import MODES
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.algorithms.variants import PolicyInputs, ppo
 from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.spec import LOSS_AGG_MODES
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import ModelOutputs
 
@@ -82,7 +82,7 @@ def random_batch(make_batch, seed=0, **extra):
 FULL = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1, entropy_loss_coef=0.05)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_nan_outside_the_mask_changes_neither_loss_nor_gradient_nor_metrics(mode, make_batch):
     settings = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1, entropy_loss_coef=0.05, loss_agg_mode=mode)
     results = []
@@ -105,7 +105,7 @@ def test_nan_outside_the_mask_changes_neither_loss_nor_gradient_nor_metrics(mode
         assert metrics == results[0][2]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_loss_gradient_and_metrics_do_not_depend_on_the_number_of_micro_batches(mode, make_batch):
     settings = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1, entropy_loss_coef=0.05, loss_agg_mode=mode)
     policy_loss = PolicyLoss(settings)
@@ -158,6 +158,38 @@ def test_without_old_log_probs_the_ratio_is_one_and_the_gradient_is_the_policy_g
     reduced = reduce_metrics(metrics)
     assert reduced["actor/ratio_max"] == reduced["actor/ratio_min"] == 1.0
     assert reduced["actor/train_infer_diff_token_max"] == pytest.approx(0.5)
+
+
+MISMATCH = {"diff_token_mean", "diff_token_max", "diff_token_p99", "ratio_token_mean", "kl", "ess"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "old", "expected"),
+    [
+        ({}, None, [0.1, 0.5]),
+        ({}, [NAN, -1.2, -2.0], [0.2, 0.5]),
+        ({"use_rollout_log_probs": True}, [NAN, -1.0, -2.5], [0.1, 0.5]),
+    ],
+)
+def test_the_mismatch_is_always_measured_from_the_trainer_s_own_log_probs(settings, old, expected, make_batch):
+    """From old where it was computed, else from the loss's own pass, also where old is the sampler's."""
+    arrays = {} if old is None else {"old_logprobs": old}
+    batch = make_batch([[0, 1, 1]], advantages=[9.0, 2.0, -1.0], rollout_logprobs=[NAN, -1.0, -2.5], **arrays)
+    lp = torch.tensor([NAN, -1.1, -2.0], requires_grad=True)
+    _, metrics = PolicyLoss(AlgorithmSettings(**settings))(ModelOutputs(logprobs=lp), batch)
+    reduced = reduce_metrics(metrics)
+    assert {name.removeprefix("actor/train_infer_") for name in reduced if "train_infer" in name} == MISMATCH
+    assert reduced["actor/train_infer_diff_token_mean"] == pytest.approx(sum(expected) / 2)
+    assert reduced["actor/train_infer_diff_token_max"] == pytest.approx(expected[1])
+
+
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
+def test_entropy_is_logged_in_nats_a_token_whatever_the_aggregation(mode, make_batch):
+    batch = make_batch([[0, 1, 1, 1], [0, 1]], weights=[1.0, 0.5], advantages=[0.0] * 6)
+    entropy = torch.tensor([9.0, 1.0, 2.0, 3.0, 9.0, 4.0])
+    policy_loss = PolicyLoss(AlgorithmSettings(loss_agg_mode=mode, entropy_loss_coef=0.1))
+    _, metrics = policy_loss(ModelOutputs(logprobs=torch.full((6,), -1.0), entropy=entropy), batch)
+    assert reduce_metrics(metrics)["actor/entropy"] == pytest.approx((1 + 2 + 3 + 0.5 * 4) / 3.5)
 
 
 def test_parts_and_total(make_batch):

@@ -4,24 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.algorithms.mismatch import mismatch_metrics, staleness_metrics, token_mismatch
+from turnwise.algorithms.mismatch import staleness_metrics, token_mismatch
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import VersionRun
 
 
-def filled(make_sample, mask, old, sampled):
-    sample = make_sample(mask)
-    sample.old_logprobs = np.array(old, dtype=np.float32)
-    sample.rollout_logprobs = np.array(sampled, dtype=np.float32)
-    return sample
-
-
-def test_equals_the_definitions_over_trained_tokens(make_sample):
-    rng = np.random.default_rng(0)
-    masks = [rng.integers(0, 2, size=40) for _ in range(5)]
-    samples = [filled(make_sample, mask, rng.normal(size=40), rng.normal(size=40)) for mask in masks]
-    got = reduce_metrics(mismatch_metrics(samples))
-    difference = np.concatenate([(s.old_logprobs - s.rollout_logprobs)[s.response_mask] for s in samples]).astype(np.float64)
+def test_equals_the_definitions_over_trained_tokens():
+    generator = torch.Generator().manual_seed(0)
+    old, sampled = torch.randn(200, generator=generator), torch.randn(200, generator=generator)
+    mask = torch.rand(200, generator=generator) < 0.5
+    old[~mask] = float("nan")
+    got = reduce_metrics(token_mismatch(old, sampled, mask))
+    difference = (old - sampled)[mask].double().numpy()
     rho = np.exp(difference)
     assert got["actor/train_infer_diff_token_mean"] == pytest.approx(np.abs(difference).mean(), rel=1e-5)
     assert got["actor/train_infer_diff_token_max"] == pytest.approx(np.abs(difference).max(), rel=1e-5)
@@ -31,8 +25,9 @@ def test_equals_the_definitions_over_trained_tokens(make_sample):
     assert got["actor/train_infer_ess"] == pytest.approx(rho.sum() ** 2 / (len(rho) * (rho**2).sum()), rel=1e-5)
 
 
-def test_equal_log_probs_are_no_mismatch(make_sample):
-    got = reduce_metrics(mismatch_metrics([filled(make_sample, [0, 1, 1], [np.nan, -1, -2], [0, -1, -2])]))
+def test_equal_log_probs_are_no_mismatch():
+    logprobs = torch.tensor([-1.0, -2.0])
+    got = reduce_metrics(token_mismatch(logprobs, logprobs, torch.tensor([True, True])))
     assert got["actor/train_infer_ess"] == 1.0
     assert got["actor/train_infer_diff_token_max"] == got["actor/train_infer_kl"] == 0.0
 
@@ -49,9 +44,15 @@ def test_the_kl_is_that_of_the_sampler_to_the_trainer():
     assert (sampled.exp() * torch.tensor(estimates)).sum().item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_nothing_is_logged_without_old_log_probs(make_sample):
-    assert mismatch_metrics([make_sample([0, 1])]) == []
-    assert mismatch_metrics([]) == []
+def test_parts_combine_into_the_statistics_of_all_tokens():
+    generator = torch.Generator().manual_seed(0)
+    old, sampled = torch.randn(101, generator=generator), torch.randn(101, generator=generator)
+    mask = torch.rand(101, generator=generator) < 0.5
+    whole = reduce_metrics(token_mismatch(old, sampled, mask))
+    cuts = (slice(0, 3), slice(3, 60), slice(60, 101))
+    parts = reduce_metrics([m for cut in cuts for m in token_mismatch(old[cut], sampled[cut], mask[cut])])
+    assert parts == pytest.approx(whole, rel=1e-5)
+    assert token_mismatch(old, sampled, torch.zeros_like(mask)) == []
 
 
 def test_staleness_counts_tokens_of_every_run(make_sample):

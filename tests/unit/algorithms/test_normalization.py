@@ -7,7 +7,7 @@ import pytest
 
 from turnwise.algorithms.normalization import group_ids, resolve_normalizer
 from turnwise.algorithms.settings import RewardNormalization
-from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.errors import ConfigError
 
 SCORES = np.array([1.0, 0.0, 0.0, 1.0, 3.0, 3.0])
 IDS = np.array([0, 0, 0, 0, 1, 1])
@@ -113,10 +113,28 @@ def test_aliases(alias, name):
     assert resolve_normalizer(RewardNormalization(grouping=alias), GROUP).grouping == name
 
 
-@pytest.mark.parametrize("key", ["norm_mean_type", "norm_std_type"])
-def test_running_statistics_are_refused(key):
-    with pytest.raises(NotAvailableError, match=key):
-        resolve_normalizer(RewardNormalization(**{key: "running"}), GROUP)
+def test_running_statistics_are_those_of_all_batches_so_far():
+    rng = np.random.default_rng(0)
+    normalize = resolve_normalizer(RewardNormalization(norm_mean_type="running", norm_std_type="running"), GROUP)
+    seen = np.zeros(0)
+    for size in (4, 1, 6):
+        scores = rng.normal(3.0, 2.0, size)
+        seen = np.concatenate((seen, scores))
+        expected = (scores - seen.mean()) / (seen.std(ddof=1) + 1e-6)
+        np.testing.assert_allclose(normalize(scores, np.zeros(size, int)), expected, atol=1e-12)
+
+
+def test_a_running_deviation_scales_what_the_group_s_mean_has_centred():
+    normalize = resolve_normalizer(RewardNormalization(norm_std_type="running"), GROUP)
+    normalize(np.array([10.0, -10.0]), np.array([0, 0]))
+    std = np.array([10.0, -10.0, *SCORES]).std(ddof=1)
+    expected = np.array([0.5, -0.5, -0.5, 0.5, 0, 0]) / (std + 1e-6)
+    np.testing.assert_allclose(normalize(SCORES, IDS), expected, atol=1e-12)
+
+
+def test_running_statistics_exist_only_where_they_are_used():
+    assert resolve_normalizer(RewardNormalization(), GROUP).running is None
+    assert normalized({"norm_mean_type": "running"}, [5.0], [0]).tolist() == [0.0], "one score so far has no deviation"
 
 
 @pytest.mark.parametrize("asked", [{"grouping": "tag"}, {"method": "mean-std"}, {"norm_std_type": "groups"}])

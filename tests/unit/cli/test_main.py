@@ -86,6 +86,24 @@ def test_a_missing_file_and_a_missing_verb(tmp_path, capsys):
     assert "train" in capsys.readouterr().err
 
 
+def test_overrides_may_stand_behind_options(capsys):
+    example = str(ROOT / "examples" / "frozen_lake" / "agentic.yaml")
+    assert main(["config", example, "--strict", "max_steps=7"]) == 0
+    assert "max_steps: 7" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["config", example, "--strikt", "max_steps=7"])
+    assert "--strikt" in capsys.readouterr().err
+
+
+def test_an_environment_in_the_working_directory_is_found(config, tmp_path):
+    source = "from turnwise.testing.toy_envs import LettersEnv\n\n\nclass MyEnv(LettersEnv):\n    pass\n"
+    (tmp_path / "my_env.py").write_text(source)
+    changes = ["custom_envs.Lake.env_type=my_env:MyEnv", "custom_envs.Lake.env_config=null", "eval_steps=0"]
+    command = [str(Path(sys.executable).parent / "turnwise"), "train", str(config), *changes]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_make_model_writes_a_folder_that_trains(tmp_path):
     assert main(["make-model", "--out", str(tmp_path / "model"), "--set", "num_hidden_layers=1", "hidden_size=32"]) == 0
     facts = json.loads((tmp_path / "model" / "config.json").read_text())

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.config import AgenticConfig, ineffective, parse_config, unavailable
-from turnwise.config.availability import MISSING
-from turnwise.config.effects import EFFECTS
+from turnwise.config import AgenticConfig, SFTConfig, ineffective, parse_config, unavailable, unavailable_for_evaluation
 from turnwise.errors import ConfigError
 
 LAKE = {"env_type": "frozen_lake"}
@@ -62,7 +60,28 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train_infer_correction": {"filters": [{"ratio_low": 2.0, "ratio_high": 1.0}]}}, r"filters\[0\]: ratio_low 2.0 isn't"),
     ({"deterministic": True, "train_env_manager": {"group_size_redundancy": 1}}, "deterministic: true forbids"),
     ({"deterministic": True, "actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm schedules by time"),
-    ({"custom_envs": {}}, "there is nothing to train on"),
+    (
+        {"actor_train": {"model_args": {"model_type": "token_classification"}}},
+        "actor_train.model_args.model_type: token_cl.*value",
+    ),
+    (
+        {"actor_infer": {"model_args": {"model_name_or_path": "models/other"}}},
+        "models/other isn't the model that is trained, actor_train.model_args.model_name_or_path models/none",
+    ),
+    ({"custom_envs": {}}, r"custom_envs: there is nothing to train on; name an environment, such as custom_envs: \{Lake"),
+    (
+        {"train_env_manager": {"tags": []}},
+        r"train_env_manager.tags: \[\] leaves nothing to play; name tags of custom_envs \(Lake\)",
+    ),
+    ({"val_env_manager": {"tags": []}}, "val_env_manager.tags"),
+    ({"tracker_kwargs": {"log_dri": "x"}}, "tracker_kwargs.log_dri: tensorboard takes log_dir. Did you mean 'log_dir'"),
+    ({"tracker_kwargs": {"tensorboard": {"log_dri": "x"}}}, "tracker_kwargs.tensorboard.log_dri: tensorboard takes log_dir"),
+    ({"tracker_kwargs": {"tensorboard": {"log_dir": 3}}}, "log_dir: got 3; expected a str"),
+    ({"tracker_kwargs": {"tensorboard": "x"}}, "got 'x'; the arguments of a tracker are a mapping"),
+    ({"tracker_kwargs": {"wandb": {"project": "x"}}}, "track_with is tensorboard, stdout; add wandb there"),
+    ({"tracker_kwargs": {"stdout": {"color": True}}}, "stdout takes no arguments"),
+    ({"track_with": ["stdout"], "tracker_kwargs": {"log_dir": "x"}}, r"taken by no tracker of track_with \(stdout\)"),
+    ({"track_with": ["tensorboard", "wandb"], "tracker_kwargs": {"log_dir": "x"}}, "tensorboard or wandb; write it below"),
     ({"custom_envs": {"Lake": LAKE | {"agent_template": "{observatio}"}}}, "Did you mean 'observation'"),
     ({"custom_envs": {"Lake": LAKE | {"agent_template": "{"}}}, "write a brace that is part of the text twice"),
     ({"custom_envs": {"Lake": LAKE | {"action_pattern": "("}}}, "isn't a regular expression"),
@@ -113,37 +132,66 @@ INEFFECTIVE: list[tuple[dict[str, Any], str]] = [
     ({"init_kl_coef": 0.1}, "init_kl_coef"),
     ({"kl_loss_coef": 0.1}, "kl_loss_coef"),
     ({"value_clip": 0.2}, "value_clip"),
-    ({"critic": {"training_args": {"learning_rate": 1e-5}}}, "critic"),
-    ({"reference": {"model_args": {"dtype": "bf16"}}}, "reference"),
+    ({"critic_warmup": 2}, "critic_warmup: has no effect: this adv_estimator has no critic"),
+    ({"reward_pretrain": "models/other"}, "reward_pretrain"),
+    ({"critic": {"training_args": {"learning_rate": 1e-5}}}, "critic:"),
+    ({"reference": {"model_args": {"dtype": "bf16"}, "device_mapping": [1]}}, "reference:"),
     ({"pg_variant": "vanilla", "pg_clip": 0.2}, "pg_clip"),
     ({"custom_envs": {"Lake": LAKE | {"history_length": 2}}}, "custom_envs.Lake.history_length"),
     ({"actor_train": {"model_args": {"lora_alpha": 8.0}}}, "actor_train.model_args.lora_alpha"),
     ({"actor_train": {"use_sequence_packing": False}}, "actor_train.use_sequence_packing"),
+    ({"actor_train": {"max_tokens_per_microbatch_in_infer": 9}}, "actor_train.max_tokens_per_microbatch_in_infer"),
+    (
+        {"actor_infer": {"training_args": {"learning_rate": 1.0}}},
+        "actor_infer.training_args: has no effect: actor_train trains",
+    ),
+    ({"actor_infer": {"use_dynamic_batching_in_infer": True}}, "actor_infer.use_dynamic_batching_in_infer"),
+    ({"actor_infer": {"device_mapping": [1]}}, "actor_infer.device_mapping: has no effect: every role runs on actor_train's"),
+    ({"use_kl_loss": True, "reference": {"device_mapping": [1]}}, "reference.device_mapping"),
+    ({"use_kl_loss": True, "reference": {"training_args": {"learning_rate": 1.0}}}, "reference.training_args.learning_rate"),
+    (
+        {
+            "use_kl_loss": True,
+            "reference": {"training_args": {"per_device_train_batch_size": 2}, "use_dynamic_batching_in_infer": True},
+        },
+        "reference.training_args.per_device_train_batch_size",
+    ),
+    ({"trace": {"token2text": True}}, "trace.token2text: has no effect: needs trace.backend"),
+    ({"data": {"val_files": "x.jsonl"}}, "data.val_files: has no effect: there are no data.train_files"),
 ]
 
 
 @pytest.mark.parametrize(("keys", "sentence"), INEFFECTIVE, ids=lambda value: value if isinstance(value, str) else None)
 def test_a_key_without_effect_is_said_and_refused_when_strict(keys: dict[str, Any], sentence: str) -> None:
-    (line,) = ineffective(config_of(**keys))
-    assert line.startswith(sentence)
+    config, notes = parse_config(MINIMAL | keys)
+    (line,) = ineffective(config)
+    assert line.startswith(sentence) and notes == [line]
     with pytest.raises(ConfigError, match="has no effect"):
         parse_config(MINIMAL | keys, strict=True)
 
 
 def test_keys_that_work_or_ask_for_their_default_are_silent() -> None:
     assert ineffective(config_of(init_kl_coef=0.0, pg_clip=0.2, gamma=1.0, dual_clip_loss=False)) == []
-    assert ineffective(config_of(use_kl_loss=True, kl_loss_coef=0.1, reference={"model_args": {"dtype": "bf16"}})) == []
+    reference = {"model_args": {"dtype": "bf16"}, "training_args": {"per_device_train_batch_size": 2}}
+    assert ineffective(config_of(use_kl_loss=True, kl_loss_coef=0.1, reference=reference)) == []
+    assert ineffective(config_of(adv_estimator="mine:Credit", gamma=0.9, lambd=0.5, reward_placement="turn")) == []
+    assert ineffective(config_of(reward_pretrain="models/none", sequence_length=4096, prompt_length=64, response_length=64))
+    assert ineffective(config_of(sequence_length=128, prompt_length=64, response_length=64)) == []
+    assert config_of(tracker_kwargs={"log_dir": "x"}).tracker_kwargs == {"log_dir": "x"}
+    assert config_of(track_with="wandb", tracker_kwargs={"project": "x"}).track_with == ["wandb"]
 
 
-def test_the_tables_name_keys_of_the_schema() -> None:
-    config = config_of()
-    for effect in EFFECTS:
-        for key in effect.keys:
-            section: Any = config
-            for part in key.split("."):
-                assert part in type(section).model_fields, key
-                section = section.__dict__[part]
-    assert all(not line.is_used(config) for line in MISSING)
+def test_what_fine_tuning_leaves_unused() -> None:
+    minimal = {"pretrain": "models/none", "train_files": "demos.jsonl"}
+    cut = {"use_dynamic_batching_in_train": False, "max_tokens_per_microbatch_in_train": 64}
+    [line] = parse_config(minimal | cut, SFTConfig)[1]
+    assert line.startswith("max_tokens_per_microbatch_in_train: has no effect")
+    assert parse_config(minimal | {"val_files": "val.jsonl"} | cut, SFTConfig)[1] == [], "the validation is cut by tokens"
+    with pytest.raises(ConfigError, match="value head"):
+        parse_config(minimal | {"model_args": {"model_type": "token_classification"}}, SFTConfig)
+    engine = {"strategy_args": {"strategy_config": {"zero": 2}}}
+    [line] = unavailable(parse_config(minimal | engine, SFTConfig)[0])
+    assert line.startswith("strategy_args.strategy_config: an option of torch_train or torch_infer isn't in this version")
 
 
 def test_this_version_runs_the_main_job() -> None:
@@ -159,8 +207,8 @@ def test_this_version_runs_the_main_job() -> None:
         ({"pg_variant": "gspo"}, "pg_variant gspo"),
         ({"async_generation_ratio": 1}, "asynchronous training"),
         ({"actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm isn't in this version"),
-        ({"reward_normalization": {"norm_mean_type": "running"}}, "running statistics"),
-        ({"custom_envs": {"Lake": LAKE | {"mode": "step"}}}, "a fresh context each turn"),
+        ({"custom_envs": {"Lake": LAKE | {"mode": "step"}}}, "custom_envs.Lake.mode: a fresh context each turn"),
+        ({"custom_envs": {"Lake": LAKE | {"use_thread_lock": True}}}, "custom_envs.Lake.use_thread_lock"),
         ({"custom_envs": {"Lake": {"env_type": "sokoban"}}}, "sokoban isn't in this version"),
         ({"resume_from_checkpoint": True}, "resuming"),
         ({"track_with": ["stdout", "wandb"]}, "track_with wandb"),
@@ -168,6 +216,12 @@ def test_this_version_runs_the_main_job() -> None:
         ({"actor_train": {"model_args": {"lora_rank": 8}}}, "LoRA"),
         ({"trace": {"backend": "jsonl"}}, "tracing"),
         ({"train_infer_correction": {"is_weight": {}}}, "correction of the sampler's drift"),
+        ({"parity_max_logprob_diff": 0.1}, "parity_max_logprob_diff: a gate"),
+        ({"deadlines": {"train_s": 5.0}}, "deadlines.train_s: a deadline for optimiser steps"),
+        ({"actor_train": {"strategy_args": {"strategy_config": {"zero": 2}}}}, "actor_train.strategy_args.strategy_config"),
+        ({"val_env_manager": {"group_size_redundancy": 1}}, "val_env_manager.group_size_redundancy"),
+        ({"async_generation_ratio": 1, "stale_groups": "drop"}, "stale_groups: dropping stale groups"),
+        ({"actor_infer": {"device_mapping": [0, 1]}}, "actor_infer.device_mapping: a role on several devices"),
     ],
 )
 def test_valid_settings_of_later_versions_are_named(keys: dict[str, Any], part: str) -> None:
@@ -177,3 +231,29 @@ def test_valid_settings_of_later_versions_are_named(keys: dict[str, Any], part: 
 def test_an_environment_that_is_not_used_is_not_missed() -> None:
     keys = {"custom_envs": {"Lake": LAKE, "Boxes": {"env_type": "sokoban"}}, "train_env_manager": {"tags": ["Lake"]}}
     assert unavailable(config_of(**keys)) == []
+
+
+def test_defaults_that_are_written_out_are_not_missed() -> None:
+    deadlines = {"request_s": 5.0, "env_s": 600.0, "train_s": 3600.0, "weights_s": 600.0}
+    assert unavailable(config_of(deadlines=deadlines, parity_max_logprob_diff=1e-3, stale_groups="wait")) == []
+
+
+def test_evaluation_needs_less_than_training() -> None:
+    trainers = {"actor_train": {"strategy_args": {"strategy_name": "megatron_train"}}, "adv_estimator": "gigpo"}
+    tags = {"train_env_manager": {"tags": ["Boxes"]}, "val_env_manager": {"tags": ["Lake"]}}
+    config = config_of(custom_envs={"Lake": LAKE, "Boxes": {"env_type": "sokoban"}}, **trainers, **tags)
+    assert len(unavailable(config)) > 2 and unavailable_for_evaluation(config) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "part"),
+    [
+        ({"actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "actor_infer.strategy_args.strategy_name: vllm"),
+        ({"custom_envs": {"Boxes": {"env_type": "sokoban"}}}, "sokoban"),
+        ({"custom_envs": {"Lake": LAKE | {"agent_name": "react_agent"}}}, "react_agent"),
+        ({"custom_envs": {"Lake": LAKE | {"mode": "step"}}}, "mode step"),
+        ({"data": {"train_files": "x.jsonl"}}, "data sets"),
+    ],
+)
+def test_evaluation_names_what_it_lacks(keys: dict[str, Any], part: str) -> None:
+    assert any(part in line for line in unavailable_for_evaluation(config_of(**keys)))

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from turnwise.cli import config_command
-from turnwise.config import SFTConfig, describe, find_config, load_any_config, load_config
+from turnwise.config import SFTConfig, describe, find_config, load_any_config, load_config, parse_config
 from turnwise.config.positions import Positions
 from turnwise.errors import ConfigError
 
@@ -204,6 +204,24 @@ def test_the_command_prints_yaml_and_table(main_file: Path, capsys: pytest.Captu
     content = json.loads(print_config(main_file, True, capsys))
     assert content["config"] == yaml.safe_load(text)
     assert content["applied"]["KL"] == "none, so no reference model"
+
+
+def test_the_command_says_each_warning_once(main_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_file.write_text(MAIN + "gamma: 0.9\nsystem_envs: {A: b}\n")
+    assert len(load_config(main_file)[1]) == 2
+    text = print_config(main_file, False, capsys)
+    assert text.count("gamma: has no effect") == text.count("system_envs: has no effect") == 1
+    content = json.loads(print_config(main_file, True, capsys))
+    assert (len(content["warnings"]), len(content["notes"])) == (1, 1)
+
+
+def test_tags_are_said_as_they_are_played() -> None:
+    values = {"pretrain": "models/none", "custom_envs": {tag: {"env_type": "frozen_lake"} for tag in ("A", "B", "C")}}
+    manager = {"num_env_groups": 9, "num_groups_partition": [6, 3, 0]}
+    rows = dict(describe(parse_config(values | {"eval_steps": 5, "val_batch_size": 2, "train_env_manager": manager})[0]).rows)
+    assert rows["one step"] == "64 trajectories in 8 groups of 8, from A, B (groups 2 : 1)"
+    few = "2 groups hold at most 2 of the 3 tags in validation, always the same ones"
+    assert rows["validation"] == f"every 5 steps, 2 trajectories from A, B, C (groups 3 : 3 : 2); {few}"
 
 
 def test_memory_is_estimated_from_config_json(main_file: Path, tmp_path: Path) -> None:

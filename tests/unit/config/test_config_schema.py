@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, load_config, parse_config
+from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, load_config, parse_config, unavailable
 from turnwise.config.algorithm import RewardNormalization
 from turnwise.config.data import Agent, Data
 from turnwise.config.environments import CustomEnv, EnvManager
@@ -127,6 +127,12 @@ def test_variants_and_estimators_bring_their_own_defaults() -> None:
     assert config.needs_critic and config.critic.model_args.model_type == "token_classification"
 
 
+def test_the_sampler_follows_the_trained_model() -> None:
+    config, _ = parse_config(MINIMAL | {"actor_train": {"model_args": {"model_name_or_path": "models/other"}}})
+    assert config.actor_infer.model_args.model_name_or_path == "models/other"
+    assert config.reference.model_args.model_name_or_path == "models/none"
+
+
 def test_lora_raises_the_learning_rate() -> None:
     config, _ = parse_config(MINIMAL | {"actor_train": {"model_args": {"lora_rank": 8}}})
     assert config.actor_train.training_args.learning_rate == 1e-5
@@ -215,11 +221,13 @@ def test_the_resolved_config_loads_to_itself(tmp_path: Path) -> None:
         "eval_steps": 5,
         "actor_infer": {"generating_args": {"temperature": 0.8}},
         "actor_train": {"device_mapping": [0], "training_args": {"learning_rate": 2e-4}},
+        "reference": {"training_args": {"per_device_train_batch_size": 4}},
         "val_env_manager": {"generating_args": {"do_sample": False}},
     }
     first, _ = parse_config(values)
     (tmp_path / "run.yaml").write_text(dump_yaml(first))
-    second, _ = load_config(tmp_path / "run.yaml", ["exp_name=turnwise"])
+    second, notes = load_config(tmp_path / "run.yaml", ["exp_name=turnwise"])
+    assert notes == [] and unavailable(second) == [], "what is written out asks for nothing new"
     assert dump_yaml(second) == dump_yaml(first)
     assert second.sampling("val") == first.sampling("val")
     assert second.pg_args == first.pg_args

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.envs.parsing import ANSWER_PATTERN, THINK_ANSWER_PATTERN, parse_action
+from turnwise.envs.parsing import parse_action
 from turnwise.errors import ConfigError
+from turnwise.spec import ANSWER_PATTERN, THINK_ANSWER_PATTERN
 
 PLAIN = st.text(alphabet=st.characters(exclude_characters="<>"), max_size=30)
 WORD = st.text(alphabet="abcXYZ √{}", min_size=1).filter(str.strip)

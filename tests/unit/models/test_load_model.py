@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from turnwise.errors import ModelError
-from turnwise.models.load import load_model, load_tokenizer, parse_dtype, save_model
+from turnwise.models.load import load_model, load_tokenizer, parse_dtype, save_model, stop_token_ids, written_whole
 from turnwise.models.make import make_model
 from turnwise.models.packed_attention import PACKED_ATTENTION
 from turnwise.testing.toy_model import toy_model
@@ -103,3 +103,25 @@ def test_views_of_one_tensor_are_saved_as_own_tensors(tmp_path: Path, is_tied: b
         assert torch.equal(loaded.state_dict()[name], tensor), name
     assert ("lm_head.weight" in load_file(tmp_path / "m" / "model.safetensors")) is not is_tied
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_folder_that_cannot_be_written_whole_keeps_the_old_one(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    with written_whole(folder) as partial:
+        (partial / "a").write_text("old")
+    with pytest.raises(OSError), written_whole(folder) as partial:
+        (partial / "a").write_text("new")
+        raise OSError("disk full")
+    assert (folder / "a").read_text() == "old"
+    with written_whole(folder) as partial:
+        assert not list(partial.iterdir()), "what is left of a failed attempt is dropped"
+        (partial / "b").write_text("new")
+    assert [path.name for path in folder.iterdir()] == ["b"]
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize(("eos", "expected"), [(7, (7,)), ([2, 0], (2, 0)), (None, ())])
+def test_stop_tokens_are_those_of_the_generation_config(eos: int | list[int] | None, expected: tuple[int, ...]) -> None:
+    model = toy_model()
+    model.generation_config.eos_token_id = eos
+    assert stop_token_ids(model) == expected

@@ -9,12 +9,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from turnwise.batching.pack import pack
+from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
 from turnwise.config import AgenticConfig, parse_config
-from turnwise.errors import NotAvailableError, RolloutError
+from turnwise.errors import ConfigError, NotAvailableError, RolloutError
+from turnwise.models.load import load_model
 from turnwise.pipelines.build import build_agentic, evaluate_model, start_run
 from turnwise.rollout.journal import read_journal
 from turnwise.tracking.jsonl import read_metrics
+from turnwise.training.torch_strategy import TorchStrategy
 
 TIMES = ("time/", "system/tps")
 
@@ -62,6 +66,14 @@ def measured(folder):
     return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in read_metrics(folder.metrics)]
 
 
+def played(folder):
+    """The trajectories of a run without how long they took."""
+    rows = [json.loads(line) for line in folder.rollouts.read_text().splitlines()]
+    for turn in (turn for row in rows for turn in row["turns"]):
+        del turn["generate_s"], turn["step_s"]
+    return rows
+
+
 @pytest.fixture(scope="module")
 def letters(tiny_model, tmp_path_factory):
     config = make_config(tiny_model, tmp_path_factory.mktemp("runs"))
@@ -106,7 +118,7 @@ def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(letters, tiny_m
     other = run(make_config(tiny_model, tmp_path, seed=7))
     assert measured(again) == measured(folder)
     assert measured(other) != measured(folder)
-    assert again.rollouts.read_text() == folder.rollouts.read_text()
+    assert played(again) == played(folder)
 
 
 def test_rollouts_are_those_that_were_trained_on(letters):
@@ -176,3 +188,84 @@ def test_what_this_version_lacks_is_refused_before_anything_is_loaded(tmp_path):
     config = make_config(tmp_path / "no_model", tmp_path, adv_estimator="gae", sequence_length=256)
     with pytest.raises(NotAvailableError, match="gae"):
         build_agentic(config, start_run(config))
+
+
+def test_between_updates_the_server_stays_on_its_own_policy(tiny_model, tmp_path):
+    config = make_config(
+        tiny_model,
+        tmp_path,
+        max_steps=3,
+        eval_steps=0,
+        actor_train={
+            "model_update_frequency": 2,
+            "training_args": {"learning_rate": 1e-2, "per_device_train_batch_size": 8},
+        },
+    )
+    folder = run(config)
+    assert [row["actor/staleness_mean"] for row in measured(folder)] == [0.0, 1.0, 0.0]
+    start = TorchStrategy(load_model(tiny_model))
+    for step, trajectory in read_journal(folder.rollouts):
+        if step < 2:
+            [sample] = build_samples(trajectory)
+            [out] = start.forward([pack([sample], denominators([sample], 256))], frozenset({"logprobs"}))
+            np.testing.assert_allclose(out["logprobs"], sample.rollout_logprobs, atol=1e-4)
+
+
+def test_a_sampler_of_another_dtype_has_its_own_weights(tiny_model, tmp_path):
+    config = make_config(tiny_model, tmp_path, max_steps=2, eval_steps=0, actor_infer={"model_args": {"dtype": "bf16"}})
+    rows = measured(run(config))
+    assert all(1e-5 < row["actor/train_infer_diff_token_mean"] < 0.05 for row in rows)
+
+
+def test_critic_warmup_without_a_critic_changes_nothing(letters, tiny_model, tmp_path):
+    _, folder = letters
+    assert measured(run(make_config(tiny_model, tmp_path, critic_warmup=2))) == measured(folder)
+
+
+def test_own_estimators_and_agents_come_as_module_and_class(tiny_model, tmp_path, monkeypatch):
+    (tmp_path / "my_parts.py").write_text(
+        "from turnwise.agents.env_agent import EnvAgent\n"
+        "from turnwise.algorithms.grpo import GRPO\n"
+        "from turnwise.types import Metric\n\n\n"
+        "class MyGRPO(GRPO):\n"
+        "    def credit(self, groups):\n"
+        "        return [*super().credit(groups), Metric('mine/credit', 1.0)]\n\n\n"
+        "class MyAgent(EnvAgent):\n"
+        "    async def run(self, *args):\n"
+        "        [trajectory] = await super().run(*args)\n"
+        "        trajectory.metrics['mine'] = 2.0\n"
+        "        return [trajectory]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = make_config(tiny_model, tmp_path, max_steps=1, eval_steps=0, adv_estimator="my_parts:MyGRPO")
+    envs = {"Letters": config.custom_envs["Letters"].model_dump() | {"agent_name": "my_parts:MyAgent"}}
+    config = make_config(tiny_model, tmp_path, max_steps=1, eval_steps=0, adv_estimator="my_parts:MyGRPO", custom_envs=envs)
+    [row] = measured(run(config))
+    assert row["mine/credit"] == 1.0 and row["env/Letters/mine"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"adv_estimator": "nowhere:Class"}, ConfigError, "nowhere"),
+        ({"actor_infer": {"strategy_args": {"strategy_config": {"max_concurency": 3}}}}, ConfigError, "max_concurrency"),
+    ],
+)
+def test_wrong_parts_are_named_before_a_model_is_loaded(tmp_path, changes, error, message):
+    config = make_config(tmp_path / "no_model", tmp_path, **changes)
+    with pytest.raises(error, match=message):
+        build_agentic(config, start_run(config))
+
+
+def test_each_run_has_its_own_log(tiny_model, tmp_path):
+    first, second = (run(make_config(tiny_model, tmp_path, max_steps=1, eval_steps=0)) for _ in range(2))
+    for folder in (first, second):
+        [log] = folder.path.glob("*.log")
+        assert log.read_text().count("best trajectory") == 1
+        assert "what this run applies" in log.read_text() and "trainable parameters" in log.read_text()
+
+
+def test_a_checkpoint_holds_the_state_of_the_loop(letters):
+    _, folder = letters
+    state = json.loads((folder.path / "checkpoints" / "checkpoint-2" / "pipeline.json").read_text())
+    assert state["step"] == 2 and state["rollouts"]["next_index"] == 4

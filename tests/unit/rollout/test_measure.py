@@ -34,6 +34,13 @@ def test_rollout_metrics():
     assert reduced["rollout/non_prompt_length/max"] == 8 and reduced["rollout/prompt_length/mean"] == 4
 
 
+def test_what_was_lost_to_failures_is_counted():
+    lost = group(([1], {}), ([0], {}))
+    lost.trajectories[1].status = "failed"
+    reduced = reduce_metrics(rollout_metrics([group(([1], {}))], rejected=[lost]))
+    assert (reduced["rollout/failed"], reduced["rollout/rejected"], reduced["rollout/score/mean"]) == (1, 2, 1.0)
+
+
 def test_failed_episodes_are_counted_but_not_scored():
     groups = [group(([1], {"success": 1.0}), tag="B")]
     groups[0].trajectories.append(Trajectory(task=groups[0].task, sibling=1, status="failed", error="boom"))

@@ -110,8 +110,11 @@ def test_siblings_sample_with_their_own_seeds_and_a_retry_with_the_same(runner):
 
 def test_a_group_that_fails_for_good_is_replaced_by_another_task(runner):
     agent = Agent(fails=lambda task, sibling, attempt: ValueError("bad") if task.id.endswith("/1") and sibling else None)
-    groups = make(runner, agent, max_failed_fraction=0.5).get_batch(8)
+    scheduler = make(runner, agent, max_failed_fraction=0.5)
+    groups = scheduler.get_batch(8)
     assert [g.index for g in groups] == [0, 2, 3, 4]
+    [rejected] = scheduler.rejected
+    assert rejected.index == 1 and [t.status for t in rejected.trajectories] == ["finished", "failed"]
     assert agent.attempts["train/B/1", 1] == 3
 
 
@@ -126,7 +129,7 @@ def test_validation_plays_the_same_tasks_each_time_and_keeps_failures(runner):
 
 def test_too_many_failures_stop_the_run_and_name_the_most_frequent_error(runner):
     agent = Agent(fails=lambda task, sibling, attempt: ValueError("the lake is dry"))
-    with pytest.raises(RolloutError, match=r"(?s)max_failed_fraction.*the lake is dry"):
+    with pytest.raises(RolloutError, match=r"(?s)max_failed_fraction.*\(2×\).*the lake is dry"):
         make(runner, agent).get_batch(8)
 
 
@@ -150,6 +153,19 @@ def test_an_episode_without_end_is_timed_out_by_name(runner):
 
     with pytest.raises(RolloutError, match=r"episode_timeout_s = 0.01"):
         make(runner, Stuck(), episode_timeout_s=0.01, max_env_retries=0).get_batch(2)
+
+
+def test_a_timeout_of_the_environment_itself_keeps_its_message(runner):
+    agent = Agent(fails=lambda task, sibling, attempt: TimeoutError("socket to my server timed out"))
+    with pytest.raises(RolloutError, match="socket to my server timed out"):
+        make(runner, agent, max_env_retries=0).get_batch(2)
+
+
+def test_an_error_that_ends_the_run_leaves_no_episode_behind(runner):
+    agent = Agent(fails=lambda task, sibling, attempt: ConfigError("stop") if sibling == 0 else None)
+    with pytest.raises(ConfigError):
+        make(runner, agent, group_size=4).get_batch(12)
+    assert agent.num_running == 0 and not asyncio.all_tasks(runner.get_loop())
 
 
 def test_siblings_that_start_differently_are_refused(runner):

@@ -11,7 +11,13 @@ def source(split="train", run_seed=3):
 
 
 def test_partition_is_kept_in_every_round():
-    assert [source().task(i).tag for i in range(8)] == ["A", "A", "A", "B"] * 2
+    assert [source().task(i).tag for i in range(8)] == ["A", "A", "B", "A"] * 2
+
+
+def test_a_short_batch_meets_every_tag():
+    even = TaskSource(run_seed=0, split="val", tags=("A", "B", "C"), partition=(256, 256, 256))
+    tags = [even.task(i).tag for i in range(6)]
+    assert sorted(tags) == ["A", "A", "B", "B", "C", "C"]
 
 
 def test_seeds_differ_between_tasks_splits_and_runs():

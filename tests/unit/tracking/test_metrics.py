@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,15 @@ def test_weight_zero_does_not_count(reduction):
     metrics = [Metric("a", 4.0, reduction), Metric("a", float("inf"), reduction, weight=0.0)]
     assert reduce_metrics(metrics) == {"a": 4.0}
     assert reduce_metrics([Metric("a", float("nan"), reduction, weight=0)]) == {}
+
+
+def test_a_percentile_and_an_effective_sample_size_are_those_of_all_values_together():
+    values = np.random.default_rng(0).lognormal(size=300)
+    for reduction, expected in (("p99", np.percentile(values, 99)), ("ess", values.sum() ** 2 / (300 * (values**2).sum()))):
+        parts = [values[:7], torch.from_numpy(values[7:299]), values[299:]]
+        metrics = [Metric("a", part, reduction, weight) for part, weight in zip(parts, (1, 100, 0.1), strict=True)]
+        ignored = Metric("a", np.array([1e9]), reduction, weight=0.0)
+        assert reduce_metrics([*metrics, ignored]) == {"a": pytest.approx(expected)}
 
 
 def test_tensors_are_read_in_values_and_weights():

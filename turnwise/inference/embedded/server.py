@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 
 from transformers import PreTrainedModel
 
-from turnwise.errors import NotAvailableError, ServerError
+from turnwise.errors import ServerError
 from turnwise.inference.embedded.engine import Decode, Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.generic_runner import GenericRunner
 from turnwise.inference.embedded.runner import Runner
 from turnwise.inference.request import Finished, Request
-from turnwise.inference.validation import check_request
+from turnwise.inference.validation import check_request, refuse_all_but_cache
 from turnwise.models.fused import fast_path_obstacle
 from turnwise.protocols import MemoryKind, OnWeightUpdate
 from turnwise.types import Completion, Media, SamplingParams
@@ -128,12 +128,12 @@ class EmbeddedServer:
         Raises:
             NotAvailableError: another kind was asked for.
         """
-        _refuse_all_but_cache(kinds)
+        refuse_all_but_cache(kinds)
         self._engine.free_cache()
 
     async def wake(self, kinds: Iterable[MemoryKind]) -> None:
         """The cache comes back by itself with the next request."""
-        _refuse_all_but_cache(kinds)
+        refuse_all_but_cache(kinds)
 
     async def close(self) -> None:
         """Fails what is in flight, and refuses new requests."""
@@ -197,11 +197,3 @@ def make_runner(model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int)
         return FusedRunner(model, max_length=max_length, kv_cache_bytes=kv_cache_bytes)
     logger.warning("The embedded server runs the model's own forward pass, which is slower: %s.", obstacle)
     return GenericRunner(model, max_length=max_length, kv_cache_bytes=kv_cache_bytes)
-
-
-def _refuse_all_but_cache(kinds: Iterable[MemoryKind]) -> None:
-    others = sorted(set(kinds) - {"kv_cache"})
-    if others:
-        raise NotAvailableError(
-            f"the embedded server can free its kv_cache only, got {', '.join(others)}; its weights are the trainer's"
-        )

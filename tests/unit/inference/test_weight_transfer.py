@@ -1,0 +1,93 @@
+"""Servers with a model of their own: the sampler's dtype isn't the trainer's, or it keeps a policy for several steps."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.inference.weight_transfer import InProcessTransfer
+from turnwise.models.fused import fuse_projections, fused_qkv
+from turnwise.testing.server_contract import assert_logprobs, reference_logprobs
+from turnwise.testing.strategy_contract import WeightedLoss
+from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
+from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.torch_strategy import TorchStrategy
+from turnwise.types import Completion, SamplingParams, VersionRun
+
+BATCHES = toy_batches(toy_samples(3))
+SAMPLING = SamplingParams(12, seed=3)
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def make_trainer(**config: bool) -> TorchStrategy:
+    """Trains through fused projections, as the pipeline's does."""
+    model = toy_model(**config)
+    fuse_projections(model)
+    return TorchStrategy(model, optimizer=OptimizerSettings(0.02))
+
+
+async def ask(server: EmbeddedServer, turn: int = 0) -> Completion:
+    return await server.generate([*PROMPT, turn], SAMPLING, "conversation")
+
+
+def tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_bf16_sampler_gets_every_weight_and_agrees_with_its_own_forward_pass(is_tied: bool) -> None:
+    async def scenario() -> None:
+        trainer = make_trainer(tie_word_embeddings=is_tied)
+        sampler = toy_model(seed=1, tie_word_embeddings=is_tied).to(torch.bfloat16)
+        server = EmbeddedServer(sampler)
+        transfer = InProcessTransfer([server], weights=trainer.weights, copies=[sampler])
+        for version in (1, 2):
+            trainer.train_step(BATCHES, WeightedLoss())
+            await transfer.update(version)
+            expected = trainer.model.state_dict()
+            for name, tensor in sampler.state_dict().items():
+                assert torch.equal(tensor, expected[name].to(torch.bfloat16)), name
+            attention = sampler.model.layers[0].self_attn
+            parts = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
+            assert torch.equal(fused_qkv(sampler.model.layers[0]).weight, torch.cat(parts))
+            assert (sampler.lm_head.weight is sampler.model.embed_tokens.weight) is is_tied
+
+            completion = await ask(server, turn=version)
+            own = reference_logprobs(sampler, [*PROMPT, version], completion.token_ids, SAMPLING)
+            exact = reference_logprobs(trainer.model, [*PROMPT, version], completion.token_ids, SAMPLING)
+            assert np.abs(completion.logprobs - own).max() < 0.1
+            assert 0 < np.abs(completion.logprobs - exact).max() < 0.3
+        await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_between_updates_a_sampler_stays_on_the_old_policy_while_the_trainer_moves() -> None:
+    async def scenario() -> None:
+        trainer, sampler = make_trainer(), toy_model(seed=1)
+        server = EmbeddedServer(sampler)
+        transfer = InProcessTransfer([server], weights=trainer.weights, copies=[sampler])
+        await transfer.update(0)
+        policy, first = tensors(sampler), await ask(server)
+        assert_logprobs(trainer.model, [*PROMPT, 0], first, SAMPLING)
+        for _ in range(3):
+            trainer.train_step(BATCHES, WeightedLoss())
+            again = await ask(server)
+            assert again.token_ids.tolist() == first.token_ids.tolist()
+            np.testing.assert_allclose(again.logprobs, first.logprobs, atol=1e-5)
+            assert again.versions == (VersionRun(0, len(again.token_ids)),)
+        assert all(torch.equal(policy[name], tensor) for name, tensor in sampler.state_dict().items())
+        assert np.abs(reference_logprobs(trainer.model, [*PROMPT, 0], first.token_ids, SAMPLING) - first.logprobs).max() > 1e-2
+
+        await transfer.update(3)
+        moved = await ask(server)
+        assert {run.version for run in moved.versions} == {3}
+        assert_logprobs(trainer.model, [*PROMPT, 0], moved, SAMPLING)
+        await server.close()
+
+    asyncio.run(scenario())
