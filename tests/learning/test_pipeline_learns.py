@@ -14,7 +14,7 @@ class Unlearner:
 
     def __init__(self, algorithm):
         self._algorithm = algorithm
-        self.needs, self.loss = algorithm.needs, algorithm.loss
+        self.needs, self.loss, self.running = algorithm.needs, algorithm.loss, None
 
     def credit(self, groups):
         metrics = self._algorithm.credit(groups)

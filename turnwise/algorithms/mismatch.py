@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,18 +35,6 @@ def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor)
         Metric("actor/train_infer_kl", k3(-difference).mean(), weight=count),
         Metric("actor/train_infer_ess", ratio, "ess"),
     ]
-
-
-def mismatch_metrics(samples: Sequence[Sample]) -> list[Metric]:
-    """`token_mismatch` over samples; those without old log-probs are left out."""
-    known = [s for s in samples if s.old_logprobs is not None]
-    if not known:
-        return []
-    old, sampled, mask = (
-        torch.from_numpy(np.concatenate(arrays))
-        for arrays in zip(*((s.old_logprobs, s.rollout_logprobs, s.response_mask) for s in known), strict=True)
-    )
-    return token_mismatch(old, sampled, mask)
 
 
 def staleness_metrics(samples: Sequence[Sample], version: int) -> list[Metric]:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from turnwise.algorithms.mismatch import mismatch_metrics, staleness_metrics
+from turnwise.algorithms.mismatch import staleness_metrics
 from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.run_folder import Checkpoints, RunFolder
 from turnwise.pipelines.sample_log import log_samples
-from turnwise.protocols import Algorithm, PreparesStep, WeightTransfer
+from turnwise.protocols import Algorithm, Stateful, WeightTransfer
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.measure import rollout_metrics, validation_metrics
 from turnwise.rollout.scheduler import RolloutScheduler
@@ -81,11 +81,10 @@ class AgenticPipeline:
                     if self.critic and self.algorithm.value_loss:
                         log.add(self.critic.train_step(samples, self.algorithm.value_loss, step))
                     if not self.critic or step >= config.critic_warmup:
-                        prepare = self.algorithm.prepare if isinstance(self.algorithm, PreparesStep) else None
-                        log.add(self.actor_train.train_step(samples, self.algorithm.loss, step, prepare))
+                        log.add(self.actor_train.train_step(samples, self.algorithm.loss, step))
 
             log.add(rollout_metrics(groups, self.train_rollout_scheduler.rejected))
-            log.add(mismatch_metrics(samples) + staleness_metrics(samples, version=step))
+            log.add(staleness_metrics(samples, version=step))
             log.add([Metric("system/tps", sum(s.num_tokens for s in samples) / clock.elapsed_s)])
             self.journal.append(step, groups + self.train_rollout_scheduler.rejected)
             self.do_checkpoint(num_done=step + 1)
@@ -93,6 +92,11 @@ class AgenticPipeline:
                 log_samples(step, groups)
             log.end_step(step)
         self.finish()
+
+    @property
+    def running(self) -> Stateful | None:
+        """Statistics of the whole run (`running` normalisation), None where nothing uses them."""
+        return self.algorithm.running
 
     def model_update(self, step: int) -> None:
         """Gives the trainer's weights to the inference servers as policy version `step`."""
@@ -124,7 +128,8 @@ class AgenticPipeline:
     def do_checkpoint(self, num_done: int) -> None:
         """Every `save_steps` steps and after the last one: a model folder with the states of optimiser and loop."""
         if self.checkpoints.is_due(num_done):
-            state = {"kl_ctrl": self.kl_ctrl.state_dict(), "rollouts": self.train_rollout_scheduler.state_dict()}
+            parts = {"kl_ctrl": self.kl_ctrl, "running": self.running, "rollouts": self.train_rollout_scheduler}
+            state = {name: part.state_dict() for name, part in parts.items() if part is not None}
             with self.log.phase("checkpoint"):
                 self.checkpoints.save(num_done, self.actor_train.workers, self.tokenizer, state)
 

@@ -29,7 +29,7 @@ from turnwise.pipelines.evaluate import Evaluation, evaluate
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.run_folder import Checkpoints, RunFolder
 from turnwise.pipelines.sft import SFTPipeline
-from turnwise.protocols import Algorithm, Tracker
+from turnwise.protocols import Algorithm, PreparesStep, Tracker
 from turnwise.rollout.journal import Journal
 from turnwise.spec import ESTIMATORS
 from turnwise.tracking.jsonl import JsonlTracker
@@ -59,7 +59,12 @@ def build_agentic(config: AgenticConfig, folder: RunFolder) -> AgenticPipeline:
     cluster = LocalCluster()
     policy = build_policy(config, device, is_trained=True)
     strategy = _train_strategy(config, policy.model, device)
-    actor_train = ModelRole("actor_train", cluster.spawn("actor_train", lambda: strategy), batch_plan(config, "actor_train"))
+    actor_train = ModelRole(
+        "actor_train",
+        cluster.spawn("actor_train", lambda: strategy),
+        batch_plan(config, "actor_train"),
+        prepare=algorithm.prepare if isinstance(algorithm, PreparesStep) else None,
+    )
     reference = None
     if "ref_logprobs" in algorithm.needs:
         frozen = partial(_frozen_strategy, config, device)

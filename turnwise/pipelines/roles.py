@@ -42,12 +42,16 @@ class BatchPlan:
 
 
 class ModelRole:
-    """`actor_train`, `reference` or `critic`, on whatever workers they run."""
+    """`actor_train`, `reference` or `critic`, on whatever workers they run.
 
-    def __init__(self, name: str, workers: Workers, plan: BatchPlan) -> None:
+    `prepare` is shown all samples of an optimiser step as one batch, before its micro-batches (`protocols.PreparesStep`).
+    """
+
+    def __init__(self, name: str, workers: Workers, plan: BatchPlan, prepare: Callable[[Batch], None] | None = None) -> None:
         self.name = name
         self.workers = workers
         self.plan = plan
+        self._prepare = prepare
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> None:
         """Fills `into` of every sample with this model's log-probs of its tokens."""
@@ -62,23 +66,16 @@ class ModelRole:
         for sample, values in zip(samples, self.forward(samples, "values"), strict=True):
             sample.values = values
 
-    def train_step(
-        self, samples: Sequence[Sample], loss: Loss, step: int, prepare: Callable[[Batch], None] | None = None
-    ) -> list[Metric]:
-        """Trains on the samples: `num_epochs` seeded passes, each in optimiser steps of `samples_per_step`.
-
-        `prepare` is shown all samples of an optimiser step as one batch, before its micro-batches (`PreparesStep`).
-        """
+    def train_step(self, samples: Sequence[Sample], loss: Loss, step: int) -> list[Metric]:
+        """Trains on the samples: `num_epochs` seeded passes, each in optimiser steps of `samples_per_step`."""
         seed = derive_seed(self.plan.seed, self.name, "shuffle", step)
         metrics: list[Metric] = []
         for epoch in optimizer_steps(len(samples), self.plan.samples_per_step, seed, self.plan.num_epochs):
             for indices in epoch:
-                metrics += self.optimizer_step([samples[i] for i in indices], loss, prepare)
+                metrics += self.optimizer_step([samples[i] for i in indices], loss)
         return metrics
 
-    def optimizer_step(
-        self, samples: Sequence[Sample], loss: Loss, prepare: Callable[[Batch], None] | None = None
-    ) -> list[Metric]:
+    def optimizer_step(self, samples: Sequence[Sample], loss: Loss) -> list[Metric]:
         """One optimiser step on all of the samples; none where no token of them is trained on.
 
         The metrics of the strategy come back under this role's name, by the published spelling: `actor_train/grad_norm`, but
@@ -87,8 +84,8 @@ class ModelRole:
         divisors = denominators(samples, self.plan.max_length)
         if divisors.num_tokens == 0:
             return [self._own(Metric("optimizer_steps", 0.0, "sum"))]
-        if prepare is not None:
-            prepare(pack(samples, divisors))
+        if self._prepare is not None:
+            self._prepare(pack(samples, divisors))
         cuts = self.plan.cut([s.num_tokens for s in samples], self.plan.max_tokens_train)
         batches = [pack([samples[i] for i in cut], divisors) for cut in cuts]
         metrics = self.workers.call("train_step", batches, route="split", loss=loss).result(self.plan.deadline_s)

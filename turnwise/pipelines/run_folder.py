@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnwise.models.load import replace_folder
+from turnwise.models.load import written_whole
 from turnwise.protocols import Workers
 
 if TYPE_CHECKING:
@@ -114,14 +114,11 @@ class Checkpoints:
 
     def save(self, num_done: int, workers: Workers, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any]) -> None:
         """Writes what the workers save, the tokenizer and `pipeline.json` with the loop's own state; prunes older folders."""
-        folder = self.path / f"checkpoint-{num_done}"
-        partial = self.path / f"checkpoint-{num_done}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        workers.call("save", partial).result()
-        tokenizer.save_pretrained(partial)
-        (partial / "pipeline.json").write_text(json.dumps({"step": num_done, **state}, indent=2) + "\n", encoding="utf-8")
-        replace_folder(partial, folder)
+        self.path.mkdir(parents=True, exist_ok=True)
+        with written_whole(self.path / f"checkpoint-{num_done}") as folder:
+            workers.call("save", folder).result()
+            tokenizer.save_pretrained(folder)
+            (folder / "pipeline.json").write_text(json.dumps({"step": num_done, **state}, indent=2) + "\n", encoding="utf-8")
         for old in self.all()[: -self.max_to_keep] if self.max_to_keep else ():
             shutil.rmtree(old)
 

@@ -14,13 +14,11 @@ from turnwise.testing.fakes import byte_tokenizer
 
 class Worker:
     def save(self, folder):
-        folder.mkdir()
         (folder / "weights").write_text("w")
 
 
 class FullDisk:
     def save(self, folder):
-        folder.mkdir()
         raise OSError("no space left on device")
 
 
