@@ -40,7 +40,7 @@ from turnwise.types import Split, Task, derive_seed
 
 HERE = Path(__file__).parent
 TAG = "FrozenLake"
-NUM_DEMONSTRATIONS = 8_000
+NUM_DEMONSTRATIONS = 12_000
 ERROR_RATE = 0.5
 GREEDY = "val_env_manager.generating_args.do_sample=false"
 
