@@ -151,8 +151,6 @@ def test_a_heavy_library_is_imported_in_one_place(library):
 
 @pytest.mark.parametrize("module", ["turnwise", "turnwise.spec", "turnwise.protocols", "turnwise.config"])
 def test_light_modules_import_nothing_heavy(module):
-    if module == "turnwise.config" and not (PACKAGE / "config" / "__init__.py").exists():
-        pytest.skip("no room config yet")
     heavy = {"torch", "transformers", "gymnasium", "matplotlib", *HEAVY}
     code = f"import sys, {module}; print(*sorted({heavy!r} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -180,8 +178,6 @@ def test_functions_are_short():
 
 def test_the_front_door_is_one_screen():
     front_door = PACKAGE / "pipelines" / "agentic.py"
-    if not front_door.exists():
-        pytest.skip("no front door yet")
     assert len(front_door.read_text(encoding="utf-8").splitlines()) <= MAX_FRONT_DOOR_LINES
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.agents.demonstrations import demonstrations, play, write_jsonl
+from turnwise.cli.main import EXIT_ERROR, EXIT_INTERRUPTED
 from turnwise.cli.sft_command import fine_tune
 from turnwise.cli.train_command import train
 from turnwise.config import AgenticConfig, SFTConfig, load_config
@@ -170,4 +171,8 @@ if __name__ == "__main__":
     try:
         main()
     except TurnwiseError as fault:
-        sys.exit(f"error: {fault}")
+        print(f"error: {fault}", file=sys.stderr)
+        sys.exit(EXIT_ERROR)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)

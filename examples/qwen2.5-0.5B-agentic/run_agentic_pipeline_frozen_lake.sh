@@ -1,9 +1,9 @@
 #!/bin/bash
-# Run from the root of the repository; further arguments are overrides (key=value).
+# Further arguments are overrides (key=value).
 set -e
 
-CONFIG_PATH=$(basename "$(dirname "$0")")
-python examples/start_agentic_pipeline.py \
-       --config_path "$CONFIG_PATH" \
+FOLDER=$(cd "$(dirname "$0")" && pwd)
+python "$FOLDER/../start_agentic_pipeline.py" \
+       --config_path "$(basename "$FOLDER")" \
        --config_name agent_val_frozen_lake \
        "$@"

@@ -18,6 +18,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     if options.episodes is not None and options.episodes < 1:
         raise ConfigError(f"--episodes is {options.episodes}; it must be at least 1")
+    if options.json and not Path(options.json).parent.is_dir():
+        raise ConfigError(f"--json {options.json}: there is no folder {Path(options.json).parent}; make it first")
     # torch takes seconds to import; a wrong config has been refused by now.
     from turnwise.pipelines.build import evaluate_model
     from turnwise.pipelines.evaluate import success_table

@@ -14,16 +14,24 @@ from turnwise.errors import ConfigError
 def run(options: argparse.Namespace) -> int:
     """Writes the folder and says what is in it."""
     overrides = dict(_override(text) for text in options.set)
+    out = Path(options.out)
+    _require_free(out)
     from turnwise.models.make import make_model
     from turnwise.pipelines.corpus import environment_text, file_text
 
     corpus = chain(environment_text(), file_text(options.text))
-    made = make_model(options.size, Path(options.out), corpus, seed=options.seed, overrides=overrides)
+    made = make_model(options.size, out, corpus, seed=options.seed, overrides=overrides)
     print(
         f"{made.folder}: {made.size}, {made.num_parameters:,} parameters with random weights, "
         f"{made.num_tokens} tokens in the tokenizer"
     )
     return 0
+
+
+def _require_free(out: Path) -> None:
+    """Refuses to write over anything: a model folder takes the place of what has its name."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir()) or out.resolve() == Path.cwd()):
+        raise ConfigError(f"--out {out} is there already; name a new folder, or remove it first")
 
 
 def _override(text: str) -> tuple[str, Any]:

@@ -14,6 +14,8 @@ from turnwise.config.model_facts import BYTES, ModelFacts
 from turnwise.config.roles import Role, TrainingArgs
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
+from turnwise.errors import nearest
+from turnwise.spec import ENVS
 
 TRAINED_BYTES = 16
 """Bytes of a trained parameter: fp32 weight, gradient and the two moments of Adam."""
@@ -41,7 +43,18 @@ class Applied:
 def describe(config: AgenticConfig | SFTConfig) -> Applied:
     """What the config applies, computed from it and the model's config.json."""
     rows = list(_sft_rows(config) if isinstance(config, SFTConfig) else _agentic_rows(config))
-    return Applied(rows, ineffective(config), unavailable(config))
+    return Applied(rows, [*ineffective(config), *_unknown_environments(config)], unavailable(config))
+
+
+def _unknown_environments(config: AgenticConfig | SFTConfig) -> Iterator[str]:
+    """Names that are no built-in environment. A program may register them before it builds, so they are no error here."""
+    for tag, env in config.custom_envs.items() if isinstance(config, AgenticConfig) else ():
+        if env.env_type not in ENVS and ":" not in env.env_type:
+            known = [name for name, entry in ENVS.items() if entry]
+            yield (
+                f"custom_envs.{tag}.env_type: {env.env_type!r} is no built-in environment ({', '.join(known)}) and no "
+                f"module:Class; train needs a program that registers it.{nearest(env.env_type, known)}"
+            )
 
 
 def _sft_rows(config: SFTConfig) -> Iterator[Row]:

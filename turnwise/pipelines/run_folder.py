@@ -129,8 +129,10 @@ class Checkpoints:
 
 
 def _git_revision() -> str | None:
+    """The revision of turnwise itself, None where it was installed without its repository."""
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
+        here = Path(__file__).parent
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -16,7 +16,7 @@ def log_samples(step: int, groups: Sequence[Group]) -> None:
     if not played:
         return
     best, worst = max(played, key=lambda t: t.score), min(played, key=lambda t: t.score)
-    for title, trajectory in (("best", best), ("worst", worst)):
+    for title, trajectory in (("best", best), ("worst", worst))[: 1 if best is worst else 2]:
         logger.info("step %d, %s trajectory\n%s", step, title, describe(trajectory))
 
 

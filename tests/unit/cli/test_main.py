@@ -25,6 +25,7 @@ def turnwise(*arguments, cwd=None, **environment):
 def config(tiny_model, tmp_path):
     values = {
         "pretrain": str(tiny_model),
+        "seed": 1,
         "output_dir": str(tmp_path / "runs"),
         "max_steps": 1,
         "eval_steps": 1,
@@ -110,6 +111,33 @@ def test_make_model_writes_a_folder_that_trains(tmp_path):
     assert (facts["num_hidden_layers"], facts["hidden_size"]) == (1, 32)
     assert main(["make-model", "--out", str(tmp_path / "x"), "--size", "tinny"]) == 2
     assert main(["make-model", "--out", str(tmp_path / "x"), "--set", "hidden_size"]) == 2
+
+
+def test_make_model_writes_over_nothing(tmp_path, capsys):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").write_text("...")
+    assert main(["make-model", "--out", str(tmp_path / "precious")]) == 2
+    assert main(["make-model", "--out", str(tmp_path / "precious" / "thesis.tex")]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert (tmp_path / "precious" / "thesis.tex").read_text() == "..."
+
+
+def test_eval_looks_for_its_output_folder_before_it_plays(config, capsys):
+    assert main(["eval", str(config), "--json", "nowhere/score.json"]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_config_warns_of_an_environment_that_is_not_built_in(config, capsys):
+    assert main(["config", str(config), "custom_envs.Lake.env_type=frozen_lak"]) == 0
+    assert "Did you mean 'frozen_lake'" in capsys.readouterr().out
+
+
+def test_the_published_run_script_reaches_train_from_anywhere(tmp_path):
+    script = ROOT / "examples" / "qwen2.5-0.5B-agentic" / "run_agentic_pipeline_frozen_lake.sh"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PATH": path})
+    assert done.returncode == 2
+    assert "can't run here" in done.stderr and "vllm" in done.stderr
 
 
 def test_every_verb_has_its_module():
