@@ -1,6 +1,6 @@
 """Success on held-out maps from one fixed SFT checkpoint, over several seeds.
 
-    python benchmarks/quickstart.py --sft-model DIR [--seeds 1 2 3] [KEY=VALUE ...]
+    python benchmarks/quickstart.py [KEY=VALUE ...] --sft-model DIR [--seeds 1 2 3]
 
 DIR is the SFT model that `make quickstart` prints. Each seed is a `turnwise train` of its own, and its saved model is scored by
 `turnwise eval` in a new process on 1,000 held-out maps at temperature 1. The run's own last validation plays the same tasks,

@@ -40,7 +40,8 @@ def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor)
 def staleness_metrics(samples: Sequence[Sample], version: int) -> list[Metric]:
     """Policy versions between sampling and training, over trained tokens; `version` is the trainer's own.
 
-    >>> from turnwise.types import TurnSpan, VersionRun
+    >>> import numpy as np
+    >>> from turnwise.types import Sample, TurnSpan, VersionRun
     >>> sample = Sample(np.arange(5), np.array([False, False, True, True, True]), np.zeros(5, np.float32),
     ...                 (TurnSpan(0, 2, 5),), versions=((VersionRun(6, 1), VersionRun(7, 2)),))
     >>> [(m.name, round(m.value, 6)) for m in staleness_metrics([sample], version=7)]

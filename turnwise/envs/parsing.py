@@ -44,7 +44,7 @@ def parse_action(text: str, pattern: str | None) -> str | None:
     It is the last group of the first match of `pattern` outside think blocks, or the whole match of a pattern without
     groups; `pattern` None takes the whole text. A pattern that names `<think>` itself sees the text with its thoughts.
 
-    >>> parse_action("<think><answer>Up</answer>?</think> <Answer> Left </Answer>", ANSWER_PATTERN)
+    >>> parse_action("<think><answer>Up</answer>?</think> <Answer> Left </Answer>", r"<answer>(.*?)</answer>")
     'Left'
     """
     spoken: str | None = text
