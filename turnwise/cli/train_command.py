@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from turnwise.config import AgenticConfig, load_config, unavailable
-from turnwise.errors import NotAvailableError
+from turnwise.config import AgenticConfig, load_config, require, unavailable
 
 
 def run(options: argparse.Namespace) -> int:
@@ -15,9 +14,7 @@ def run(options: argparse.Namespace) -> int:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     # Before torch is imported: what can't run here should be said at once.
-    missing = unavailable(config)
-    if missing:
-        raise NotAvailableError("this config is valid, but can't run here:\n" + "\n".join(f"  - {line}" for line in missing))
+    require(unavailable(config))
     train(config)
     return 0
 

@@ -1,6 +1,6 @@
 """One YAML a run: composed by Hydra, translated from the published vocabulary, validated, resolved and described."""
 
-from turnwise.config.availability import unavailable, unavailable_for_evaluation
+from turnwise.config.availability import require, unavailable, unavailable_for_evaluation
 from turnwise.config.compose import find_config
 from turnwise.config.describe import Applied, describe
 from turnwise.config.dump import dump_yaml
@@ -20,6 +20,7 @@ __all__ = [
     "load_any_config",
     "load_config",
     "parse_config",
+    "require",
     "unavailable",
     "unavailable_for_evaluation",
 ]

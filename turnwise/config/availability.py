@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Generic, TypeVar
@@ -13,6 +13,7 @@ from turnwise.config.running import RunKeys
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.section import Section
 from turnwise.config.sft import SFTConfig
+from turnwise.errors import NotAvailableError
 from turnwise.spec import AGENTS, ENVS, ESTIMATORS, PG_VARIANTS, STRATEGIES, TRACKERS
 
 _MODULES = {"megatron": "megatron.core"}
@@ -84,6 +85,16 @@ MISSING_IN_ROLES: tuple[Missing[Role | SFTConfig], ...] = (
 
 def _is_async_and_sets(config: AgenticConfig, key: str) -> bool:
     return config.async_generation_ratio > 0 and config.departs(key)
+
+
+def require(missing: Sequence[str]) -> None:
+    """Refuses to run where something is missing.
+
+    Raises:
+        NotAvailableError: with every sentence of `missing`.
+    """
+    if missing:
+        raise NotAvailableError("this config is valid, but can't run here:\n" + "\n".join(f"  - {line}" for line in missing))
 
 
 def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:

@@ -17,7 +17,7 @@ from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.cluster.local import LocalCluster
-from turnwise.config import AgenticConfig, SFTConfig, describe, dump_yaml, unavailable, unavailable_for_evaluation
+from turnwise.config import AgenticConfig, SFTConfig, describe, dump_yaml, require, unavailable, unavailable_for_evaluation
 from turnwise.data.demonstrations import read_demonstrations
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError, DataError, NotAvailableError
@@ -50,7 +50,7 @@ def build_agentic(config: AgenticConfig, folder: RunFolder) -> AgenticPipeline:
     Raises:
         NotAvailableError: the config uses what this version or this machine doesn't have.
     """
-    require_available(config)
+    require(unavailable(config))
     check_rollouts(config)
     set_profile(config)
     kl_ctrl = make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon)
@@ -89,16 +89,6 @@ def build_agentic(config: AgenticConfig, folder: RunFolder) -> AgenticPipeline:
         folder=folder,
         checkpoints=build_checkpoints(config, folder, config.max_steps),
     )
-
-
-def require_available(config: AgenticConfig | SFTConfig) -> None:
-    """Raises NotAvailableError with a sentence for everything that this version or this machine lacks."""
-    require(unavailable(config))
-
-
-def require(missing: Sequence[str]) -> None:
-    if missing:
-        raise NotAvailableError("this config is valid, but can't run here:\n" + "\n".join(f"  - {line}" for line in missing))
 
 
 def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
@@ -241,7 +231,7 @@ def evaluate_model(config: AgenticConfig, model_path: str | None = None, num_epi
 
 def build_sft(config: SFTConfig, folder: RunFolder) -> SFTPipeline:
     """The pipeline of one run of `turnwise sft`."""
-    require_available(config)
+    require(unavailable(config))
     set_profile(config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     arguments = config.model_args
