@@ -16,6 +16,7 @@ from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, NotAvailableError, RolloutError
 from turnwise.models.load import load_model
 from turnwise.pipelines.build import build_agentic, evaluate_model, start_run
+from turnwise.pipelines.build_rollouts import build_policy
 from turnwise.rollout.journal import read_journal
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.torch_strategy import TorchStrategy
@@ -269,3 +270,24 @@ def test_a_checkpoint_holds_the_state_of_the_loop(letters):
     _, folder = letters
     state = json.loads((folder.path / "checkpoints" / "checkpoint-2" / "pipeline.json").read_text())
     assert state["step"] == 2 and state["rollouts"]["next_index"] == 4
+
+
+def test_the_trainer_uses_the_temperature_that_was_sampled_with(tiny_model, tmp_path):
+    changes = {"max_steps": 1, "eval_steps": 0, "actor_infer": {"generating_args": {"temperature": 0.5}}}
+    [row] = measured(run(make_config(tiny_model, tmp_path, **changes)))
+    assert row["actor/train_infer_diff_token_max"] < 1e-4
+
+
+def test_gradients_are_clipped_to_the_configured_norm(letters, tiny_model, tmp_path):
+    _, folder = letters
+    rows = measured(run(make_config(tiny_model, tmp_path, max_grad_norm=1e-12)))
+    assert rows[0]["actor_train/grad_norm"] != measured(folder)[0]["actor_train/grad_norm"]
+    assert rows[0]["rollout/score/mean"] == measured(folder)[0]["rollout/score/mean"]
+
+
+def test_end_tokens_of_the_generation_config_end_a_turn(tiny_model, tmp_path):
+    config = make_config(tiny_model, tmp_path)
+    policy = build_policy(config, torch.device("cpu"), is_trained=False)
+    policy.close()
+    assert set(policy.template.stop_token_ids) >= set(policy.model.generation_config.eos_token_id)
+    assert len(policy.model.generation_config.eos_token_id) == 2

@@ -1,0 +1,72 @@
+"""A role plans, packs and writes back; its workers here only record what they are given."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from turnwise.cluster.local import LocalCluster
+from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.types import Metric, Sample, TurnSpan
+
+
+class Recorder:
+    def __init__(self):
+        self.steps = []
+
+    def train_step(self, batches, loss):
+        self.steps.append(batches)
+        return [Metric("grad_norm", 1.0), Metric("lr", 0.1, "last"), Metric("actor/pg_loss", 2.0)]
+
+    def forward(self, batches, outputs):
+        return [{"logprobs": -batch.token_ids.astype(np.float32)} for batch in batches]
+
+
+def samples(num):
+    return [
+        Sample(
+            token_ids=np.arange(i, i + 4 + i),
+            response_mask=np.array([False] * 2 + [True] * (2 + i)),
+            rollout_logprobs=np.zeros(4 + i, np.float32),
+            turn_spans=(TurnSpan(0, 2, 4 + i),),
+        )
+        for i in range(num)
+    ]
+
+
+def role(prepare=None, **plan):
+    workers = LocalCluster().spawn("actor_train", Recorder)
+    settings = BatchPlan(**({"samples_per_step": 4, "max_length": 64, "seed": 0, "max_sequences": 2} | plan))
+    return ModelRole("actor_train", workers, settings, prepare)
+
+
+def test_forward_results_go_back_to_their_samples_in_order():
+    chosen = samples(5)
+    role(max_tokens_infer=9).compute_log_probs(chosen, into="ref_logprobs")
+    for sample in chosen:
+        np.testing.assert_array_equal(sample.ref_logprobs, -sample.token_ids)
+        assert sample.old_logprobs is None
+
+
+def test_every_sample_is_trained_on_once_an_epoch_with_the_denominators_of_its_step():
+    actor = role(num_epochs=2)
+    metrics = actor.train_step(samples(6), loss=None, step=0)
+    steps = actor.workers.worker.steps
+    assert [sum(len(b.lengths) for b in step) for step in steps] == [4, 2, 4, 2]
+    for step in steps:
+        assert all(b.denominators.num_tokens == sum(int(x.response_mask.sum()) for x in step) for b in step)
+    assert {m.name for m in metrics} == {"actor_train/grad_norm", "actor/lr", "actor/pg_loss", "actor/optimizer_steps"}
+
+
+def test_prepare_is_shown_the_whole_optimiser_step_before_its_micro_batches():
+    seen = []
+    actor = role(prepare=lambda batch: seen.append((len(batch.lengths), len(actor.workers.worker.steps))))
+    actor.train_step(samples(6), loss=None, step=0)
+    assert seen == [(4, 0), (2, 1)]
+
+
+def test_a_step_without_trained_tokens_is_left_out_and_counted():
+    [sample] = samples(1)
+    sample.response_mask[:] = False
+    actor = role()
+    [metric] = actor.train_step([sample], loss=None, step=0)
+    assert (metric.name, metric.value, actor.workers.worker.steps) == ("actor/optimizer_steps", 0.0, [])
