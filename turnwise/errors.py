@@ -42,6 +42,14 @@ class DeadlineError(TurnwiseError, TimeoutError):
     """A wait that ran past its deadline. The message names who waits for whom."""
 
 
+class ParityError(TurnwiseError):
+    """Sampler and trainer give the same tokens different log-probs. The message names what differs."""
+
+
+class CheckpointError(TurnwiseError):
+    """A checkpoint that can't be written, found or continued from. What was saved before is still there."""
+
+
 class ServerError(TurnwiseError):
     """A request that an inference server can't serve. Only that request fails."""
 
