@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -10,22 +14,34 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
-from turnwise.models.load import load_model, write_weights, written_whole
+from turnwise.models.load import load_config, load_pretrained, require_weights, write_weights
 
 _TRAINER_FILE = "trainer_state.pt"
+_FULL_BYTES = 2**20
+"""Free space below which a disk counts as full."""
 
 
 def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None, scheduler: LRScheduler | None) -> None:
-    """Writes weights as a Hugging Face folder, and optimiser, schedule and random states beside them; whole or not at all."""
+    """Writes weights as a Hugging Face folder, and optimiser, schedule and random states beside them.
+
+    Raises:
+        OSError: they can't be written.
+    """
     state = {
         "optimizer": None if optimizer is None else optimizer.state_dict(),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "cpu_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all(),
     }
-    with written_whole(folder) as partial:
-        write_weights(model, partial)
-        torch.save(state, partial / _TRAINER_FILE)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_weights(model, folder)
+    try:
+        torch.save(state, folder / _TRAINER_FILE)
+    except RuntimeError as fault:
+        # Torch's writer doesn't tell what the system told it.
+        is_full = shutil.disk_usage(folder).free < _FULL_BYTES
+        reason = os.strerror(errno.ENOSPC) if is_full else str(fault)
+        raise OSError(f"{folder / _TRAINER_FILE}: {reason}") from fault
 
 
 def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None, scheduler: LRScheduler | None) -> None:
@@ -37,16 +53,27 @@ def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
     file = folder / _TRAINER_FILE
     if not file.is_file():
         raise ModelError(f"{folder}: holds no training state ({_TRAINER_FILE}); `pretrain` loads plain model folders")
-    copy_weights(load_model(folder, dtype=model.dtype), model)
+    saved, missing = load_pretrained(type(model), folder, load_config(folder), dtype=model.dtype)
+    require_weights(folder, missing)
+    copy_weights(saved, model)
     state = torch.load(file, map_location="cpu", weights_only=True)
     if optimizer is not None and scheduler is not None:
         if state["optimizer"] is None:
             raise ModelError(f"{folder}: was saved without an optimiser and can't continue training")
-        optimizer.load_state_dict(state["optimizer"])
-        scheduler.load_state_dict(state["scheduler"])
+        _continue(optimizer, scheduler, state)
     torch.set_rng_state(state["cpu_rng"])
     if len(state["cuda_rng"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda_rng"])
+
+
+def _continue(optimizer: Optimizer, scheduler: LRScheduler, state: dict[str, Any]) -> None:
+    """Takes over the moments and the place in the schedule. Rates, betas and decay are those of this run's settings, which may
+    have been changed; with the same ones every number is the saved run's."""
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
+    place = {"last_epoch": state["scheduler"]["last_epoch"] - 1, "_step_count": state["scheduler"]["_step_count"]}
+    scheduler.load_state_dict(scheduler.state_dict() | place)
+    scheduler.step()
 
 
 @torch.no_grad()

@@ -1,0 +1,154 @@
+"""Checkpoints appear whole, stay whole, and a broken one is noticed."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from turnwise.cluster.local import LocalCluster
+from turnwise.errors import CheckpointError
+from turnwise.pipelines.checkpoints import (
+    Checkpoints,
+    Contents,
+    GlobalRandomState,
+    all_checkpoints,
+    newest_whole,
+    remove_leftovers,
+    verify,
+)
+from turnwise.testing.fakes import byte_tokenizer
+
+
+class Worker:
+    """Saves a word as the weights of its model folder."""
+
+    def __init__(self, value="w"):
+        self.value = value
+
+    def save(self, folder):
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text('{"model_type": "qwen2"}')
+        (folder / "weights").write_text(self.value)
+
+    def load(self, folder):
+        self.value = (folder / "weights").read_text()
+
+
+class FullDisk:
+    def save(self, folder):
+        (folder / "weights").write_text("half of it")
+        raise OSError(28, "No space left on device")
+
+
+class Number:
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def checkpoints(path, worker=None, *, parts=None, others=None, tokenizer=None, **limits):
+    def workers(it):
+        return LocalCluster().spawn("role", lambda: it)
+
+    contents = Contents(
+        workers(worker or Worker()),
+        tokenizer or byte_tokenizer(),
+        others={name: workers(it) for name, it in (others or {}).items()},
+        parts=parts or {},
+    )
+    return Checkpoints(path, **{"save_steps": 1, "max_to_keep": 0, "num_steps": 9} | limits, contents=contents)
+
+
+def names(path):
+    return [folder.name for folder in all_checkpoints(path)]
+
+
+def test_the_newest_checkpoints_stay(tmp_path):
+    saver = checkpoints(tmp_path / "c", save_steps=2, max_to_keep=2, num_steps=11)
+    assert [n for n in range(1, 12) if saver.is_due(n)] == [2, 4, 6, 8, 10, 11]
+    for num_done in (2, 8, 10):
+        saver.save(num_done)
+    assert names(tmp_path / "c") == ["checkpoint-8", "checkpoint-10"]
+    assert saver.newest == tmp_path / "c" / "checkpoint-10"
+    assert {f.name for f in (tmp_path / "c").iterdir()} == {"checkpoint-8", "checkpoint-10"}
+
+
+def test_zero_keeps_all_and_saves_only_at_the_end(tmp_path):
+    saver = checkpoints(tmp_path, save_steps=0, max_to_keep=0, num_steps=3)
+    assert [n for n in range(1, 4) if saver.is_due(n)] == [3]
+    for num_done in (1, 2, 3):
+        saver.save(num_done)
+    assert len(names(tmp_path)) == 3
+
+
+def test_what_was_saved_comes_back(tmp_path):
+    actor, critic, beta = Worker("actor"), Worker("critic"), Number(0.25)
+    saver = checkpoints(tmp_path, actor, others={"critic": critic}, parts={"kl_ctrl": beta})
+    folder = saver.save(3)
+    assert (folder / "critic" / "weights").read_text() == "critic"
+    actor.value = critic.value = beta.value = "changed"
+    assert saver.restore(folder) == 3
+    assert (actor.value, critic.value, beta.value) == ("actor", "critic", 0.25)
+
+
+def test_a_full_disk_leaves_the_older_ones_and_no_half_one(tmp_path):
+    checkpoints(tmp_path).save(1)
+    with pytest.raises(CheckpointError, match=r"No space left.*the last good one is .*checkpoint-1\b.*resume_from_checkpoint"):
+        checkpoints(tmp_path, FullDisk(), max_to_keep=1).save(2)
+    assert [f.name for f in tmp_path.iterdir()] == ["checkpoint-1"]
+    verify(tmp_path / "checkpoint-1")
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing", "no manifest"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_taken(tmp_path, damage):
+    saver = checkpoints(tmp_path)
+    for num_done in (1, 2):
+        saver.save(num_done)
+    file = tmp_path / "checkpoint-2" / ("manifest.json" if damage == "no manifest" else "weights")
+    if damage in ("cut", "changed"):
+        file.write_text("" if damage == "cut" else "v")
+    else:
+        file.unlink()
+    with pytest.raises(CheckpointError, match="checkpoint-2"):
+        saver.restore(tmp_path / "checkpoint-2")
+    newest, [fault] = newest_whole(tmp_path)
+    assert newest == tmp_path / "checkpoint-1"
+    assert "checkpoint-2" in fault and "going back to the one before" in fault
+
+
+def test_leftovers_of_a_kill_are_no_checkpoints(tmp_path):
+    checkpoints(tmp_path).save(1)
+    for name in ("checkpoint-2.partial", "checkpoint-0.removed"):
+        (tmp_path / name).mkdir()
+    assert names(tmp_path) == ["checkpoint-1"]
+    remove_leftovers(tmp_path)
+    assert [f.name for f in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+def test_another_runs_parts_are_refused(tmp_path):
+    folder = checkpoints(tmp_path).save(1)
+    with pytest.raises(CheckpointError, match="holds no critic and no running"):
+        checkpoints(tmp_path, others={"critic": Worker()}, parts={"running": Number(1)}).restore(folder)
+
+
+def test_another_tokenizer_is_refused(tmp_path):
+    folder = checkpoints(tmp_path).save(1)
+    other = byte_tokenizer()
+    other.chat_template += " "
+    with pytest.raises(CheckpointError, match="another tokenizer or chat template"):
+        checkpoints(tmp_path, tokenizer=other).restore(folder)
+
+
+def test_global_generators_go_on_where_they_were():
+    state = json.loads(json.dumps(GlobalRandomState().state_dict()))
+    expected = random.random(), np.random.rand(), np.random.randn()
+    GlobalRandomState().load_state_dict(state)
+    assert (random.random(), np.random.rand(), np.random.randn()) == expected

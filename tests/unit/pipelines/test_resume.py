@@ -1,0 +1,229 @@
+"""A run that goes on is the run that was never stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from turnwise.config import AgenticConfig, SFTConfig, parse_config
+from turnwise.errors import CheckpointError
+from turnwise.pipelines.build import build_agentic, build_sft, start_run
+from turnwise.pipelines.checkpoints import all_checkpoints
+from turnwise.pipelines.run_folder import RunFolder
+from turnwise.tracking.jsonl import read_metrics
+
+TIMES = ("time/", "system/tps")
+
+
+@pytest.fixture
+def make_config(tiny_model, tmp_path):
+    def make(**changes):
+        values = {
+            "exp_name": "letters",
+            "pretrain": str(tiny_model),
+            "output_dir": str(tmp_path / "runs"),
+            "max_steps": 4,
+            "save_steps": 1,
+            "max_ckpt_to_keep": 0,
+            "eval_steps": 2,
+            "rollout_batch_size": 8,
+            "val_batch_size": 4,
+            "sequence_length": 256,
+            "track_with": ["tensorboard"],
+            "deterministic": True,
+            "reward_normalization": {"norm_std_type": "running"},
+            "add_token_level_kl": True,
+            "init_kl_coef": 0.1,
+            "target_kl": 0.01,
+            "actor_train": {"training_args": {"learning_rate": 1e-3, "per_device_train_batch_size": 4, "warmup_steps": 3}},
+            "train_env_manager": {"num_env_groups": 2, "group_size": 4},
+            "val_env_manager": {"num_env_groups": 1, "group_size": 4},
+            "custom_envs": {
+                "Letters": {
+                    "env_type": "turnwise.testing.toy_envs:LettersEnv",
+                    "max_steps": 2,
+                    "max_tokens_per_step": 4,
+                    "agent_template": "{observation}",
+                    "action_pattern": None,
+                }
+            },
+        }
+        return parse_config(values | changes, AgenticConfig)[0]
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def other_tests_need_no_determinism():
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def run(config, build=build_agentic):
+    pipeline = build(config, start_run(config))
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+    return pipeline
+
+
+def measured(folder):
+    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in read_metrics(folder.metrics)]
+
+
+def played(folder):
+    rows = [json.loads(line) for line in folder.rollouts.read_text().splitlines()]
+    for turn in (turn for row in rows for turn in row["turns"]):
+        del turn["generate_s"], turn["step_s"]
+    return rows
+
+
+def weights(pipeline):
+    return AutoModelForCausalLM.from_pretrained(pipeline.checkpoints.newest).state_dict()
+
+
+def assert_same_run(resumed, whole):
+    assert measured(resumed.folder) == measured(whole.folder)
+    assert played(resumed.folder) == played(whole.folder)
+    ours, theirs = weights(resumed), weights(whole)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.fixture
+def whole(make_config, tmp_path):
+    return run(make_config(output_dir=str(tmp_path / "whole")))
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_stopping_and_going_on_changes_no_bit(make_config, whole, stop):
+    stopped = run(make_config(max_steps=stop))
+    resumed = run(make_config(resume_from_checkpoint=True))
+    assert resumed.folder.path == stopped.folder.path
+    assert_same_run(resumed, whole)
+
+
+def test_a_run_that_is_done_goes_on_where_more_steps_are_asked_for_only(make_config, whole):
+    run(make_config())
+    again = run(make_config(resume_from_checkpoint=True))
+    assert_same_run(again, whole)
+    longer = run(make_config(resume_from_checkpoint=True, max_steps=5))
+    assert [row["step"] for row in measured(longer.folder)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_corrupted_newest_checkpoint_falls_back_and_says_so(make_config, whole, caplog):
+    stopped = run(make_config(max_steps=3))
+    (stopped.checkpoints.path / "checkpoint-3" / "model.safetensors").write_bytes(b"half")
+    resumed = run(make_config(resume_from_checkpoint=True))
+    assert "checkpoint-3 is corrupted: model.safetensors" in caplog.text and "checkpoint-2" in caplog.text
+    assert_same_run(resumed, whole)
+    assert (stopped.checkpoints.path / "checkpoint-3.broken").is_dir()
+
+
+def test_a_corrupted_checkpoint_that_was_asked_for_is_refused_with_a_whole_one(make_config):
+    stopped = run(make_config(max_steps=2))
+    broken = stopped.checkpoints.path / "checkpoint-2"
+    (broken / "trainer_state.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"trainer_state.pt is missing; .*checkpoint-1 is whole"):
+        run(make_config(resume_from_checkpoint=str(broken)))
+
+
+def test_an_older_checkpoint_is_continued_in_a_folder_of_its_own(make_config, whole):
+    first = run(make_config(max_steps=3))
+    before = measured(first.folder)
+    branch = run(make_config(resume_from_checkpoint=str(first.checkpoints.path / "checkpoint-1")))
+    assert branch.folder.path != first.folder.path
+    assert_same_run(branch, whole)
+    assert measured(first.folder) == before and len(all_checkpoints(first.checkpoints.path)) == 3
+
+
+def test_a_checkpoint_without_its_run_starts_a_run_at_its_step(make_config, tmp_path):
+    first = run(make_config(max_steps=3))
+    alone = shutil.copytree(first.checkpoints.newest, tmp_path / "elsewhere" / "checkpoint-3")
+    resumed = run(make_config(resume_from_checkpoint=str(alone), output_dir=str(tmp_path / "other")))
+    assert [row["step"] for row in measured(resumed.folder)] == [3, 4]
+
+
+def test_checkpoints_in_a_folder_of_their_own_are_found_again(make_config, whole, tmp_path):
+    elsewhere = {"checkpoint_config": {"output_dir": str(tmp_path / "ckpt")}}
+    stopped = run(make_config(max_steps=2, **elsewhere))
+    assert not (stopped.folder.path / "checkpoints").exists()
+    assert_same_run(run(make_config(resume_from_checkpoint=True, **elsewhere)), whole)
+    for asked in (stopped.checkpoints.path, stopped.checkpoints.newest):
+        assert run(make_config(resume_from_checkpoint=str(asked), **elsewhere)).folder.path == stopped.folder.path
+
+
+def test_without_a_checkpoint_true_starts_anew_and_a_path_is_refused(make_config, tmp_path, caplog):
+    assert measured(run(make_config(resume_from_checkpoint=True, max_steps=1)).folder)[0]["step"] == 0
+    assert "has no checkpoint yet; this run starts anew" in caplog.text
+    with pytest.raises(CheckpointError, match="there is no checkpoint; give a folder checkpoint-N"):
+        run(make_config(resume_from_checkpoint=str(tmp_path / "nowhere")))
+
+
+def test_a_newer_run_without_checkpoints_hides_no_older_one(make_config):
+    stopped = run(make_config(max_steps=1))
+    RunFolder.create(stopped.folder.path.parent.parent, "letters").close()
+    assert run(make_config(resume_from_checkpoint=True, max_steps=2)).folder.path == stopped.folder.path
+
+
+def test_changed_settings_are_listed_and_incompatible_ones_refused(make_config, caplog):
+    run(make_config(max_steps=1))
+    arguments = {"learning_rate": 5e-4, "per_device_train_batch_size": 4, "warmup_steps": 3}
+    resumed = run(make_config(max_steps=2, resume_from_checkpoint=True, actor_train={"training_args": arguments}))
+    assert "actor_train.training_args.learning_rate: 0.001 → 0.0005" in caplog.text
+    assert "max_steps: 1 → 2" in caplog.text and "output_dir" not in caplog.text.partition("going on from")[2]
+    assert measured(resumed.folder)[1]["actor/lr"] == pytest.approx(5e-4), "the new rate, at the old place in the schedule"
+    for refused in ({"seed": 7}, {"train_env_manager": {"num_env_groups": 2, "group_size": 4, "tags": ["Sea"]}}):
+        envs = {tag: make_config().custom_envs["Letters"].model_dump() for tag in ("Letters", "Sea")}
+        with pytest.raises(CheckpointError, match=r"can't be continued with this config:\n  - (seed|train_env_manager.tags)"):
+            run(make_config(resume_from_checkpoint=True, custom_envs=envs, **refused))
+
+
+def test_a_run_that_still_goes_on_is_refused(make_config):
+    stopped = run(make_config(max_steps=1))
+    busy = RunFolder.reopen(stopped.folder.path)
+    with pytest.raises(CheckpointError, match="is in use by process"):
+        run(make_config(resume_from_checkpoint=True))
+    busy.close()
+
+
+def test_a_run_without_the_parts_of_this_config_is_refused(make_config):
+    run(make_config(max_steps=1, reward_normalization={"method": "mean_std"}))
+    with pytest.raises(CheckpointError, match="holds no running"):
+        run(make_config(resume_from_checkpoint=True))
+
+
+def test_fine_tuning_goes_on_as_well(tiny_model, tmp_path):
+    rows = [
+        json.dumps({"messages": [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": f"walk {i}"}]})
+        for i in range(12)
+    ]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows) + "\n")
+
+    def fine_tune(**changes):
+        values = {
+            "exp_name": "sft",
+            "pretrain": str(tiny_model),
+            "output_dir": str(tmp_path / "runs"),
+            "train_files": [str(tmp_path / "train.jsonl")],
+            "val_files": [str(tmp_path / "train.jsonl")],
+            "eval_steps": 2,
+            "sequence_length": 64,
+            "num_epochs": 2,
+            "save_steps": 1,
+            "track_with": [],
+            "training_args": {"learning_rate": 1e-2, "per_device_train_batch_size": 4},
+        }
+        return run(parse_config(values | changes, SFTConfig)[0], build_sft)
+
+    whole = fine_tune(output_dir=str(tmp_path / "whole"))
+    stopped = fine_tune(max_steps=4)
+    resumed = fine_tune(resume_from_checkpoint=True)
+    assert resumed.folder.path == stopped.folder.path
+    assert measured(resumed.folder) == measured(whole.folder)
+    ours, theirs = weights(resumed), weights(whole)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -1,0 +1,55 @@
+"""What a resumed run's config changes, and which changes a checkpoint can't be continued with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+_REFUSED = {
+    "seed": "tasks, tokens and the order of training follow from it",
+    "train_env_manager.tags": "the position in the sequence of tasks would mean other tasks",
+    "train_files": "the position in the demonstrations would mean other rows",
+}
+"""Settings that must stay, and why."""
+_EXPECTED = ("resume_from_checkpoint", "exp_name", "output_dir")
+"""Settings that say where a run is, not what it does."""
+
+
+class Difference(NamedTuple):
+    """One setting of the saved run that is another now; None where one of the two has no use for it."""
+
+    key: str
+    saved: Any
+    now: Any
+
+    @property
+    def reason(self) -> str:
+        """Why the run can't go on with it, empty where it can."""
+        return _REFUSED.get(self.key, "")
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_show(self.saved)} → {_show(self.now)}" + (f" ({self.reason})" if self.reason else "")
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """The settings in which two resolved configs differ (`dump.resolved_values`), in the order of `now`.
+
+    >>> [str(d) for d in differences({"seed": 1, "critic": {"a": 2}}, {"seed": 2, "critic": {"a": 2, "b": True}})]
+    ['seed: 1 → 2 (tasks, tokens and the order of training follow from it)', 'critic.b: unset → True']
+    """
+    before, after = dict(_leaves(saved)), dict(_leaves(now))
+    keys = [key for key in dict.fromkeys([*after, *before]) if key not in _EXPECTED]
+    return [Difference(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _show(value: Any) -> str:
+    return "unset" if value is None else repr(value)
