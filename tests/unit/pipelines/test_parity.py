@@ -1,0 +1,376 @@
+"""The parity gate: servers that agree pass, and each fault that can make them disagree is provoked once and named."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from turnwise.batching.pack import pack
+from turnwise.batching.plan import denominators
+from turnwise.chat.template import ChatTemplate
+from turnwise.errors import ParityError
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.inference.hf_server import HFServer
+from turnwise.inference.server_manager import LLMServerManager
+from turnwise.models.load import save_model
+from turnwise.pipelines.parity import ParityGate
+from turnwise.pipelines.parity_causes import Suspects
+from turnwise.pipelines.parity_probe import first_prompts
+from turnwise.testing.fakes import CHATML_TEMPLATE, byte_tokenizer
+from turnwise.testing.toy_model import toy_model
+from turnwise.training.torch_strategy import TorchStrategy
+from turnwise.types import Completion, SamplingParams, VersionRun
+
+TOKENIZER = byte_tokenizer(bos_token="<|endoftext|>")
+TEMPLATE = ChatTemplate(TOKENIZER)
+PROMPTS = [
+    [{"role": "system", "content": "Walk to G."}, {"role": "user", "content": f"You are at {place}."}] for place in (3, 8)
+]
+MAX_LENGTH = 512
+
+
+def make_model(seed=0):
+    return toy_model(seed, vocab_size=len(TOKENIZER), max_position_embeddings=MAX_LENGTH)
+
+
+def move(model, size=0.02, seed=1):
+    """What an optimiser step does: every parameter changes, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += size * torch.randn(parameter.shape, generator=generator)
+
+
+def scorer(model, temperature=1.0, dtype=torch.float32):
+    strategy = TorchStrategy(model, temperature=temperature, dtype=dtype)
+
+    def score(samples):
+        batches = [pack([sample], denominators([sample], MAX_LENGTH)) for sample in samples]
+        return [out["logprobs"] for out in strategy.forward(batches, frozenset({"logprobs"}))]
+
+    return score
+
+
+@pytest.fixture
+def loop():
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+class Run:
+    """Trainer, server and gate of a run. `update` is a weight update, in which the server hears of its new version only."""
+
+    def __init__(self, loop, server, model, temperature=1.0, max_diff=1e-3, prompts=PROMPTS, **suspects):
+        self.loop, self.server, self.model = loop, server, model
+        known = Suspects(
+            score=scorer(model, temperature),
+            weights=model.named_parameters,
+            model_config=model.config,
+            template=TEMPLATE,
+            temperature=temperature,
+            trainer_dtype="fp32",
+            sampler_dtype="fp32",
+            folders={},
+        )
+        self.gate = ParityGate(
+            run_async=loop.run,
+            server=server,
+            template=TEMPLATE,
+            prompts=prompts,
+            sampling=SamplingParams(8, temperature=temperature, top_p=0.5, seed=7),
+            max_length=MAX_LENGTH,
+            max_diff=max_diff,
+            suspects=replace(known, **suspects),
+        )
+
+    def update(self, version):
+        move(self.model, seed=version)
+        self.loop.run(self.server.suspend())
+        self.loop.run(self.server.resume(version))
+
+    def check(self, version=0):
+        return {metric.name: metric.value for metric in self.gate.check(version) if not metric.name.startswith("time/")}
+
+    def complaint(self, version=0):
+        with pytest.raises(ParityError) as caught:
+            self.gate.check(version)
+        return str(caught.value)
+
+
+def cause(message):
+    """What the message names, without the table of what was tried."""
+    [line] = [line for line in message.splitlines() if line.startswith("Cause: ")]
+    return line.removeprefix("Cause: ")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Agreement
+
+
+@pytest.mark.parametrize(
+    ("kind", "temperature", "num_updates"), [(EmbeddedServer, 1.0, 6), (EmbeddedServer, 0.7, 6), (HFServer, 0.7, 2)]
+)
+def test_servers_that_agree_pass_at_every_version(loop, kind, temperature, num_updates):
+    model = make_model()
+    run = Run(loop, LLMServerManager([kind(model, max_length=MAX_LENGTH)]), model, temperature)
+    for version in range(num_updates):
+        metrics = run.check(version)
+        assert 0 < metrics["parity/logprob_diff_mean"] < 1e-6
+        assert metrics["parity/logprob_diff_mean"] <= metrics["parity/logprob_diff_max"] < 1e-5
+        assert 8 <= metrics["parity/num_tokens"] <= 16
+        run.update(version + 1)
+
+
+def test_what_is_logged_follows_from_the_weights_alone(loop):
+    model = make_model()
+    whole = Run(loop, EmbeddedServer(model, max_length=MAX_LENGTH), model)
+    for version in range(3):
+        whole.check(version)
+        whole.update(version + 1)
+    resumed = Run(loop, EmbeddedServer(model, max_length=MAX_LENGTH), model)
+    assert resumed.check(3) == whole.check(3)
+
+
+def test_a_context_too_short_for_two_turns_is_checked_with_one(loop):
+    model = make_model()
+    prompt = [{"role": "user", "content": "x" * 430}]
+    run = Run(loop, EmbeddedServer(model, max_length=MAX_LENGTH), model, prompts=[prompt])
+    for version in range(3):
+        assert run.check(version)["parity/num_tokens"] <= 4
+
+
+def test_nothing_global_is_drawn(loop):
+    model = make_model()
+    run = Run(loop, HFServer(model, max_length=MAX_LENGTH), model)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    run.check()
+    assert torch.equal(torch.get_rng_state(), before[0]) and np.random.get_state()[1].tolist() == before[1]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Faults
+
+
+class FixedTemperature(EmbeddedServer):
+    """Samples at temperature 1, whatever it is asked for."""
+
+    async def generate(self, prompt_ids, sampling, request_id, media=()):
+        return await super().generate(prompt_ids, replace(sampling, temperature=1.0), request_id, media)
+
+
+class KeepsOldPrefixes(EmbeddedServer):
+    """Forgets nothing at a weight update."""
+
+    async def resume(self, version):
+        self._engine.version = version
+        self._engine.is_admitting = True
+
+
+class AddsToken(EmbeddedServer):
+    """Writes a beginning-of-text token before prompts that have their own."""
+
+    async def generate(self, prompt_ids, sampling, request_id, media=()):
+        return await super().generate([TOKENIZER.bos_token_id, *prompt_ids], sampling, request_id, media)
+
+
+class Rewrites(EmbeddedServer):
+    """Calls the user a human, as another chat template would."""
+
+    async def generate(self, prompt_ids, sampling, request_id, media=()):
+        ours, theirs = (TOKENIZER.encode(role, add_special_tokens=False) for role in ("user\n", "human\n"))
+        context, ids = [], list(prompt_ids)
+        while ids:
+            matches = ids[: len(ours)] == ours
+            context += theirs if matches else ids[:1]
+            ids = ids[len(ours) if matches else 1 :]
+        return await super().generate(context, sampling, request_id, media)
+
+
+class Sloppy(EmbeddedServer):
+    """Gets every other log-prob wrong."""
+
+    async def generate(self, prompt_ids, sampling, request_id, media=()):
+        completion = await super().generate(prompt_ids, sampling, request_id, media)
+        error = np.where(np.arange(len(completion.logprobs)) % 2, 0.4, -0.4)
+        return replace(completion, logprobs=(completion.logprobs + error).astype(np.float32))
+
+
+class Sessions(HFServer):
+    """Keeps a conversation's keys and values for requests that extend exactly what is cached, over weight updates too."""
+
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
+        self._sessions = {}
+
+    async def sleep(self, kinds):
+        self._sessions.clear()
+
+    @torch.no_grad()
+    async def generate(self, prompt_ids, sampling, request_id, media=()):
+        generator = torch.Generator().manual_seed(sampling.seed % 2**63)
+        ids, logprobs = list(prompt_ids), []
+        cached, cache = self._sessions.get(request_id, ([], None))
+        if ids[: len(cached)] != cached:
+            cached, cache = [], None
+        for _ in range(sampling.max_new_tokens):
+            out = self.model(torch.tensor([ids[len(cached) :]]), past_key_values=cache, use_cache=True)
+            cached, cache = list(ids), out.past_key_values
+            log_p = torch.log_softmax(out.logits[0, -1] / sampling.temperature, -1)
+            ids.append(int(torch.multinomial(log_p.exp(), 1, generator=generator)))
+            logprobs.append(float(log_p[ids[-1]]))
+            if ids[-1] in sampling.stop_token_ids:
+                break
+        self._sessions[request_id] = (cached, cache)
+        count = len(logprobs)
+        runs = (VersionRun(self.version, count),)
+        return Completion(np.array(ids[-count:]), np.array(logprobs, np.float32), "length", runs)
+
+
+def test_a_server_of_another_temperature(loop):
+    model = make_model()
+    run = Run(loop, FixedTemperature(model, max_length=MAX_LENGTH), model, temperature=0.6)
+    message = run.complaint()
+    assert cause(message).startswith("temperature 1.")
+    assert "the trainer's of 0.6" in message and "actor_infer.generating_args.temperature" in message
+
+
+def test_a_trainer_of_another_temperature(loop):
+    model = make_model()
+    server = EmbeddedServer(model, max_length=MAX_LENGTH)
+    message = Run(loop, server, model, temperature=0.6, score=scorer(model, temperature=1.0)).complaint()
+    assert cause(message).startswith("trainer's forward pass")
+
+
+def test_a_copy_in_bf16(loop):
+    model = make_model()
+    run = Run(loop, EmbeddedServer(copy.deepcopy(model).to(torch.bfloat16), max_length=MAX_LENGTH), model)
+    message = run.complaint()
+    assert cause(message).startswith("dtype, bf16 of the server")
+    assert "actor_infer.model_args.dtype" in message and "parity_max_logprob_diff" in message
+
+
+def test_a_trainer_in_bf16(loop):
+    model = make_model()
+    score = scorer(model, dtype=torch.bfloat16)
+    run = Run(loop, EmbeddedServer(model, max_length=MAX_LENGTH), model, score=score, trainer_dtype="bf16")
+    assert cause(run.complaint()).startswith("dtype, bf16 of the trainer")
+
+
+@pytest.mark.parametrize("kind", [KeepsOldPrefixes, Sessions])
+def test_prefixes_that_outlive_an_update(loop, kind):
+    model = make_model()
+    run = Run(loop, LLMServerManager([kind(model, max_length=MAX_LENGTH)]), model)
+    run.check(0)
+    run.update(1)
+    message = run.complaint(1)
+    assert cause(message).startswith("stale prefix") and "policy version 1" in message
+
+
+def test_weights_that_never_leave_the_trainer(loop):
+    model = make_model()
+    run = Run(loop, EmbeddedServer(copy.deepcopy(model), max_length=MAX_LENGTH), model)
+    run.check(0)
+    run.update(1)
+    assert cause(run.complaint(1)).startswith("weights not transferred since version 0")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two models of one shape, and the first one again with another chat template."""
+    path = tmp_path_factory.mktemp("folders")
+    other = byte_tokenizer(
+        chat_template=CHATML_TEMPLATE.replace("{{ message.role }}", "{{ message.role.replace('user', 'human') }}")
+    )
+    for name, seed, tokenizer in (("right", 0, TOKENIZER), ("wrong", 5, TOKENIZER), ("human", 0, other)):
+        save_model(make_model(seed), tokenizer, path / name)
+    return path
+
+
+def test_a_resumed_run_whose_server_starts_over(loop, folders):
+    model = make_model()
+    server = EmbeddedServer(copy.deepcopy(model), max_length=MAX_LENGTH)
+    run = Run(loop, server, model, folders={str(folders / "right"): "pretrain"})
+    run.update(4)
+    message = cause(run.complaint(4))
+    assert message.startswith("weights not transferred, still those of pretrain") and str(folders / "right") in message
+
+
+def test_a_server_of_the_wrong_folder(loop, folders):
+    named = {str(folders / "right"): "actor_train.model_args.model_name_or_path", str(folders / "wrong"): "pretrain"}
+    run = Run(loop, EmbeddedServer(make_model(seed=5), max_length=MAX_LENGTH), make_model(), folders=named)
+    message = cause(run.complaint())
+    assert message.startswith(f"wrong folder, pretrain {folders / 'wrong'}") and str(folders / "right") in message
+
+
+def test_one_replica_of_the_wrong_folder(loop, folders):
+    model = make_model()
+    servers = [EmbeddedServer(m, max_length=MAX_LENGTH) for m in (model, make_model(seed=5))]
+    named = {str(folders / "right"): "pretrain", str(folders / "wrong"): "reference.model_args.model_name_or_path"}
+    run = Run(loop, LLMServerManager(servers), model, folders=named)
+    assert cause(run.complaint()).startswith("wrong folder, reference.model_args.model_name_or_path")
+
+
+def test_a_server_without_the_adapter(loop, folders):
+    model, base = make_model(), make_model()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            weight = layer.self_attn.q_proj.weight
+            low_rank = (torch.randn(size, generator=generator) for size in ((len(weight), 2), (2, weight.shape[1])))
+            weight += 0.5 * torch.matmul(*low_rank)
+    named = {str(folders / "right"): "pretrain"}
+    run = Run(loop, EmbeddedServer(base, max_length=MAX_LENGTH), model, folders=named, without_adapter=scorer(make_model()))
+    assert cause(run.complaint()).startswith("adapter not loaded")
+
+
+def test_a_server_that_adds_a_token(loop):
+    model = make_model()
+    run = Run(loop, AddsToken(model, max_length=MAX_LENGTH), model)
+    assert cause(run.complaint()).startswith("template, <|endoftext|> put before the prompt")
+
+
+def test_a_server_with_another_chat_template(loop, folders):
+    model = make_model()
+    named = {str(folders / "right"): "pretrain", str(folders / "human"): "actor_infer.model_args.model_name_or_path"}
+    run = Run(loop, Rewrites(model, max_length=MAX_LENGTH), model, folders=named)
+    assert cause(run.complaint()).startswith(f"template of actor_infer.model_args.model_name_or_path {folders / 'human'}")
+
+
+def test_what_nothing_explains_is_said_to_be_so(loop, folders):
+    model = make_model()
+    folders = {str(folders / "right"): "pretrain", str(folders / "nowhere"): "reward_pretrain"}
+    message = Run(loop, Sloppy(model, max_length=MAX_LENGTH), model, folders=folders).complaint()
+    assert cause(message).startswith("none")
+    table = message.split("were the cause\n")[1].splitlines()
+    assert len(table) >= 6 and any("nan" in line and "can't be tried" in line for line in table)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Prompts of the run
+
+
+class Greeter:
+    """An agent that speaks, and goes on while it is answered."""
+
+    async def run(self, task, sibling, open_conversation, sampling):
+        conversation = open_conversation(sampling)
+        while await conversation.generate([{"role": "user", "content": task.tag}]):
+            pass
+        return []
+
+
+class Broken:
+    async def run(self, task, sibling, open_conversation, sampling):
+        raise RuntimeError("no such maze")
+
+
+def test_prompts_are_what_agents_say_first(loop, caplog):
+    caplog.set_level("INFO")
+    prompts = loop.run(first_prompts({"a": Greeter(), "b": Broken()}, 42, SamplingParams(4), 64))
+    assert prompts == {"a": [{"role": "user", "content": "a"}]}
+    assert "no such maze" in caplog.text

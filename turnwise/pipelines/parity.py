@@ -1,0 +1,202 @@
+"""The parity gate: do the servers sample from the distribution that is trained?
+
+`docs/design/parity.md` says what is asked and when, and what a failure is tried for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from turnwise.chat.template import ChatTemplate
+from turnwise.config import AgenticConfig
+from turnwise.errors import ParityError
+from turnwise.pipelines.build_rollouts import ServedPolicy, build_agent, sampling_params
+from turnwise.pipelines.parity_causes import Evidence, Suspects, diagnose
+from turnwise.pipelines.parity_probe import Played, Probe, Prompt, Scored, first_prompts
+from turnwise.pipelines.roles import ModelRole
+from turnwise.protocols import InferenceServer
+from turnwise.types import Metric, Sample, SamplingParams, TurnSpan, derive_seed
+
+logger = logging.getLogger(__name__)
+
+_TOKENS_PER_TURN = 4
+_MAX_TURNS = 4
+"""Of a conversation that is kept over updates, which then starts over."""
+_MIN_CONVERSATIONS = 2
+_PLAIN_PROMPT: Prompt = [{"role": "user", "content": "Hello"}]
+"""What a gate says that has no prompt of the run."""
+
+
+class ParityGate:
+    """Has the servers of the rollouts sample a few tokens, and the trainer score them again.
+
+    Asked are two turns of new conversations, the same at every check, so that what is logged follows from the weights alone;
+    and one more turn of conversations that go on over updates, which a server that keeps old prefixes answers from old weights.
+    All have request ids of their own that are never released: what the gate leaves in a cache serves nobody else.
+
+    Each prompt opens one conversation of both kinds. Of `sampling` the temperature and the seed are used.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_async: Callable[..., Any],
+        server: InferenceServer,
+        template: ChatTemplate,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        max_length: int,
+        max_diff: float,
+        suspects: Suspects,
+    ) -> None:
+        self._run_async = run_async
+        self._server = server
+        self._sampling = SamplingParams(_TOKENS_PER_TURN, temperature=sampling.temperature, seed=sampling.seed)
+        self._max_diff = max_diff
+        self._suspects = suspects
+        self._last: tuple[int, Scored] | None = None
+
+        def probe(name: str, prompt: Prompt) -> Probe:
+            own = replace(self._sampling, seed=derive_seed(sampling.seed, name))
+            return Probe(template, server, name, prompt, own, max_length)
+
+        self._new = [probe(f"parity/new/{index}", prompt) for index, prompt in enumerate(prompts)]
+        self._kept = [probe(f"parity/kept/{index}", prompt) for index, prompt in enumerate(prompts)]
+
+    def check(self, version: int) -> list[Metric]:
+        """Measures new conversations, and holds kept ones to the same bound. The servers must have just got `version`.
+
+        Raises:
+            ParityError: the mean |log-prob| difference of either kind is above the bound. The message names the cause.
+        """
+        started = time.perf_counter()
+        new, kept = self._run_async(self._play())
+        # One after the other: the last bits of a log-prob depend on what it is packed with.
+        measured, held = self._scored(new), self._scored(kept)
+        for played, scored in ((new, measured), (kept, held)):
+            # Negated, so that NaN fails.
+            if not scored.difference <= self._max_diff:
+                raise ParityError(diagnose(self._evidence(version, played, measured), self._suspects))
+        if self._last is None:
+            logger.info("parity: sampler and trainer differ by %.2g nats a token", measured.difference)
+        self._last = (version, measured)
+        return [
+            Metric("parity/logprob_diff_mean", measured.difference, weight=len(measured.sampled)),
+            Metric("parity/logprob_diff_max", measured.largest_difference, "max"),
+            Metric("parity/num_tokens", float(len(measured.sampled)), "sum"),
+            Metric("time/parity_s", time.perf_counter() - started, "sum"),
+        ]
+
+    async def _play(self) -> tuple[list[Played], list[Played]]:
+        new = await asyncio.gather(*(_two_turns(probe) for probe in self._new))
+        kept = await asyncio.gather(*(_next_turn(probe) for probe in self._kept))
+        return new, kept
+
+    def _scored(self, played: Sequence[Played]) -> Scored:
+        samples = [conversation.sample() for conversation in played]
+        return Scored.of(samples, self._suspects.score(samples))
+
+    def _evidence(self, version: int, played: Sequence[Played], measured: Scored) -> Evidence:
+        change_since = None
+        if self._last is not None:
+            last_version, last = self._last
+            if np.array_equal(last.token_ids, measured.token_ids):
+                change_since = (last_version, float(np.abs(last.sampled - measured.sampled).mean()))
+        # One replica alone may be at fault, so the conversations that agree are no evidence.
+        failing = [conversation for conversation in played if not self._scored([conversation]).difference <= self._max_diff]
+        return Evidence(
+            version, failing, self._scored(failing), self._max_diff, partial(self._ask_afresh, version, played), change_since
+        )
+
+    def _ask_afresh(self, version: int, played: Sequence[Played]) -> float:
+        """The mean difference of the worst conversation where last turns are answered again by a server with nothing cached."""
+        answered = self._run_async(self._answer_uncached(version, [conversation.sample() for conversation in played]))
+        return max(Scored.of([sample], self._suspects.score([sample])).difference for sample in answered)
+
+    async def _answer_uncached(self, version: int, samples: Sequence[Sample]) -> list[Sample]:
+        await self._server.suspend()
+        await self._server.sleep(["kv_cache"])
+        await self._server.wake(["kv_cache"])
+        await self._server.resume(version)
+        return await asyncio.gather(*(self._answer(f"parity/afresh/{index}", sample) for index, sample in enumerate(samples)))
+
+    async def _answer(self, request_id: str, sample: Sample) -> Sample:
+        """The context of a sample up to its last turn, with another answer."""
+        start = sample.turn_spans[-1].start
+        prompt_ids = sample.token_ids[:start]
+        completion = await self._server.generate(prompt_ids.tolist(), self._sampling, request_id)
+        num_tokens = len(completion.token_ids)
+        return Sample(
+            token_ids=np.append(prompt_ids, completion.token_ids),
+            response_mask=np.arange(start + num_tokens) >= start,
+            rollout_logprobs=np.append(np.zeros(start, np.float32), completion.logprobs),
+            turn_spans=(TurnSpan(0, start, start + num_tokens),),
+            versions=(completion.versions,),
+        )
+
+
+async def _two_turns(probe: Probe) -> Played:
+    probe.start_over()
+    await probe.speak()
+    await probe.speak()
+    return probe.played(num_scored=probe.num_turns)
+
+
+async def _next_turn(probe: Probe) -> Played:
+    if probe.num_turns == _MAX_TURNS or not await probe.speak():
+        probe.start_over()
+        await probe.speak()
+    return probe.played(num_scored=1)
+
+
+def build_parity_gate(
+    config: AgenticConfig, policy: ServedPolicy, actor_train: ModelRole, weights: Callable[[], Iterable[tuple[str, Tensor]]]
+) -> ParityGate:
+    """The gate of a run, with the first prompts of its tags. `weights` are the trainer's, by their Hugging Face names."""
+    manager, sampling = config.train_env_manager, sampling_params(config, "train")
+    agents = {tag: build_agent(config, tag, "train", watchdog=policy.watchdog) for tag in manager.tags}
+    heard = policy.event_loop.run(first_prompts(agents, config.seed, sampling, config.sequence_length))
+    room = config.sequence_length - _TOKENS_PER_TURN
+    prompts = [prompt for prompt in heard.values() if len(policy.template.start(prompt)) <= room] or [_PLAIN_PROMPT]
+    num_conversations = max(_MIN_CONVERSATIONS, len(prompts), len(policy.servers.servers))
+    return ParityGate(
+        run_async=policy.event_loop.run,
+        server=policy.servers,
+        template=policy.template,
+        prompts=[prompts[index % len(prompts)] for index in range(num_conversations)],
+        sampling=replace(sampling, seed=config.seed),
+        max_length=config.sequence_length,
+        max_diff=config.parity_max_logprob_diff,
+        suspects=Suspects(
+            score=partial(actor_train.forward, output="logprobs"),
+            weights=weights,
+            model_config=policy.model.config,
+            template=policy.template,
+            temperature=sampling.temperature,
+            trainer_dtype=config.actor_train.model_args.dtype,
+            sampler_dtype=config.actor_infer.model_args.dtype,
+            folders=_model_folders(config),
+        ),
+    )
+
+
+def _model_folders(config: AgenticConfig) -> dict[str, str]:
+    """Every model folder that the config names, with a setting that names it; the one that is trained first."""
+    models = {
+        f"{name}.model_args.model_name_or_path": role.model_args.model_name_or_path for name, role in config.roles.items()
+    }
+    named = {"pretrain": config.pretrain, **models}
+    trained = config.actor_train.model_args.model_name_or_path
+    folders: dict[str, str] = {}
+    for setting, folder in sorted(named.items(), key=lambda item: item[1] != trained):
+        folders.setdefault(folder, setting)
+    return folders

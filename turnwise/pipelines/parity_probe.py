@@ -1,0 +1,171 @@
+"""What the parity gate says to the servers: first prompts of the run, in conversations that outlive weight updates."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.batching.samples import build_samples
+from turnwise.chat.conversation import TokenConversation
+from turnwise.chat.template import ChatTemplate
+from turnwise.errors import ConfigError, DeadlineError
+from turnwise.protocols import AgentLoop, InferenceServer
+from turnwise.types import FloatArray, IntArray, Message, Sample, SamplingParams, Task, Trajectory, Turn, derive_seed
+
+logger = logging.getLogger(__name__)
+
+Prompt = list[Message]
+Prompts = list[list[int]]
+"""What is added to a context before each of its responses, as token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A conversation as one check sees it: its turns, what was said before each, and how many of the last turns are scored."""
+
+    messages: tuple[Prompt, ...]
+    turns: tuple[Turn, ...]
+    num_scored: int
+
+    @property
+    def prompts(self) -> Prompts:
+        return [turn.prompt_ids.tolist() for turn in self.turns]
+
+    def written_by(self, template: ChatTemplate) -> Prompts:
+        """The prompts as another template writes the same messages around the same responses."""
+        first, *others = self.messages
+        pairs = zip(self.turns, others, strict=False)
+        return [template.start(first), *(template.extend(turn.response_ids.tolist(), said) for turn, said in pairs)]
+
+    def sample(self, prompts: Prompts | None = None) -> Sample:
+        """The context, with the scored tokens under its response mask; after other prompts where they are given."""
+        added = [np.array(ids, np.int64) for ids in prompts or self.prompts]
+        turns = [replace(turn, prompt_ids=ids) for turn, ids in zip(self.turns, added, strict=True)]
+        [sample] = build_samples(Trajectory(_task("", seed=0), sibling=0, turns=turns))
+        sample.response_mask[: sample.turn_spans[-self.num_scored].start] = False
+        return sample
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Sampled tokens with the log-probs of both sides, [R] each."""
+
+    token_ids: IntArray
+    sampled: FloatArray
+    trained: FloatArray
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], trained: Sequence[FloatArray]) -> Scored:
+        """The tokens under the samples' response masks; `trained` are arrays [N] over all tokens of each."""
+        masks = [sample.response_mask for sample in samples]
+
+        def masked(arrays: Iterable[NDArray[Any]]) -> NDArray[Any]:
+            return np.concatenate([array[mask] for array, mask in zip(arrays, masks, strict=True)])
+
+        return cls(masked(s.token_ids for s in samples), masked(s.rollout_logprobs for s in samples), masked(trained))
+
+    @property
+    def difference(self) -> float:
+        return self.distance(self.trained)
+
+    @property
+    def largest_difference(self) -> float:
+        return float(np.abs(self.sampled - self.trained).max())
+
+    def distance(self, logprobs: FloatArray) -> float:
+        """Mean |log-prob| between what was sampled and these, in nats."""
+        return float(np.abs(self.sampled - logprobs).mean())
+
+
+class Probe:
+    """A conversation that goes on under one request id as long as the run, and starts over where it is told to.
+
+    It opens with `prompt` and then says the last message of it again. The same turn has the same seed every time.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        server: InferenceServer,
+        request_id: str,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        max_length: int,
+    ) -> None:
+        self._context = (template, server, request_id, sampling, max_length)
+        self._prompt = prompt
+        self.start_over()
+
+    def start_over(self) -> None:
+        self._conversation = TokenConversation(*self._context)
+        self._messages: list[Prompt] = []
+
+    @property
+    def num_turns(self) -> int:
+        return len(self._messages)
+
+    async def speak(self) -> bool:
+        """Takes one more turn; False, and none, where the context has no room for it.
+
+        Raises:
+            ServerError: the server can't serve the request.
+        """
+        messages = self._prompt[-1:] if self._messages else self._prompt
+        if await self._conversation.generate(messages) is None:
+            return False
+        self._messages.append(messages)
+        return True
+
+    def played(self, num_scored: int) -> Played:
+        """The conversation so far, of which the last `num_scored` turns are to be scored."""
+        return Played(tuple(self._messages), tuple(self._conversation.turns), num_scored)
+
+
+class _Listener:
+    """A conversation that hears what an agent says first, and has no room to answer."""
+
+    def __init__(self, max_length: int) -> None:
+        self.turns: list[Turn] = []
+        self.heard: Prompt = []
+        self._max_length = max_length
+
+    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> None:
+        self.heard = self.heard or list(new_messages)
+
+    def remaining_tokens(self) -> int:
+        return self._max_length
+
+
+async def first_prompts(
+    agents: Mapping[str, AgentLoop], seed: int, sampling: SamplingParams, max_length: int
+) -> dict[str, Prompt]:
+    """What the agent of each tag says first, in a task of the gate's own; nothing where agent or environment fail.
+
+    Raises:
+        DeadlineError: one of them doesn't come back.
+    """
+    prompts = {}
+    for tag, agent in agents.items():
+        listener = _Listener(max_length)
+
+        def open_conversation(*args: Any, listener: _Listener = listener, **kwargs: Any) -> _Listener:
+            return listener
+
+        try:
+            await agent.run(_task(tag, derive_seed(seed, "parity", tag)), 0, open_conversation, sampling)
+        except (ConfigError, DeadlineError):
+            raise
+        except Exception as error:  # boundary: agents and environments are foreign code; what is wrong with them, rollouts say
+            logger.info("parity: %s gave no first prompt (%r); the gate does without", tag, error)
+        if listener.heard:
+            prompts[tag] = listener.heard
+    return prompts
+
+
+def _task(tag: str, seed: int) -> Task:
+    return Task(id=f"parity/{tag}", tag=tag, split="train", seed=seed)
