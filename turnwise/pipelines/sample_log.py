@@ -1,32 +1,104 @@
-"""A readable sample of a step's episodes in the run's log."""
+"""A readable sample of a step's episodes: whole in the run's log, in a few lines for who looks on."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from turnwise.types import Group, Trajectory
+from turnwise.types import Group, IntArray, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
+MAX_PROMPT, MAX_TEXT, MAX_TURNS = 4000, 1000, 12
+"""Characters of the first prompt and of any other text, and turns of an episode: what goes beyond is counted, not shown."""
 
-def log_samples(step: int, groups: Sequence[Group]) -> None:
-    """Logs the best and the worst trajectory of the step, turn by turn."""
+Decode = Callable[[IntArray], str]
+
+
+def log_samples(step: int, groups: Sequence[Group], decode: Decode) -> str:
+    """Logs the best and the worst trajectory of the step, turn by turn; returns the best one in a few lines.
+
+    Args:
+        decode: ids → text with its special tokens, so that the log shows what the model saw.
+    """
     played = [t for g in groups for t in g.trajectories if t.turns]
     if not played:
-        return
+        return ""
     best, worst = max(played, key=lambda t: t.score), min(played, key=lambda t: t.score)
     for title, trajectory in (("best", best), ("worst", worst))[: 1 if best is worst else 2]:
-        logger.info("step %d, %s trajectory\n%s", step, title, describe(trajectory))
+        logger.info("step %d, %s trajectory\n%s", step, title, describe(trajectory, decode))
+    return f"best episode of step {step + 1}: {summary(best)}"
 
 
-def describe(trajectory: Trajectory) -> str:
-    """The episode as text: what the model saw, what it answered, what it got."""
-    lines = [f"{trajectory.task.id} sibling {trajectory.sibling}: score {trajectory.score:g}, {trajectory.status}"]
-    if trajectory.limit:
-        lines[0] += f" by {trajectory.limit}"
-    for number, turn in enumerate(trajectory.turns, start=1):
-        lines.append(f"  turn {number}")
-        lines += [f"    | {line}" for line in turn.observation.splitlines()]
-        lines.append(f"    → {turn.text!r} (action {turn.action!r}, reward {turn.reward:g})")
+def describe(trajectory: Trajectory, decode: Decode) -> str:
+    """The episode as text: the whole first prompt, then what each turn showed, what the model answered and what it got.
+
+    An advantage is the mean over the turn's tokens, as far as credit has been given.
+    """
+    first = trajectory.turns[0]
+    advantages = _advantages(trajectory)
+    lines = [_headline(trajectory), *_quoted(decode(first.prompt_ids), MAX_PROMPT)]
+    for number, turn in _shortened(list(enumerate(trajectory.turns)), MAX_TURNS):
+        if turn is None:
+            lines.append(f"  … {number} turns are left out")
+            continue
+        gained = f"reward {turn.reward:g}"
+        if number in advantages:
+            gained += f", advantage {advantages[number]:+.3f}"
+        lines.append(f"  turn {number + 1}")
+        lines += [] if turn is first else _quoted(turn.observation, MAX_TEXT)
+        lines.append(f"    → {_clipped(repr(turn.text), MAX_TEXT)}")
+        lines.append(f"      {_action(turn)}; {gained}")
     return "\n".join(lines)
+
+
+def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
+    """The episode with one line a turn, without those in the middle of a long one."""
+    lines = [_headline(trajectory)]
+    for number, turn in _shortened(list(enumerate(trajectory.turns)), num_turns):
+        if turn is None:
+            lines.append(f"  … {number} turns")
+        else:
+            seen = _clipped(" / ".join(turn.observation.split("\n")), 60)
+            gained = f"  {turn.reward:+g}" if turn.reward else ""
+            lines.append(f"  {seen} → {_clipped(repr(turn.text), 60)}{gained}")
+    return "\n".join(lines)
+
+
+def _headline(trajectory: Trajectory) -> str:
+    end = f"{trajectory.status} by {trajectory.limit}" if trajectory.limit else trajectory.status
+    return (
+        f"{trajectory.task.id}, sibling {trajectory.sibling}: score {trajectory.score:g}, {len(trajectory.turns)} turns, {end}"
+    )
+
+
+def _action(turn: Turn) -> str:
+    return "no action could be parsed" if turn.action is None else f"action {_clipped(repr(turn.action), MAX_TEXT)}"
+
+
+def _advantages(trajectory: Trajectory) -> dict[int, float]:
+    return {
+        span.turn: float(sample.advantages[span.start : span.stop].mean())
+        for sample in trajectory.samples
+        if sample.advantages is not None
+        for span in sample.turn_spans
+        if span.stop > span.start
+    }
+
+
+def _shortened(turns: Sequence[tuple[int, Turn]], max_turns: int) -> list[tuple[int, Turn | None]]:
+    """All turns, or the first and the last with `(how many, None)` in place of what lies between."""
+    if len(turns) <= max_turns:
+        return list(turns)
+    head = max_turns // 2
+    tail = max_turns - head - 1
+    return [*turns[:head], (len(turns) - head - tail, None), *turns[len(turns) - tail :]]
+
+
+def _quoted(text: str, max_characters: int) -> list[str]:
+    return [f"    | {line}" for line in _clipped(text, max_characters).splitlines()]
+
+
+def _clipped(text: str, max_characters: int) -> str:
+    left_out = len(text) - max_characters
+    return text if left_out <= 0 else f"{text[:max_characters]}… {left_out:,} more characters"

@@ -1,1 +1,1 @@
-"""Pictures and tables made from run folders. Reads files only."""
+"""Pictures and tables of runs: from the files that they leave, and from frames that are handed in."""

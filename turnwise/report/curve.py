@@ -2,51 +2,164 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from turnwise.report.intervals import wilson_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Row = Mapping[str, float]
 Point = tuple[float, float]
+Panel = Callable[["Axes", Sequence[Row]], None]
+
+_TRAIN, _HELD_OUT = "#6baed6", "#08519c"
+_COLORS = ("#4c9085", "#c26a3d", "#7b6ba8", "#9a9a9a", "#b8a13c", "#a04d6e")
+_MARGINS = {"left": 0.1, "right": 0.98, "top": 0.94, "bottom": 0.1, "hspace": 0.32, "wspace": 0.32}
+_PHASES = ("rollout", "train", "val", "checkpoint")
+_KL = {"in the reward": "critic/kl", "in the loss": "actor/kl_loss", "of an update": "actor/approxkl"}
 
 
-def learning_curve(
-    rows: Sequence[Mapping[str, float]], path: Path, title: str, baselines: Mapping[str, float] | None = None
-) -> Path:
-    """Draws training and validation success (else the scores) over steps, with baselines as dashed lines.
+def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mapping[str, float] | None = None) -> Path:
+    """Draws what a run was about over its steps, in training and on held-out tasks, and below it how it went there.
+
+    Held-out success has its 95% Wilson interval, which takes episodes as independent. Panels without figures are left out.
 
     Args:
-        rows: the rows of a `metrics.jsonl`.
-        baselines: success of other players by name.
+        rows: the rows of a `metrics.jsonl`, of reinforcement learning or of fine-tuning.
+        baselines: success of other players by name, as dashed lines.
     """
     # Without a display and without touching the caller's pyplot state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    train = _series(rows, r"env/[^/]+/success") or _series(rows, r"rollout/score/mean")
-    validation = _series(rows, r"val/env/[^/]+/success") or _series(rows, r"val/score/mean")
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    is_fine_tuning = bool(_series(rows, r"sft/loss"))
+    small = _panels(rows)
+    figure = Figure(figsize=(8, 6 if small else 4))
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    if train:
-        steps, values = zip(*train, strict=True)
-        axes.plot(steps, values, color="#9ecae1", linewidth=1, label="training rollouts")
-    if validation:
-        steps, values = zip(*validation, strict=True)
-        axes.plot(steps, values, color="#08519c", linewidth=2, marker="o", markersize=4, label="held-out tasks")
-    for (name, value), color in zip((baselines or {}).items(), ("#969696", "#e6550d", "#31a354", "#756bb1"), strict=False):
-        axes.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{name} ({value:.2f})")
-    axes.set(xlabel="step", ylabel="success", title=title, ylim=(0, 1.02))
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize=8)
+    shape = (2, len(small)) if small else (1, 1)
+    grid = figure.add_gridspec(*shape, height_ratios=[2, 1] if small else None)
+    main = figure.add_subplot(grid[0, :])
+    if is_fine_tuning:
+        _draw_loss(main, rows)
+    else:
+        _draw_success(main, rows, baselines or {})
+    main.set_title(title)
+    main.legend(loc="upper right" if is_fine_tuning else "lower right", fontsize=8)
+    for column, (name, draw) in enumerate(small.items()):
+        axes = figure.add_subplot(grid[1, column])
+        draw(axes, rows)
+        axes.set_title(name, fontsize=9)
+        axes.tick_params(labelsize=7)
+    # By hand: a layout that is worked out draws everything twice.
+    figure.subplots_adjust(**_MARGINS)
+    for axes in figure.axes:
+        axes.set_xlabel("step", fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
     figure.savefig(path, dpi=150)
     return path
 
 
-def _series(rows: Sequence[Mapping[str, float]], pattern: str) -> list[Point]:
-    """`(step, mean over the metrics that fit)` of the rows that have any."""
+def _draw_success(axes: Axes, rows: Sequence[Row], baselines: Mapping[str, float]) -> None:
+    """Success, or the scores of environments that know none."""
+    train, held_out = _series(rows, r"env/[^/]+/success"), _series(rows, r"val/env/[^/]+/success")
+    is_success = bool(train or held_out)
+    if not is_success:
+        train, held_out = _series(rows, r"rollout/score/mean"), _series(rows, r"val/score/mean")
+    if train:
+        axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
+        axes.plot(*_columns(_smooth(train)), color=_TRAIN, linewidth=2, label="training rollouts, smoothed")
+    if held_out:
+        axes.plot(*_columns(held_out), color=_HELD_OUT, linewidth=2, marker="o", markersize=4, label="held-out tasks")
+        counts = dict(_series(rows, r"val/num_episodes"))
+        if is_success and counts:
+            _draw_intervals(axes, [(step, value, counts[step]) for step, value in held_out if step in counts])
+    for (name, value), color in zip(baselines.items(), _COLORS[1:], strict=False):
+        axes.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{name} ({value:.2f})")
+    axes.set_ylabel("success" if is_success else "score")
+    if is_success:
+        axes.set_ylim(0, 1.02)
+
+
+def _draw_intervals(axes: Axes, points: Sequence[tuple[float, float, float]]) -> None:
+    """The interval of each `(step, share of successes, episodes)`, as a band."""
+    bounds = [wilson_interval(round(value * count), round(count)) for _, value, count in points]
+    low, high = zip(*bounds, strict=True)
+    axes.fill_between([step for step, _, _ in points], low, high, color=_HELD_OUT, alpha=0.15, linewidth=0)
+
+
+def _draw_loss(axes: Axes, rows: Sequence[Row]) -> None:
+    train, held_out = _series(rows, r"sft/loss"), _series(rows, r"sft/val_loss")
+    axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
+    axes.plot(*_columns(_smooth(train)), color=_TRAIN, linewidth=2, label="training batches, smoothed")
+    if held_out:
+        axes.plot(*_columns(held_out), color=_HELD_OUT, linewidth=2, marker="o", markersize=4, label="held-out demonstrations")
+    axes.set_ylabel("nats a trained token")
+    if min(value for _, value in train) > 0:
+        axes.set_yscale("log", subs=[2, 5])
+        for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            axis("{x:g}")
+
+
+def _panels(rows: Sequence[Row]) -> dict[str, Panel]:
+    """The small panels that these rows can fill, by their titles."""
+    panels: dict[str, Panel] = {}
+    for title, names in (
+        ("entropy (nats a token)", {"": "actor/entropy"}),
+        ("KL (nats a token)", _KL),
+        ("gradient norm", {"": "actor_train/grad_norm"}),
+        ("gradient norm", {"": "sft/grad_norm"}),
+    ):
+        found = {label: name for label, name in names.items() if any(value for _, value in _series(rows, re.escape(name)))}
+        if found:
+            panels[title] = _lines(found)
+    if any(row.get(f"time/step_{phase}") for row in rows for phase in _PHASES):
+        panels["seconds of a step"] = _draw_times
+    return panels
+
+
+def _lines(names: Mapping[str, str]) -> Panel:
+    """A panel with a line for each metric, `label → name`."""
+
+    def draw(axes: Axes, rows: Sequence[Row]) -> None:
+        for (label, name), color in zip(names.items(), _COLORS, strict=False):
+            axes.plot(*_columns(_series(rows, re.escape(name))), color=color, linewidth=1, label=label)
+        if len(names) > 1:
+            axes.legend(fontsize=6)
+
+    return draw
+
+
+def _draw_times(axes: Axes, rows: Sequence[Row]) -> None:
+    """The longest phases of a step on top of each other."""
+    times = {phase: [row.get(f"time/step_{phase}", 0.0) for row in rows] for phase in _PHASES}
+    shown = {phase: values for phase, values in times.items() if sum(values) > 0.01 * sum(map(sum, times.values()))}
+    axes.stackplot([row["step"] for row in rows], list(shown.values()), labels=shown, colors=_COLORS, linewidth=0, step="mid")
+    axes.legend(fontsize=6)
+
+
+def _series(rows: Sequence[Row], pattern: str) -> list[Point]:
+    """`(step, mean over the metrics that fit)` of the rows that have any finite one."""
     points = []
     for row in rows:
-        values = [value for name, value in row.items() if re.fullmatch(pattern, name)]
+        values = [value for name, value in row.items() if re.fullmatch(pattern, name) and math.isfinite(value)]
         if values:
             points.append((row["step"], sum(values) / len(values)))
     return points
+
+
+def _smooth(points: Sequence[Point]) -> list[Point]:
+    """The mean of each point and as many neighbours to either side: a twentieth of the run, fewer at its ends."""
+    reach, last = min(max(len(points) // 20, 1), 10), len(points) - 1
+    reaches = [min(reach, i, last - i) for i in range(len(points))]
+    windows = [points[i - r : i + r + 1] for i, r in enumerate(reaches)]
+    return [(step, sum(v for _, v in window) / len(window)) for (step, _), window in zip(points, windows, strict=True)]
+
+
+def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    return [step for step, _ in points], [value for _, value in points]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turnwise.types import Group, Metric, Reduction, Trajectory
-
-_SPREAD: tuple[Reduction, ...] = ("mean", "max", "min")
+from turnwise.types import Group, Metric, Sample, Trajectory, samples_of
 
 
 def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> list[Metric]:
@@ -15,46 +13,87 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
     `rollout/failed` counts episodes that failed after their retries, `rollout/rejected` their siblings too.
 
     `rollout/response_length` counts sampled tokens of a trajectory, `rollout/prompt_length` its first prompt and
-    `rollout/non_prompt_length` everything after it.
+    `rollout/non_prompt_length` everything after it; `tokens/…` are the same of a sample.
     """
     played = [t for g in groups for t in g.trajectories]
     lost = [t for g in rejected for t in g.trajectories]
-    metrics = [
+    prompts = [len(t.turns[0].prompt_ids) if t.turns else 0 for t in played]
+    sampled = [sum(len(turn.response_ids) for turn in t.turns) for t in played]
+    totals = [sum(turn.num_tokens for turn in t.turns) for t in played]
+    scores = [[t.score for t in g.trajectories] for g in groups]
+    return [
         Metric("rollout/failed", sum(t.status == "failed" for t in lost), "sum"),
         Metric("rollout/rejected", len(lost), "sum"),
+        *_spread("rollout/score", [score for of_group in scores for score in of_group]),
+        *_spread("rollout/response_length", sampled),
+        *_spread("rollout/prompt_length", prompts),
+        *_spread("rollout/non_prompt_length", [total - prompt for total, prompt in zip(totals, prompts, strict=True)]),
+        Metric("rollout/sampled_tokens", sum(sampled), "sum"),
+        Metric("rollout/total_tokens", sum(totals), "sum"),
+        *_mean("rollout/num_turns", [len(t.turns) for t in played]),
+        *_mean("rollout/truncated", [t.status == "truncated" for t in played]),
+        *_env_metrics(played, prefix="env"),
+        *_mean("rollout/zero_variance_groups", [len(set(of_group)) <= 1 for of_group in scores]),
+        *_sample_metrics(samples_of(groups)),
     ]
-    for trajectory in played:
-        first = len(trajectory.turns[0].prompt_ids) if trajectory.turns else 0
-        total = sum(turn.num_tokens for turn in trajectory.turns)
-        sampled = sum(len(turn.response_ids) for turn in trajectory.turns)
-        metrics += _spread("rollout/score", trajectory.score)
-        metrics += _spread("rollout/response_length", sampled)
-        metrics += _spread("rollout/prompt_length", first)
-        metrics += _spread("rollout/non_prompt_length", total - first)
-        metrics.append(Metric("rollout/sampled_tokens", sampled, "sum"))
-        metrics.append(Metric("rollout/total_tokens", total, "sum"))
-        metrics.append(Metric("rollout/num_turns", len(trajectory.turns)))
-        metrics.append(Metric("rollout/truncated", float(trajectory.status == "truncated")))
-    metrics += _env_metrics(played, prefix="env")
-    scores = [[t.score for t in g.trajectories] for g in groups]
-    metrics += [Metric("rollout/zero_variance_groups", float(len(set(s)) <= 1)) for s in scores]
-    return metrics
+
+
+def system_metrics(samples: Sequence[Sample], elapsed_s: float, num_trajectories: int) -> list[Metric]:
+    """Tokens of the samples a second of the step that took `elapsed_s`, and the trajectories that the run has trained on."""
+    return [
+        Metric("system/tps", sum(sample.num_tokens for sample in samples) / elapsed_s),
+        Metric("system/samples", num_trajectories, "last"),
+    ]
 
 
 def validation_metrics(groups: Sequence[Group]) -> list[Metric]:
     """`val/score/…`, `val/{tag}/score/…` and `val/env/{tag}/…`; failed episodes are counted, not scored."""
     trajectories = [t for g in groups for t in g.trajectories]
     played = [t for t in trajectories if t.status != "failed"]
-    metrics = [Metric("val/failed", float(t.status == "failed")) for t in trajectories]
-    for trajectory in played:
-        metrics += _spread("val/score", trajectory.score)
-        metrics += _spread(f"val/{trajectory.task.tag}/score", trajectory.score)
+    metrics = [
+        *_mean("val/failed", [t.status == "failed" for t in trajectories]),
+        Metric("val/num_episodes", len(played), "sum"),
+        *_spread("val/score", [t.score for t in played]),
+    ]
+    for tag in dict.fromkeys(t.task.tag for t in played):
+        metrics += _spread(f"val/{tag}/score", [t.score for t in played if t.task.tag == tag])
     return metrics + _env_metrics(played, prefix="val/env")
 
 
-def _spread(name: str, value: float) -> list[Metric]:
-    return [Metric(f"{name}/{reduction}", value, reduction) for reduction in _SPREAD]
+def _sample_metrics(samples: Sequence[Sample]) -> list[Metric]:
+    """Lengths, and mean log-probs of the trained tokens where a forward pass has filled them in."""
+    prompts = [s.turn_spans[0].start if s.turn_spans else s.num_tokens for s in samples]
+    metrics = [
+        *_spread("tokens/response_length", [sum(span.stop - span.start for span in s.turn_spans) for s in samples]),
+        *_spread("tokens/prompt_length", prompts),
+        *_spread("tokens/non_prompt_length", [s.num_tokens - prompt for s, prompt in zip(samples, prompts, strict=True)]),
+    ]
+    for sample in samples:
+        for name, logprobs in (("old", sample.old_logprobs), ("ref", sample.ref_logprobs)):
+            if logprobs is not None and sample.num_trained:
+                mean = float(logprobs[sample.response_mask].mean())
+                metrics.append(Metric(f"critic/{name}_log_prob/mean", mean, weight=sample.num_trained))
+    return metrics
+
+
+def _spread(name: str, values: Sequence[float]) -> list[Metric]:
+    if not values:
+        return []
+    return [
+        *_mean(f"{name}/mean", values),
+        Metric(f"{name}/max", max(values), "max"),
+        Metric(f"{name}/min", min(values), "min"),
+    ]
+
+
+def _mean(name: str, values: Sequence[float]) -> list[Metric]:
+    """One measurement for all of the values: a step of thousands of trajectories costs no more than one of a few."""
+    return [Metric(name, sum(values) / len(values), weight=len(values))] if values else []
 
 
 def _env_metrics(trajectories: Sequence[Trajectory], prefix: str) -> list[Metric]:
-    return [Metric(f"{prefix}/{t.task.tag}/{name}", value) for t in trajectories for name, value in t.metrics.items()]
+    measured: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.metrics.items():
+            measured.setdefault(f"{prefix}/{trajectory.task.tag}/{name}", []).append(value)
+    return [metric for name, values in measured.items() for metric in _mean(name, values)]

@@ -6,10 +6,22 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from turnwise.protocols import Tracker
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import Metric
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """What a tracker for people adds: it is told within a step what goes on."""
+
+    def begin_phase(self, name: str) -> None: ...
+
+    def show(self, text: str) -> None:
+        """Shows a few lines until the next ones come."""
+        ...
 
 
 @dataclass(slots=True)
@@ -33,14 +45,22 @@ class RunLog:
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers
+        self._watchers = [tracker for tracker in trackers if isinstance(tracker, Watcher)]
         self._metrics: list[Metric] = []
 
     def add(self, metrics: Iterable[Metric]) -> None:
         self._metrics += metrics
 
+    def show(self, text: str) -> None:
+        """Lines for people who look on; nothing keeps them."""
+        for watcher in self._watchers:
+            watcher.show(text)
+
     @contextmanager
     def phase(self, name: str) -> Iterator[Clock]:
         """Measures what runs inside as `time/step_{name}`, in seconds. The clock stands when the phase is over."""
+        for watcher in self._watchers:
+            watcher.begin_phase(name)
         clock = Clock()
         start = time.perf_counter()
         yield clock
@@ -48,10 +68,12 @@ class RunLog:
         self._metrics.append(Metric(f"time/step_{name}", clock.elapsed_s, "sum"))
 
     def end_step(self, step: int) -> None:
-        reduced = reduce_metrics(self._metrics)
-        self._metrics = []
-        for tracker in self._trackers:
-            tracker.log(step, reduced)
+        """Hands out the metrics of the step. How long that takes is a phase of the next one."""
+        with self.phase("log"):
+            reduced = reduce_metrics(self._metrics)
+            self._metrics = []
+            for tracker in self._trackers:
+                tracker.log(step, reduced)
 
     def close(self) -> None:
         for tracker in self._trackers:

@@ -2,16 +2,61 @@
 
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image
+
 from turnwise.report.curve import learning_curve
 from turnwise.report.intervals import wilson_interval
 
+SUCCESS = [{"step": i, "env/A/success": i / 10, "val/env/A/success": i / 12} for i in range(10)]
 
-def test_curve_is_written_as_png(tmp_path):
-    rows = [{"step": i, "env/A/success": i / 10, "val/env/A/success": i / 12} for i in range(10)]
-    path = learning_curve(rows, tmp_path / "curve.png", "title", {"random player": 0.1})
-    assert path.read_bytes().startswith(b"\x89PNG")
-    other = learning_curve(rows[:2], tmp_path / "other.png", "title")
-    assert other.read_bytes() != path.read_bytes()
+
+def drawn(rows, tmp_path, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        path = learning_curve(rows, tmp_path / "curve.png", "title", **options)
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
+def test_curve_is_a_picture_of_its_rows(tmp_path):
+    whole = drawn(SUCCESS, tmp_path)
+    assert not np.array_equal(whole, drawn(SUCCESS[:5], tmp_path))
+    assert not np.array_equal(whole, drawn(SUCCESS, tmp_path, baselines={"random player": 0.1}))
+
+
+def test_the_number_of_episodes_draws_an_interval(tmp_path):
+    counted = [row | {"val/num_episodes": 20.0} for row in SUCCESS]
+    few, many = drawn(counted, tmp_path), drawn([row | {"val/num_episodes": 2000.0} for row in SUCCESS], tmp_path)
+    background = 255 * 3
+    assert (few.sum(axis=-1) < background).sum() > (many.sum(axis=-1) < background).sum()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"actor/entropy": float("nan")},
+        {"actor/entropy": 0.5, "critic/kl": 0.1, "actor/kl_loss": 0.2, "time/step_rollout": 1.0, "time/step_train": 2.0},
+        {"time/step_log": 1.0},
+    ],
+)
+def test_panels_come_and_go_with_their_metrics(changes, tmp_path):
+    drawn([row | changes for row in SUCCESS], tmp_path)
+
+
+def test_scores_are_drawn_where_nothing_succeeds(tmp_path):
+    rows = [{"step": i, "rollout/score/mean": -20.0 + i, "val/score/mean": -21.0 + i} for i in range(5)]
+    assert (drawn(rows, tmp_path) < 250).any()
+
+
+def test_fine_tuning_has_a_curve_too(tmp_path):
+    rows = [{"step": i, "sft/loss": 5.0 / (i + 1), "sft/grad_norm": 1.0, "time/step_train": 0.1} for i in range(30)]
+    rows.append({"step": 30, "sft/val_loss": 0.2})
+    assert not np.array_equal(drawn(rows, tmp_path), drawn(rows[:-1], tmp_path))
 
 
 def test_wilson_interval_holds_the_proportion_and_narrows():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import logging
 
+from turnwise.tracking.columns import AGENTIC_COLUMNS, SFT_COLUMNS
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.tensorboard import TensorBoardTracker
-from turnwise.tracking.terminal import AGENTIC_COLUMNS, TerminalTracker
+from turnwise.tracking.terminal import TerminalHandler, TerminalTracker
 from turnwise.types import Metric
 
 
@@ -34,17 +36,45 @@ def test_terminal_line_shows_what_the_step_has():
     assert "val 0.750" in lines[1]
 
 
+def test_a_validation_is_printed_whatever_it_measures():
+    out = io.StringIO()
+    tracker = TerminalTracker(SFT_COLUMNS, num_steps=20, every=10, file=out)
+    for step in range(1, 4):
+        tracker.log(step, {"sft/loss": 1.0} | ({"sft/val_loss": 2.0} if step == 2 else {}))
+    tracker.log(20, {"sft/val_loss": 1.5})
+    assert out.getvalue().splitlines() == ["step  3/20  loss 1.0000  val 2.0000", "final  val 1.5000"]
+
+
+def test_log_lines_go_to_what_standard_error_is_when_they_come(monkeypatch):
+    handler = TerminalHandler()
+    stand_in = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stand_in)
+    handler.handle(logging.LogRecord("turnwise", logging.WARNING, "", 0, "%d lost", (3,), None))
+    assert stand_in.getvalue() == "3 lost\n"
+
+
+class Memory:
+    """A tracker that remembers."""
+
+    def __init__(self):
+        self.rows = []
+
+    def log(self, step, metrics):
+        self.rows.append((step, dict(metrics)))
+
+    def close(self):
+        pass
+
+
+class Onlooker(Memory):
+    def begin_phase(self, name):
+        self.rows.append(name)
+
+    def show(self, text):
+        self.rows.append(text)
+
+
 def test_phases_are_measured_and_steps_reduced_once():
-    class Memory:
-        def __init__(self):
-            self.rows = []
-
-        def log(self, step, metrics):
-            self.rows.append((step, dict(metrics)))
-
-        def close(self):
-            pass
-
     memory = Memory()
     log = RunLog([memory])
     for step in range(2):
@@ -53,15 +83,40 @@ def test_phases_are_measured_and_steps_reduced_once():
         log.end_step(step)
     assert [row["x"] for _, row in memory.rows] == [3.0, 3.0]
     assert all(row["time/step_train"] >= 0 for _, row in memory.rows)
+    assert ["time/step_log" in row for _, row in memory.rows] == [False, True]
+
+
+def test_onlookers_hear_of_phases_and_lines_in_their_order():
+    onlooker = Onlooker()
+    log = RunLog([Memory(), onlooker])
+    with log.phase("rollout"):
+        log.show("an episode")
+    log.end_step(7)
+    *told, (step, row) = onlooker.rows
+    assert told == ["rollout", "an episode", "log"]
+    assert step == 7 and list(row) == ["time/step_rollout"]
+
+
+def scalars(folder, name):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [(scalar.step, scalar.value) for scalar in events.Scalars(name)]
 
 
 def test_tensorboard_writes_readable_scalars(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     tracker = TensorBoardTracker(tmp_path)
-    tracker.log(3, {"actor/pg_loss": 0.5})
+    tracker.log(3, {"actor/pg_loss": 0.5, "actor/lr": 0.25})
     tracker.close()
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
-    [scalar] = events.Scalars("actor/pg_loss")
-    assert (scalar.step, scalar.value) == (3, 0.5)
+    assert scalars(tmp_path, "actor/pg_loss") == [(3, 0.5)]
+    assert scalars(tmp_path, "actor/lr") == [(3, 0.25)]
+
+
+def test_a_resumed_run_replaces_the_steps_that_it_does_again(tmp_path):
+    for first_step, value in ((0, 0.5), (2, 0.25)):
+        tracker = TensorBoardTracker(tmp_path, first_step)
+        for step in range(first_step, 4):
+            tracker.log(step, {"x": value})
+        tracker.close()
+    assert scalars(tmp_path, "x") == [(0, 0.5), (1, 0.5), (2, 0.25), (3, 0.25)]

@@ -1,0 +1,113 @@
+"""docs/metrics.md names every metric that runs write, and none that they don't."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from turnwise.config import AgenticConfig, SFTConfig, parse_config
+from turnwise.pipelines.build import build_agentic, build_sft, start_run
+from turnwise.tracking.jsonl import read_metrics
+
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+PLAIN = {
+    "max_steps": 2,
+    "eval_steps": 1,
+    "save_steps": 0,
+    "rollout_batch_size": 4,
+    "val_batch_size": 2,
+    "sequence_length": 128,
+    "track_with": [],
+    "train_env_manager": {"num_env_groups": 2, "group_size": 2},
+    "val_env_manager": {"num_env_groups": 2},
+    "custom_envs": {
+        "Letters": {
+            "env_type": "turnwise.testing.toy_envs:LettersEnv",
+            "max_steps": 3,
+            "max_tokens_per_step": 4,
+            "agent_template": "{observation}",
+            "action_pattern": None,
+        }
+    },
+}
+KL = {"use_kl_loss": True, "add_token_level_kl": True, "init_kl_coef": 0.1, "ppo_epochs": 2}
+CLIPS = {"reward_clip": 0.5, "advantage_clip": 0.5, "save_steps": 1}
+CRITIC = {"adv_estimator": "gae", "reward_clip": 0.5, "value_clip": 0.2}
+
+
+def documented() -> tuple[set[str], set[str]]:
+    """Names of rows that are always there and of rows that need a setting, `{…,…}` expanded and `{tag}` left."""
+    always, only = set(), set()
+    for names, meaning in re.findall(r"(?m)^\| (`.*?`) \|.*\| ([^|]*) \|$", PAGE.read_text(encoding="utf-8")):
+        (only if meaning.startswith("only with") else always).update(
+            name for pattern in re.findall(r"`([^`]*)`", names) for name in expanded(pattern)
+        )
+    return always, only
+
+
+def expanded(pattern: str) -> list[str]:
+    parts = re.split(r"\{([^}]*,[^}]*)\}", pattern)
+    return ["".join(choice) for choice in itertools.product(*(part.split(",") for part in parts))]
+
+
+def fits(name: str, pattern: str) -> bool:
+    return re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(pattern)), name) is not None
+
+
+def written(rows) -> set[str]:
+    return {name for row in rows for name in row if name != "step"}
+
+
+def run(values, kind, build) -> set[str]:
+    config, _ = parse_config(values, kind)
+    folder = start_run(config)
+    pipeline = build(config, folder)
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+    return written(read_metrics(folder.metrics))
+
+
+@pytest.fixture(scope="module")
+def metrics(tiny_model, tmp_path_factory) -> dict[str, set[str]]:
+    """What runs of each kind write."""
+    folder = tmp_path_factory.mktemp("runs")
+    turn = [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": "Right"}]
+    (folder / "rows.jsonl").write_text((json.dumps({"messages": turn}) + "\n") * 4)
+    base = {"pretrain": str(tiny_model), "output_dir": str(folder)}
+    files = {"train_files": str(folder / "rows.jsonl"), "val_files": str(folder / "rows.jsonl")}
+    sft = {"sequence_length": 64, "track_with": [], "training_args": {"per_device_train_batch_size": 2}, **files}
+    runs = {"plain": {}, "kl": KL, "clips": CLIPS, "critic": CRITIC}
+    return {
+        **{name: run(base | PLAIN | changes, AgenticConfig, build_agentic) for name, changes in runs.items()},
+        "sft": run(base | sft, SFTConfig, build_sft),
+    }
+
+
+def test_every_metric_that_is_written_is_documented(metrics):
+    always, only = documented()
+    for name in set().union(*metrics.values()):
+        assert any(fits(name, pattern) for pattern in always | only), f"{name} isn't in docs/metrics.md"
+
+
+def test_every_documented_metric_is_written(metrics):
+    always, only = documented()
+    names = set().union(*metrics.values())
+    assert [pattern for pattern in sorted(always | only) if not any(fits(name, pattern) for name in names)] == []
+
+
+def test_what_needs_no_setting_is_always_there(metrics):
+    always, _ = documented()
+    agentic = {pattern for pattern in always if not pattern.startswith("sft/")}
+    assert [p for p in sorted(agentic) if not any(fits(name, p) for name in metrics["plain"])] == []
+
+
+def test_what_needs_a_setting_is_not_there_without_it(metrics):
+    _, only = documented()
+    assert [name for name in sorted(metrics["plain"]) if any(fits(name, pattern) for pattern in only)] == []

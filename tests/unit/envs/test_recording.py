@@ -1,0 +1,108 @@
+"""A recorded environment behaves like the one inside, and every call leaves a view of it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+import numpy as np
+
+from turnwise.envs.base import TextEnv
+from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.recording import Recording, View, record
+from turnwise.protocols import HasStateKey
+from turnwise.testing.toy_envs import IdentityEnv, SlowEnv
+from turnwise.types import Media, Observation
+
+ACTIONS = ["Right", "Down", "", "Left"]
+
+
+def test_nothing_changes_for_the_player():
+    plain, recording = FrozenLakeEnv(is_slippery=True), Recording()
+    watched = record(FrozenLakeEnv(is_slippery=True), recording)
+    assert watched.metric_reductions == plain.metric_reductions
+    assert watched.reset(seed=3) == plain.reset(seed=3)
+    for action in ACTIONS:
+        assert watched.step(action) == plain.step(action)
+        assert watched.state_key() == plain.state_key()
+    watched.close()
+
+
+def test_there_is_a_view_after_reset_and_after_each_step():
+    lake, recording = FrozenLakeEnv(is_slippery=False), Recording()
+    watched = record(lake, recording)
+    watched.reset(seed=3)
+    first = lake.render()
+    for action in ACTIONS:
+        watched.step(action)
+    assert len(recording.views) == 1 + len(ACTIONS)
+    assert np.array_equal(recording.views[0].picture, first)
+    assert np.array_equal(recording.views[-1].picture, lake.render())
+
+
+def test_a_second_attempt_starts_anew():
+    recording = Recording()
+    watched = record(IdentityEnv(), recording)
+    watched.reset(seed=1)
+    watched.step("a")
+    watched.reset(seed=1)
+    assert len(recording.views) == 1
+
+
+def test_an_environment_without_state_key_gets_none():
+    assert isinstance(record(FrozenLakeEnv(), Recording()), HasStateKey)
+    assert not isinstance(record(IdentityEnv(), Recording()), HasStateKey)
+
+
+def test_an_asynchronous_environment_stays_one():
+    recording = Recording()
+    watched = record(SlowEnv(delay_s=0.0), recording)
+
+    async def play():
+        started = watched.reset(seed=0)
+        assert inspect.isawaitable(started)
+        await started
+        await watched.step("x")
+
+    asyncio.run(play())
+    assert [view.picture for view in recording.views] == ["wait", "wait"]
+
+
+class Canvas(TextEnv):
+    """Draws over its last picture, like many environments do."""
+
+    def __init__(self):
+        self.canvas = np.zeros((2, 2, 3), np.uint8)
+
+    def reset(self, *, seed=None):
+        return "start", {}
+
+    def step(self, action):
+        self.canvas += 1
+        return "next", 0.0, False, False, {}
+
+    def render(self):
+        return self.canvas
+
+
+class Unrendered(Canvas):
+    def render(self):
+        raise NotImplementedError
+
+
+def test_a_picture_is_what_it_was_at_its_turn():
+    recording = Recording()
+    watched = record(Canvas(), recording)
+    watched.reset()
+    watched.step("")
+    assert [int(view.picture.max()) for view in recording.views] == [0, 1]
+
+
+def test_what_is_shown_of_an_environment():
+    image = np.full((4, 4, 3), 7, np.uint8)
+    recording = Recording()
+    record(Unrendered(), recording).reset()
+    assert recording.views[0].picture == "start"
+    assert View(("text", {}), "drawn as text").picture == "drawn as text"
+    assert View(("text", {}), np.zeros((4, 4))).picture == "text"
+    assert np.array_equal(View((Observation("text", (Media("image", image),)), {}), None).picture, image)

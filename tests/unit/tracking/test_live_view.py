@@ -1,0 +1,193 @@
+"""The live view: what is on the screen, that it ends cleanly, and where it doesn't come up at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from turnwise.tracking.columns import AGENTIC_COLUMNS, SFT_COLUMNS
+from turnwise.tracking.live import LiveTracker, stdout_tracker
+from turnwise.tracking.screen import MAX_SHOWN_LINES, Screen
+from turnwise.tracking.terminal import TerminalTracker
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+STEP = {
+    "rollout/score/mean": 0.75,
+    "env/Lake/success": 0.5,
+    "critic/kl": 0.0123,
+    "actor/entropy": 0.4,
+    "system/tps": 8677.2,
+    "time/step_rollout": 1.0,
+    "time/step_train": 2.0,
+    "time/step_total": 3.0,
+}
+
+
+def played(num_steps=8, num_done=3, step_s=4.0):
+    """A screen after some steps of four seconds each."""
+    screen = Screen("lake", AGENTIC_COLUMNS, num_steps)
+    screen.begin_phase("val", 100.0)
+    for step in range(num_done):
+        validation = {"val/env/Lake/success": (0.25, 0.875, 0.5)[step]} if step < 3 else {}
+        screen.log(step, STEP | validation, 100.0 + step_s * (step + 1))
+    return screen
+
+
+def test_the_screen_shows_step_time_left_phases_and_figures():
+    screen = played()
+    screen.begin_phase("old_log_probs_values", 112.0)
+    text = screen.render(113.5).plain
+    first, now, *lines = text.splitlines()
+    # Five steps of 4 s are to come, and 1.5 s of the first of them are over.
+    assert "lake  step 3/8" in first and "38%" in first and first.endswith("0:18 left")
+    assert now.split() == ["now", "old", "log", "probs", "values", "1.5", "s"]
+    assert "score     0.750" in text and "success   0.500" in text
+    assert "first 0.250  best 0.875 after 1 steps" in text
+    assert "kl 0.0123" in text and "tok/s 8,677" in text
+    assert lines[-1].endswith("rollout 25%  train 50%")
+    assert not any("total" in line for line in lines)
+
+
+def test_time_left_counts_validations_and_has_no_guess_before_a_step():
+    screen = Screen("lake", AGENTIC_COLUMNS, 8)
+    screen.begin_phase("val", 0.0)
+    assert "time left unknown" in screen.render(1.0).plain
+    screen.log(0, STEP, 10.0)
+    assert "1:10 left" in screen.render(10.0).plain
+
+
+def test_a_resumed_run_starts_where_it_goes_on():
+    screen = Screen("lake", AGENTIC_COLUMNS, 8, num_done=6)
+    screen.begin_phase("rollout", 0.0)
+    assert "step 6/8" in screen.render(0.0).plain
+    screen.log(6, STEP, 5.0)
+    assert "0:05 left" in screen.render(5.0).plain
+
+
+def test_the_end_says_how_it_ended():
+    finished, stopped = played(num_steps=3), played()
+    for screen in (finished, stopped):
+        screen.close(112.0)
+    assert "done      after 0:12" in finished.render(999.0).plain
+    assert "stopped   after 0:12" in stopped.render(999.0).plain
+    assert "left" not in stopped.render(999.0).plain
+
+
+def test_the_loss_of_fine_tuning_is_best_where_it_is_lowest():
+    screen = Screen("lake", SFT_COLUMNS, 4)
+    for step, loss in enumerate((3.0, 1.0, 2.0)):
+        screen.log(step, {"sft/loss": loss, "sft/val_loss": loss}, float(step))
+    assert "best 1.0000 after 1 steps" in screen.render(9.0).plain
+
+
+def test_a_sample_is_short_and_commands_no_terminal():
+    screen = played()
+    screen.show("\n".join(["best \x1b[2J", *("a line" for _ in range(50))]))
+    lines = screen.render(112.0).plain.splitlines()
+    assert "best \\x1b[2J" in lines
+    assert lines.count("a line") == MAX_SHOWN_LINES - 1
+    assert len(lines) <= 20
+
+
+def written(console_width=100, **steps):
+    out = io.StringIO()
+    tracker = LiveTracker(Screen("lake", AGENTIC_COLUMNS, 8), Console(file=out, force_terminal=True, width=console_width))
+    tracker.begin_phase("rollout")
+    tracker.log(0, STEP)
+    tracker.close()
+    tracker.close()
+    tracker.begin_phase("rollout")
+    return out.getvalue()
+
+
+def without_codes(text):
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+def test_the_view_is_drawn_and_gives_the_cursor_back():
+    text = written()
+    assert "score" in text and "step 1/8" in text
+    assert text.count(HIDE_CURSOR) == text.count(SHOW_CURSOR) == 1
+    assert text.index(HIDE_CURSOR) < text.index(SHOW_CURSOR)
+
+
+def test_a_narrow_terminal_cuts_lines_and_wraps_none():
+    plain = without_codes(written(console_width=30))
+    assert max(len(line) for line in plain.replace("\r", "\n").splitlines()) <= 30
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("file", "term", "expected"),
+    [
+        (FakeTerminal(), "xterm", LiveTracker),
+        (FakeTerminal(), "dumb", TerminalTracker),
+        (io.StringIO(), "xterm", TerminalTracker),
+    ],
+)
+def test_plain_lines_where_there_is_no_terminal(file, term, expected, monkeypatch):
+    # Colours asked for in a pipe are no reason to move a cursor there.
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", term)
+    assert type(stdout_tracker("lake", AGENTIC_COLUMNS, 8, every=1, console=Console(file=file))) is expected
+
+
+SCRIPT = """
+import logging
+from turnwise.tracking.columns import AGENTIC_COLUMNS
+from turnwise.tracking.live import stdout_tracker
+from turnwise.tracking.run_log import RunLog
+from turnwise.tracking.terminal import TerminalHandler
+from turnwise.types import Metric
+
+log = logging.getLogger("turnwise")
+log.addHandler(TerminalHandler())
+run = RunLog([stdout_tracker("lake", AGENTIC_COLUMNS, 8, every=1)])
+with run.phase("rollout"):
+    log.warning("an episode was lost")
+run.add([Metric("rollout/score/mean", 0.75)])
+run.end_step(0)
+raise ValueError("nobody closed the view")
+"""
+
+
+def in_a_terminal(**environment):
+    """What a process writes whose output and error are a terminal."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=slave, stderr=slave, env=os.environ | environment)
+    os.close(slave)
+    chunks = []
+    while True:
+        try:
+            chunk = os.read(master, 65536)
+        except OSError:  # Linux says that the other end is closed by an error.
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    assert process.wait() == 1
+    os.close(master)
+    return b"".join(chunks).decode()
+
+
+def test_in_a_terminal_warnings_stand_whole_and_an_error_leaves_a_cursor():
+    text = in_a_terminal(TERM="xterm")
+    assert "an episode was lost" in without_codes(text).splitlines()
+    assert "step 1/8" in text and "ValueError: nobody closed the view" in text
+    assert text.rindex(SHOW_CURSOR) > text.rindex(HIDE_CURSOR)
+
+
+def test_a_dumb_terminal_gets_plain_lines():
+    text = in_a_terminal(TERM="dumb")
+    assert "\x1b" not in text and "step 1/8  score 0.750" in text

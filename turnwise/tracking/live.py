@@ -1,0 +1,72 @@
+"""The live view of a run on a terminal, drawn by rich."""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from turnwise.protocols import Tracker
+from turnwise.tracking.columns import Columns
+from turnwise.tracking.screen import Screen
+from turnwise.tracking.terminal import TerminalTracker
+
+REFRESH_PER_S = 2
+"""How often a thread of rich draws the screen. A drawing takes about a millisecond of the run's time."""
+
+
+class LiveTracker:
+    """One screen that stays where it is; what is printed or logged while it is up appears above it.
+
+    It goes up with the first phase or step, and comes down with `close` or with the process, whichever is first: its last
+    state stays on the terminal and the cursor is back.
+    """
+
+    def __init__(self, screen: Screen, console: Console) -> None:
+        self._screen = screen
+        self._live = Live(
+            console=console,
+            get_renderable=lambda: _draw(screen),
+            refresh_per_second=REFRESH_PER_S,
+            # A standard error that goes to a file must still go there.
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        self._take_down = weakref.finalize(self, self._live.stop)
+
+    def begin_phase(self, name: str) -> None:
+        self._screen.begin_phase(name, time.monotonic())
+        self._put_up()
+
+    def show(self, text: str) -> None:
+        self._screen.show(text)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._screen.log(step, metrics, time.monotonic())
+        self._put_up()
+
+    def close(self) -> None:
+        self._screen.close(time.monotonic())
+        self._take_down()
+
+    def _put_up(self) -> None:
+        if self._take_down.alive and not self._live.is_started:
+            self._live.start()
+
+
+def _draw(screen: Screen) -> Text:
+    return screen.render(time.monotonic())
+
+
+def stdout_tracker(
+    title: str, columns: Columns, num_steps: int, every: int, num_done: int = 0, console: Console | None = None
+) -> Tracker:
+    """The live view where standard output is a terminal that can move its cursor, plain lines elsewhere."""
+    console = console or Console()
+    if console.file.isatty() and not console.is_dumb_terminal:
+        return LiveTracker(Screen(title, columns, num_steps, num_done), console)
+    return TerminalTracker(columns, num_steps, every)

@@ -1,0 +1,178 @@
+"""What the live view of a run shows, as text: no clock and no terminal in here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from rich.text import Text
+
+from turnwise.tracking.columns import Column, Columns
+
+MAX_SHOWN_LINES = 8
+"""Lines of a sample at most, so that the whole stays on one screen."""
+
+_LABEL_WIDTH = 10
+_BAR_WIDTH = 32
+_BARS = "▁▂▃▄▅▆▇█"
+_PHASE_STYLES = ("cyan", "blue", "magenta", "yellow", "green", "red")
+_NUM_RECENT = 20
+
+
+class Screen:
+    """The state of one run and its picture. Times are seconds of any one clock, handed in by the caller.
+
+    The part that changes with a step is laid out once a step; `render` adds the lines that a clock moves.
+    """
+
+    def __init__(self, title: str, columns: Columns, num_steps: int, num_done: int = 0) -> None:
+        self._title = title
+        self._columns = columns
+        self._num_steps = num_steps
+        self._num_done = num_done
+        self._history: dict[str, list[tuple[int, float]]] = {}
+        self._ends: list[float] = []
+        self._closed_at: float | None = None
+        self._phase, self._phase_began_at = "", 0.0
+        self._styles: dict[str, str] = {}
+        self._shown = Text()
+        self._body = Text()
+
+    def begin_phase(self, name: str, now: float) -> None:
+        """The run starts with its first phase."""
+        if not self._ends:
+            self._ends.append(now)
+        self._phase, self._phase_began_at = name, now
+
+    def show(self, text: str) -> None:
+        """Keeps the first lines of `text`; what a terminal would take for a command is written out."""
+        printable = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+        lines = printable.splitlines()[:MAX_SHOWN_LINES]
+        self._shown = Text("\n" if lines else "")
+        for number, line in enumerate(lines):
+            self._shown.append(f"\n{line}", "bold" if number == 0 else "")
+
+    def log(self, step: int, metrics: Mapping[str, float], now: float) -> None:
+        """Takes over the figures of a step that is done."""
+        interval_s = now - self._ends[-1] if self._ends else 0.0
+        self._ends.append(now)
+        self._num_done = min(step + 1, self._num_steps)
+        for column in self._columns.all:
+            value = column.read(metrics)
+            if value is not None:
+                self._history.setdefault(column.name, []).append((step, value))
+        self._body = self._lay_out(metrics, interval_s)
+
+    def close(self, now: float) -> None:
+        self._closed_at = now
+
+    def render(self, now: float) -> Text:
+        """The whole screen; a line that is too long for the terminal is cut."""
+        text = Text(no_wrap=True, overflow="ellipsis")
+        share = self._num_done / max(self._num_steps, 1)
+        text.append(f"{self._title}  ", "bold").append(f"step {self._num_done}/{self._num_steps}  ")
+        filled = round(share * _BAR_WIDTH)
+        text.append("━" * filled, "green").append("─" * (_BAR_WIDTH - filled), "dim")
+        text.append(f"  {share:.0%}  ").append(self._time_left(now), "bold").append("\n")
+        if self._closed_at is None:
+            text.append(_label("now")).append(f"{_spoken(self._phase)} {now - self._phase_began_at:.1f} s")
+        else:
+            word = "done" if self._num_done == self._num_steps else "stopped"
+            text.append(_label(word)).append(f"after {duration(self._closed_at - self._ends[0] if self._ends else 0.0)}")
+        return text.append_text(self._body).append_text(self._shown)
+
+    def _time_left(self, now: float) -> str:
+        """From the steps' own times, so that validations and checkpoints count in their share."""
+        if self._closed_at is not None or self._num_done == self._num_steps:
+            return ""
+        recent = self._ends[-_NUM_RECENT - 1 :]
+        if len(recent) < 2:
+            return "time left unknown"
+        mean_s = (recent[-1] - recent[0]) / (len(recent) - 1)
+        left_s = mean_s * (self._num_steps - self._num_done) - (now - recent[-1])
+        return f"{duration(max(left_s, 0.0))} left"
+
+    def _lay_out(self, metrics: Mapping[str, float], interval_s: float) -> Text:
+        text = Text()
+        for column in self._columns.trends:
+            self._add_trend(text, column)
+        self._add_trend(text, self._columns.validation)
+        self._add_validation(text)
+        text.append("\n").append(_label("details"))
+        for column in self._columns.details:
+            if (last := self._history.get(column.name)) is not None:
+                text.append(f"{column.title} ", "dim").append(f"{column.text(last[-1][1])}  ")
+        self._add_phases(text, metrics, interval_s)
+        return text
+
+    def _add_trend(self, text: Text, column: Column) -> None:
+        history = self._history.get(column.name)
+        if history:
+            text.append("\n").append(_label(column.title)).append(f"{column.text(history[-1][1]):<8}", "bold")
+            text.append(sparkline([value for _, value in history], _BAR_WIDTH), "cyan")
+
+    def _add_validation(self, text: Text) -> None:
+        column = self._columns.validation
+        history = self._history.get(column.name)
+        if history:
+            best_step, best = (min if self._columns.is_lower_better else max)(history, key=lambda point: point[1])
+            text.append(f"  first {column.text(history[0][1])}  best {column.text(best)} after {best_step} steps", "dim")
+
+    def _add_phases(self, text: Text, metrics: Mapping[str, float], interval_s: float) -> None:
+        """The shares of the phases in the time since the step before; `total` is a sum of others."""
+        times = {
+            name.removeprefix("time/step_"): value
+            for name, value in metrics.items()
+            if name.startswith("time/step_") and name != "time/step_total"
+        }
+        whole = max(interval_s, sum(times.values()))
+        if not whole:
+            return
+        shares = {name: value / whole for name, value in times.items() if value >= 0.01 * whole}
+        for name in shares:
+            self._styles.setdefault(name, _PHASE_STYLES[len(self._styles) % len(_PHASE_STYLES)])
+        bars = {name: round(share * _BAR_WIDTH) for name, share in shares.items()}
+        text.append("\n").append(_label("time")).append(f"{f'{interval_s:.1f} s':<8}", "bold")
+        for name, length in bars.items():
+            text.append("█" * length, self._styles[name])
+        text.append("░" * (_BAR_WIDTH - sum(bars.values())), "dim")
+        for name, share in shares.items():
+            text.append(f"  {_spoken(name)}", self._styles[name]).append(f" {share:.0%}")
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The finite values from the first to the last as bars between their extremes, each the mean of its part where there are
+    more than `width`.
+
+    >>> sparkline([0.0, 1.0, 2.0, 3.0, 7.0], 8), sparkline([0.0, 0.0, 7.0, 7.0], 2), sparkline([2.0, float("nan"), 2.0], 8)
+    ('▁▂▃▄█', '▁█', '▄▄')
+    """
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return ""
+    if len(values) > width:
+        edges = [len(values) * i // width for i in range(width + 1)]
+        values = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(values), max(values)
+    if not low < high:
+        return _BARS[3] * len(values)
+    return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in values)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(65), duration(3 * 3600 + 125)
+    ('1:05', '3:02:05')
+    """
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def _label(word: str) -> Text:
+    return Text(f"{word:<{_LABEL_WIDTH}}", "dim")
+
+
+def _spoken(phase: str) -> str:
+    return phase.replace("_", " ")
