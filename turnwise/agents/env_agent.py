@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field
 
+from turnwise.agents.env_session import CallSettings, EnvSession
 from turnwise.agents.prompts import EnvPrompt
-from turnwise.envs.contract import StepResult, read_reset, read_step, reduce_metric
+from turnwise.envs.contract import StepResult, reduce_metric
 from turnwise.envs.parsing import compile_pattern, parse_action
-from turnwise.errors import ConfigError, EnvironmentFault
+from turnwise.errors import ConfigError
 from turnwise.protocols import Conversation, Env, HasStateKey, OpenConversation
 from turnwise.spec import DEFAULT_ACTION_PATTERN, DEFAULT_TURN_TEMPLATE
 from turnwise.types import Limit, Message, Observation, Reduction, SamplingParams, Task, Trajectory
@@ -36,13 +32,7 @@ class EnvAgentSettings:
     turn_template: str = DEFAULT_TURN_TEMPLATE
     action_pattern: str | None = DEFAULT_ACTION_PATTERN
     """None takes the whole response as the action."""
-    run_in_thread: bool = False
-    """For environments that block: their calls leave the event loop to the other episodes."""
-    step_timeout_s: float | None = None
-    """Seconds for one reset or step of an asynchronous or threaded environment. A call that blocks the event loop itself can't
-    be interrupted."""
-    use_thread_lock: bool = False
-    """With `run_in_thread`, one call at a time. Without it calls are one at a time anyway."""
+    calls: CallSettings = field(default_factory=CallSettings)
 
     def __post_init__(self) -> None:
         for name, value in (("max_steps", self.max_steps), ("max_tokens_per_step", self.max_tokens_per_step)):
@@ -55,15 +45,15 @@ class EnvAgentSettings:
 class EnvAgent:
     """Plays the tasks of one environment tag, each in an environment and a conversation of its own (mode `trajectory`).
 
-    What an environment raises is passed on; what it returns against the contract raises `EnvironmentFault`. The
-    environment is closed on every path.
+    What an environment raises is passed on; what it returns against the contract, and a call without end, raises
+    `EnvironmentFault`. The environment is closed on every path.
     """
 
     def __init__(self, make_env: Callable[[Task], Env], settings: EnvAgentSettings) -> None:
         self._make_env = make_env
         self._settings = settings
         self._prompt = EnvPrompt(settings.system_template, settings.turn_template)
-        self._lock = threading.Lock()
+        self._open_session = settings.calls.opener(settings.tag)
 
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
@@ -71,18 +61,22 @@ class EnvAgent:
         """One trajectory: finished by the environment, or truncated by a limit that it names.
 
         Raises:
-            EnvironmentFault: the environment broke its contract; the message names it, the turn and what was allowed.
+            EnvironmentFault: the environment broke its contract, or didn't answer; the message names it, the turn or method,
+                and what was allowed.
         """
-        env = await self._call(self._make_env, task)
+        session = self._open_session()
         try:
-            return [await self._play(env, task, sibling, open_conversation(sampling))]
+            await session.make(self._make_env, task)
+            try:
+                return [await self._play(session, task, sibling, open_conversation(sampling))]
+            finally:
+                await session.close()
         finally:
-            await self._call(env.close)
+            session.end()
 
-    async def _play(self, env: Env, task: Task, sibling: int, conversation: Conversation) -> Trajectory:
+    async def _play(self, session: EnvSession, task: Task, sibling: int, conversation: Conversation) -> Trajectory:
         settings = self._settings
-        env_name = f"{settings.tag} ({type(env).__name__})"
-        observation, info = read_reset(await self._call(partial(env.reset, seed=task.seed)), env_name)
+        observation, info = await session.reset(task.seed)
         instruction = str(info.get("env_instruction", ""))
         steps: list[StepResult] = []
         limit: Limit | None = "max_steps"
@@ -99,7 +93,7 @@ class EnvAgent:
             if reply is None:
                 limit = "sequence_length"
                 break
-            step = await self._take_turn(env, env_name, turn_idx, observation, reply, conversation)
+            step = await self._take_turn(session, turn_idx, observation, reply, conversation)
             steps.append(step)
             observation, info = step.observation, step.info
             if step.is_terminated or step.is_truncated:
@@ -111,57 +105,22 @@ class EnvAgent:
             turns=conversation.turns,
             status="finished" if limit is None else "truncated",
             limit=limit,
-            metrics=_episode_metrics(steps, env.metric_reductions),
+            metrics=_episode_metrics(steps, session.env.metric_reductions),
         )
 
     async def _take_turn(
-        self, env: Env, env_name: str, turn_idx: int, observation: Observation, reply: Message, conversation: Conversation
+        self, session: EnvSession, turn_idx: int, observation: Observation, reply: Message, conversation: Conversation
     ) -> StepResult:
         """Hands the parsed action to the environment and writes what came of it into the conversation's last turn."""
-        turn = conversation.turns[-1]
+        turn, env = conversation.turns[-1], session.env
         turn.observation, turn.media = observation.text, observation.media
         turn.state_key = env.state_key() if isinstance(env, HasStateKey) else observation.text
         turn.action = parse_action(reply["content"], self._settings.action_pattern)
         started = time.perf_counter()
-        result = await self._call(env.step, turn.action or "")
+        step = await session.step(turn.action or "", turn_idx)
         turn.step_s = time.perf_counter() - started
-        step = read_step(result, env_name, turn_idx, env.metric_reductions)
         turn.reward, turn.metrics = step.reward, step.metrics
         return step
-
-    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of an environment's method, which may be a coroutine function, may block, or may do neither.
-
-        Raises:
-            EnvironmentFault: it took longer than `step_timeout_s`.
-        """
-        limit = asyncio.timeout(self._settings.step_timeout_s)
-        try:
-            async with limit:
-                if self._settings.run_in_thread:
-                    result = await asyncio.to_thread(self._call_in_thread, function, *args)
-                else:
-                    result = function(*args)
-                return await result if inspect.isawaitable(result) else result
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise EnvironmentFault(
-                f"environment {self._settings.tag}: no answer within env_step_timeout_s = {self._settings.step_timeout_s:g} s "
-                f"from {_name_of(function)}; raise it in the environment manager, or mend the environment"
-            ) from error
-
-    def _call_in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        if not self._settings.use_thread_lock:
-            return function(*args)
-        with self._lock:
-            return function(*args)
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    """The method behind a call, for messages: `reset`, `step` …"""
-    called = function.func if isinstance(function, partial) else function
-    return called.__name__ if inspect.isroutine(called) else "its constructor"
 
 
 def _episode_metrics(steps: list[StepResult], reductions: Mapping[str, Reduction]) -> dict[str, float]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -111,40 +109,6 @@ def test_asynchronous_environments_are_awaited_and_overlap() -> None:
     results = asyncio.run(episodes())
     assert [trajectory.status for [trajectory] in results] == ["finished"] * 20
     assert [trajectory.sibling for [trajectory] in results] == list(range(20))
-
-
-class ThreadEnv(BanditEnv):
-    """Notes the threads that it is called in and how many calls ran at once."""
-
-    threads: set[int]
-    running = 0
-    most_running = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.threads = set()
-
-    def step(self, action: str) -> Step:
-        self.threads.add(threading.get_ident())
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-        time.sleep(0.002)
-        self.running -= 1
-        return super().step(action)
-
-
-def test_blocking_environments_leave_the_loop_and_the_lock_keeps_them_apart() -> None:
-    env = ThreadEnv()
-    settings = EnvAgentSettings(tag="Blocking", run_in_thread=True, use_thread_lock=True)
-    agent = EnvAgent(lambda _: env, settings)
-
-    async def episodes() -> None:
-        runs = (agent.run(TASK, i, lambda *_, **__: ScriptedConversation(answers("b")), SAMPLING) for i in range(8))
-        await asyncio.gather(*runs)
-
-    asyncio.run(episodes())
-    assert threading.get_ident() not in env.threads
-    assert env.most_running == 1
 
 
 class ClosingEnv(BanditEnv):
@@ -262,28 +226,3 @@ def test_pictures_reach_the_turn_and_the_message() -> None:
 def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EnvAgentSettings(tag="Lake", **settings)
-
-
-def test_an_environment_that_never_answers_is_named() -> None:
-    message = r"environment Lake: no answer within env_step_timeout_s = 0.02 s from reset"
-    with pytest.raises(EnvironmentFault, match=message):
-        run(lambda _: SlowEnv(delay_s=60.0), answers("a"), step_timeout_s=0.02)
-
-
-def test_a_thread_that_blocks_is_left_behind_in_time() -> None:
-    class Blocking(BanditEnv):
-        def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-            time.sleep(0.3)
-            return super().reset(seed=seed)
-
-    with pytest.raises(EnvironmentFault, match="from reset"):
-        run(lambda _: Blocking(), answers("a"), step_timeout_s=0.02, run_in_thread=True)
-
-
-def test_a_timeout_of_the_environment_itself_is_passed_on() -> None:
-    class Cut(SlowEnv):
-        async def step(self, action: str) -> Step:
-            raise TimeoutError("socket timed out")
-
-    with pytest.raises(TimeoutError, match="socket timed out"):
-        run(lambda _: Cut(), answers("a"), step_timeout_s=5.0)

@@ -1,0 +1,150 @@
+"""One environment from its constructor to its `close`: each call with a deadline, blocking ones in a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from turnwise.envs.contract import StepResult, read_reset, read_step
+from turnwise.errors import EnvironmentFault
+from turnwise.protocols import Env
+from turnwise.threads import DaemonThread
+from turnwise.types import Observation, Task
+from turnwise.watchdog import Wait, Watchdog
+
+
+@dataclass(frozen=True, slots=True)
+class CallSettings:
+    """Where the environments of a tag are called, and how long a call may take.
+
+    Environments are cooperative: their calls take microseconds, or are coroutines, and run on the event loop. With
+    `max_in_threads` or `use_thread_lock` they block, and each lives in a thread of its own: made, called and closed there,
+    while the other episodes go on.
+    """
+
+    timeout_s: float | None = None
+    """Seconds for one call: the constructor, `reset`, `step`, `close`."""
+    max_in_threads: int = 0
+    """Calls of blocking environments at the same time; 0 = they are cooperative."""
+    use_thread_lock: bool = False
+    """For blocking environments that can't bear two calls at a time, not even one beside a call that is stuck."""
+    place_timeout_s: float | None = None
+    """Seconds that a blocking environment waits for its turn to be called."""
+    watchdog: Watchdog = field(default_factory=Watchdog)
+
+    def limit(self, tag: str, call: str) -> Wait:
+        """The deadline of one call: past it an `EnvironmentFault` names tag, environment, method, seconds and setting."""
+        return self.watchdog.waiting(f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", EnvironmentFault)
+
+    def opener(self, tag: str) -> Callable[[], EnvSession]:
+        """Opens one session after another; they share the places in threads."""
+        num_places = 1 if self.use_thread_lock else self.max_in_threads
+        if not num_places:
+            return partial(EnvSession, tag, self)
+        return partial(ThreadSession, tag, self, asyncio.Semaphore(num_places))
+
+
+class EnvSession:
+    """An environment that is called on the event loop.
+
+    Every method raises EnvironmentFault where the call takes longer than allowed.
+    """
+
+    env: Env
+
+    def __init__(self, tag: str, settings: CallSettings) -> None:
+        self.tag = tag
+        self.settings = settings
+        self._class = ""
+
+    async def make(self, make_env: Callable[[Task], Env], task: Task) -> None:
+        self.env = await self._call("the environment's constructor", make_env, task)
+        self._class = type(self.env).__name__
+        self._step = f"{self._class}.step"
+
+    @property
+    def name(self) -> str:
+        return f"{self.tag} ({self._class})"
+
+    async def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
+        """The first observation, and info.
+
+        Raises:
+            EnvironmentFault: what came back breaks the contract.
+        """
+        return read_reset(await self._call(f"{self._class}.reset", partial(self.env.reset, seed=seed)), self.name)
+
+    async def step(self, action: str, turn_idx: int) -> StepResult:
+        """What came of an action; `turn_idx` is for messages.
+
+        Raises:
+            EnvironmentFault: what came back breaks the contract.
+        """
+        return read_step(await self._call(self._step, self.env.step, action), self.name, turn_idx, self.env.metric_reductions)
+
+    async def close(self) -> None:
+        await self._call(f"{self._class}.close", self.env.close)
+
+    def end(self) -> None:
+        """Lets go of what the session itself holds."""
+
+    async def _call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """The result of a method, which may be a coroutine function."""
+        with self.settings.limit(self.tag, name):
+            result = function(*args)
+        if not inspect.isawaitable(result):
+            return result
+        async with self.settings.limit(self.tag, name):
+            return await result
+
+
+class ThreadSession(EnvSession):
+    """An environment in a thread of its own, since some libraries are bound to the thread that loaded them.
+
+    A call that is past its deadline is left behind: its thread closes the environment and ends, should it ever come back.
+    """
+
+    def __init__(self, tag: str, settings: CallSettings, places: asyncio.Semaphore) -> None:
+        super().__init__(tag, settings)
+        self._places = places
+        self._thread = DaemonThread(tag)
+        self._is_stuck = False
+
+    async def close(self) -> None:
+        if self._is_stuck:
+            self._thread.start(self.env.close)
+        else:
+            await super().close()
+
+    def end(self) -> None:
+        self._thread.end()
+
+    async def _call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """The same in the thread, when its turn has come.
+
+        Raises:
+            DeadlineError: it didn't come within the settings' `place_timeout_s`.
+        """
+        waiter, its_turn, timeout_s = f"an episode of {self.tag}", f"its turn to call {name}", self.settings.place_timeout_s
+        async with self.settings.watchdog.waiting(waiter, its_turn, timeout_s, "deadlines.env_s"):
+            await self._places.acquire()
+        call = self._thread.start(function, *args)
+        try:
+            async with self.settings.limit(self.tag, name):
+                result = await asyncio.wrap_future(call)
+                return await result if inspect.isawaitable(result) else result
+        finally:
+            self._is_stuck = not call.done()
+            self._give_place_back(call)
+
+    def _give_place_back(self, call: Future[Any]) -> None:
+        if self._is_stuck and self.settings.use_thread_lock:
+            loop = asyncio.get_running_loop()
+            call.add_done_callback(lambda _: loop.call_soon_threadsafe(self._places.release))
+        else:
+            self._places.release()

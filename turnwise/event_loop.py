@@ -1,0 +1,92 @@
+"""The event loop of a run, in which no task can stop the others for ever without being named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar
+
+from turnwise.errors import DeadlineError
+from turnwise.threads import DaemonExecutor
+from turnwise.watchdog import Wait, Watchdog
+
+T = TypeVar("T")
+
+_BEAT_S = 1.0
+"""How often the loop shows that it turns."""
+
+
+class Turn(Wait):
+    """One turn of an event loop: the wait of all tasks for the one that runs to await something."""
+
+    async def keep(self, main: Coroutine[Any, Any, T]) -> T:
+        """The result of `main`. As long as the loop turns, the deadline moves on."""
+        self._loop = asyncio.get_running_loop()
+        self._beat()
+        try:
+            return await main
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _beat(self) -> None:
+        if self.timeout_s is not None:
+            self.renew()
+            self._timer = self._loop.call_later(min(_BEAT_S, self.timeout_s / 4), self._beat)
+
+    def interrupt(self) -> None:
+        # The one that blocks may have siblings that are about to do the same.
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        super().interrupt()
+
+
+class WatchedRunner:
+    """An `asyncio.Runner` whose event loop is watched, from its first `run` to its `close`; this ends the watch.
+
+    A task that blocks the loop for `turn_s` seconds, and has no deadline of its own, ends the run; None is no limit. Threads of
+    `asyncio.to_thread` are daemons.
+    """
+
+    def __init__(self, watchdog: Watchdog, turn_s: float | None = None, setting: str = "deadlines.env_s") -> None:
+        self.watchdog = watchdog
+        self._runner = asyncio.Runner(loop_factory=_new_loop)
+        self._turn_s = turn_s
+        self._setting = setting
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """The result of `main`.
+
+        Raises:
+            DeadlineError: a task blocked the loop.
+        """
+        watchdog = self.watchdog
+        watchdog.start()
+        watchdog.loop = self._runner.get_loop()
+        with Turn(watchdog, "the event loop", "a task that blocks it", self._turn_s, self._setting, DeadlineError) as turn:
+            watchdog.turn = turn
+            return self._runner.run(turn.keep(main))
+
+    def close(self) -> None:
+        """Cancels what still runs on the loop.
+
+        Raises:
+            DeadlineError: it doesn't come to its end.
+        """
+        try:
+            with self.watchdog.waiting("the end of the run", "its event loop to close", self._turn_s, self._setting):
+                self._runner.close()
+        finally:
+            self.watchdog.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(DaemonExecutor())
+    return loop

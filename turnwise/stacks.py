@@ -1,0 +1,93 @@
+"""Where everything stands: the stacks of all threads and of an event loop's tasks, short enough to be read."""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import CoroutineType, FrameType
+from typing import Any, NamedTuple
+
+MAX_CALLS = 8
+"""Calls of one stack that are shown: the innermost."""
+MAX_STACKS = 4
+"""Different stacks of threads, and of tasks, that are shown."""
+
+
+class Place(NamedTuple):
+    """One call of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+Stack = tuple[Place, ...]
+"""Outermost call first."""
+
+_EVENT_LOOP = str(Path(asyncio.__file__).parent)
+"""Its own calls say nothing of who waits for whom."""
+
+
+def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Thread | None = None) -> str:
+    """The stacks of all threads except `but` and the calling one, and of the tasks of `loop` that don't run right now.
+
+    Equal stacks are shown once. Every line is indented, so that the text can follow a message of its own.
+    """
+    running = None if loop is None else asyncio.current_task(loop)
+    frames = sys._current_frames()
+    left_out = (but, threading.current_thread())
+    threads = [thread for thread in threading.enumerate() if thread.ident in frames and thread not in left_out]
+    threads.sort(key=lambda thread: thread is not threading.main_thread())
+    names = {thread: thread.name for thread in threads}
+    if running is not None and threading.main_thread() in names:
+        names[threading.main_thread()] += f" in task {running.get_name()!r}"
+    tasks = [] if loop is None else [task for task in asyncio.all_tasks(loop) if task is not running]
+    tasks.sort(key=lambda task: task.get_name())
+    lines = [
+        *_groups("thread", ((names[thread], _of_thread(frames[thread.ident or 0])) for thread in threads)),
+        *_groups("task", ((task.get_name(), _of_task(task)) for task in tasks)),
+    ]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _of_thread(frame: FrameType | None) -> Stack:
+    return _walk(frame, lambda found: found.f_back)[::-1]
+
+
+def _walk(frame: FrameType | None, following: Callable[[FrameType], FrameType | None]) -> Stack:
+    places = []
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_EVENT_LOOP):
+            places.append(Place(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+        frame = following(frame)
+    return tuple(places)
+
+
+def _of_task(task: asyncio.Task[Any]) -> Stack:
+    """What a suspended task awaits, coroutine by coroutine (`Task.get_stack` shows the first one only)."""
+    places: list[Place] = []
+    awaited: Any = task.get_coro()
+    while isinstance(awaited, CoroutineType) and awaited.cr_frame is not None:
+        places += _walk(awaited.cr_frame, lambda _: None)
+        awaited = awaited.cr_await
+    return tuple(places)
+
+
+def _groups(kind: str, stacks: Iterable[tuple[str, Stack]]) -> Iterator[str]:
+    names: dict[Stack, list[str]] = {}
+    for name, stack in stacks:
+        names.setdefault(stack, []).append(name)
+    for stack, same in list(names.items())[:MAX_STACKS]:
+        yield f"{kind} {same[0]}:" if len(same) == 1 else f"{len(same)} {kind}s, one of them {same[0]}:"
+        if len(stack) > MAX_CALLS:
+            yield f"  … {len(stack) - MAX_CALLS} calls further out"
+        for place in stack[-MAX_CALLS:]:
+            source = linecache.getline(place.file, place.line).strip()
+            yield f"  {place.file}:{place.line} in {place.function}: {source}".rstrip(": ")
+    rest = sum(len(same) for same in list(names.values())[MAX_STACKS:])
+    if rest:
+        yield f"and {rest} more {kind}s"

@@ -1,0 +1,56 @@
+"""Threads for calls that may never return: daemons, so that none of them keeps the process from ending.
+
+The standard executor's threads are joined at exit: one stuck call hangs the process for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+
+class DaemonThread:
+    """One thread that makes calls in the order of their `start`, until `end`.
+
+    >>> thread = DaemonThread("doctest")
+    >>> thread.start(max, 2, 3).result()
+    3
+    >>> thread.end()
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def start(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Queues a call. A future that is cancelled before its turn is never called."""
+        result: Future[Any] = Future()
+        self._calls.put((result, partial(function, *args)))
+        return result
+
+    def end(self) -> None:
+        """Ends the thread after the calls that were started."""
+        self._calls.put(None)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            result, function = call
+            if result.set_running_or_notify_cancel():
+                try:
+                    result.set_result(function())
+                except BaseException as error:  # boundary: the thread that waits for the result gets what was raised
+                    result.set_exception(error)
+
+
+class DaemonExecutor(ThreadPoolExecutor):
+    """An event loop's default executor (`asyncio.to_thread`) with a daemon thread for each call."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        thread = DaemonThread("to_thread")
+        result = thread.start(partial(fn, *args, **kwargs))
+        thread.end()
+        return result

@@ -1,0 +1,276 @@
+"""No silent hang: every wait has an owner and a deadline, and past it an error says who waits for whom, with stacks.
+
+`docs/design/watchdog.md` lists the waits of a run and their deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from turnwise.errors import DeadlineError, TurnwiseError
+from turnwise.stacks import describe_stacks
+
+logger = logging.getLogger(__name__)
+
+EXIT_STATUS = 2
+"""Of a process whose main thread doesn't come back: that of every error."""
+_SAME_STACKS_S = 0.1
+"""Many waits for one thing end together: they share one look at the stacks."""
+_LONGEST_S = 1e6
+"""That faulthandler can be armed for."""
+_STDERR = 2
+_SIGNAL = signal.Signals.__members__.get("SIGUSR2")
+
+
+class Interrupt(asyncio.CancelledError):
+    """Raised inside a call that is past its deadline; the wait around it turns it into an error that says so.
+
+    Like any cancellation it is no `Exception`, so that code which tries again after failures doesn't swallow it.
+    """
+
+
+class Wait:
+    """One wait, used once. `with` where the main thread is blocked, and the body must not await; `async with` where it awaits.
+
+    Raises:
+        DeadlineError: (or the `error` asked for) on leaving it, when its deadline has passed.
+    """
+
+    deadline = float("inf")
+    """In `time.monotonic()`. Past it the wait is interrupted and gets a period of grace to unwind: the next deadline."""
+    report: str | None = None
+    """The error's text, once the deadline has passed."""
+    outer: Wait | None = None
+    is_interrupted = False
+    _has_cancelled = False
+    _timer: asyncio.TimerHandle | None = None
+
+    def __init__(
+        self, watchdog: Watchdog, waiter: str, awaited: str, timeout_s: float | None, setting: str, error: type[TurnwiseError]
+    ) -> None:
+        self._watchdog = watchdog
+        self.waiter = waiter
+        self.awaited = awaited
+        self.timeout_s = timeout_s
+        self.setting = setting
+        self.error = error
+
+    def __str__(self) -> str:
+        return f"{self.waiter} waited {self.timeout_s:g} s for {self.awaited}; raise {self.setting} if that may take longer"
+
+    def __enter__(self) -> Self:
+        watchdog = self._watchdog
+        self.outer = watchdog.innermost
+        if self.timeout_s is not None:
+            self.deadline = time.monotonic() + self.timeout_s
+        watchdog.innermost = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
+        self._watchdog.innermost = self.outer
+        # A call that came back late fails too, so that what is too slow doesn't depend on when it was looked at.
+        if self.report is None and fault is None and time.monotonic() > self.deadline:
+            self.report = str(self)
+        if self.report is not None and not isinstance(fault, KeyboardInterrupt | SystemExit):
+            raise self.error(self.report) from None
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._num_cancels = task.cancelling()
+        self.outer = self._watchdog.of_task.get(task)
+        self._watchdog.of_task[task] = self
+        if self.timeout_s is not None:
+            self.renew()
+            self._timer = asyncio.get_running_loop().call_later(self.timeout_s, self._expire)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.outer is None:
+            del self._watchdog.of_task[self._task]
+        else:
+            self._watchdog.of_task[self._task] = self.outer
+        if self._timer is not None:
+            self._timer.cancel()
+        num_cancels = self._task.uncancel() if self._has_cancelled else self._task.cancelling()
+        is_cancelled = num_cancels > self._num_cancels and isinstance(fault, asyncio.CancelledError)
+        if self.report is not None and not is_cancelled and not isinstance(fault, KeyboardInterrupt | SystemExit):
+            raise self.error(self.report) from None
+
+    def renew(self) -> None:
+        """Starts its time anew."""
+        if self.timeout_s is not None:
+            self.deadline = time.monotonic() + self.timeout_s
+
+    def _expire(self) -> None:
+        """The deadline has passed while the event loop turned."""
+        if self.report is not None:
+            return
+        self.report = self._watchdog.describe(self, asyncio.get_running_loop())
+        self.deadline = time.monotonic() + self._watchdog.grace_s
+        self._has_cancelled = True
+        self._task.cancel()
+
+    def interrupt(self) -> None:
+        """Ends what blocks the main thread, from a signal handler that interrupted it."""
+        raise Interrupt
+
+
+class Watchdog:
+    """Ends the waits of one thread, the main one, that run past their deadlines.
+
+    Awaiting ends by the event loop's own timers. A call that blocks the thread is found by a daemon thread, which collects
+    the stacks and interrupts the call by a signal (SIGUSR2), as Ctrl-C would. If the thread doesn't come back within
+    `grace_s`, it is stuck in C code, and the process ends with the same text on stderr. Off the main thread, and without
+    Unix signals, nothing can be interrupted: there the process ends after the grace. Deadlines of calls that block are looked
+    at every `poll_s` seconds. Where C code keeps Python's lock no Python thread can look: then `faulthandler` ends the process,
+    with bare stacks, after `stall_s` or a longer deadline.
+
+    Only a watchdog that was started interrupts; one that wasn't finds a blocking call late, when it returns.
+
+    >>> with Watchdog().waiting("the doctest", "nothing", 60.0, "the number of seconds"):
+    ...     pass
+    """
+
+    def __init__(self, grace_s: float = 30.0, poll_s: float = 0.1, stall_s: float = 600.0) -> None:
+        self.grace_s = grace_s
+        self._poll_s = poll_s
+        self._stall_s = stall_s
+        self.innermost: Wait | None = None
+        """Of the waits that block the thread; only the thread itself writes it."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """That the thread runs."""
+        self.turn: Wait | None = None
+        """The wait of that loop's tasks for the one that runs."""
+        self.of_task: dict[asyncio.Task[Any], Wait] = {}
+        """The innermost of each task that awaits something with a deadline."""
+        self._pending: Wait | None = None
+        """What is to be interrupted, until the interrupt is raised."""
+        self._stacks, self._stacks_at = "", float("-inf")
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._thread_id: int | None = None
+        """Of the watched thread, where it can be interrupted."""
+        self._previous: Any = None
+
+    def waiting(
+        self,
+        waiter: str,
+        awaited: str,
+        timeout_s: float | None,
+        setting: str,
+        error: type[TurnwiseError] = DeadlineError,
+    ) -> Wait:
+        """A wait of `waiter` for `awaited`, of at most `timeout_s` seconds; `setting` is what a user raises to wait longer."""
+        return Wait(self, waiter, awaited, timeout_s, setting, error)
+
+    def start(self) -> None:
+        """Watches the calling thread; nothing changes where it is watched already."""
+        if self._thread is not None:
+            return
+        if _SIGNAL is not None and threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(_SIGNAL, self._on_signal)
+            self._thread_id = threading.get_ident()
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops watching and gives the signal back, unless somebody else has taken it."""
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._thread.join()
+        self._thread = None
+        faulthandler.cancel_dump_traceback_later()
+        if self._thread_id is not None and _SIGNAL is not None and signal.getsignal(_SIGNAL) == self._on_signal:
+            signal.signal(_SIGNAL, self._previous or signal.SIG_DFL)
+        self._thread_id = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def describe(self, wait: Wait, loop: asyncio.AbstractEventLoop | None) -> str:
+        """Who waits for whom, and the stacks of everybody else."""
+        if time.monotonic() - self._stacks_at > _SAME_STACKS_S:
+            self._stacks, self._stacks_at = describe_stacks(loop, but=self._thread), time.monotonic()
+        return f"{wait}\n{self._stacks}"
+
+    def _waits(self) -> list[Wait]:
+        """The waits that the thread is in right now, innermost first.
+
+        A turn of the event loop counts where no deadline of its own holds for the task that runs.
+        """
+        waits = list(_chain(self.innermost))
+        if self.loop is None or self.turn not in waits:
+            return waits
+        index = waits.index(self.turn)
+        task = asyncio.current_task(self.loop)
+        inside = waits[:index] + (list(_chain(self.of_task.get(task))) if task else [])
+        is_limited = any(wait.timeout_s is not None for wait in inside)
+        return inside + (waits[index + 1 :] if is_limited else waits[index:])
+
+    def _watch(self) -> None:
+        self._arm(self._stall_s)
+        while not self._stop.wait(self._poll_s):
+            waits, turn, now = self._waits(), self.turn, time.monotonic()
+            if turn is not None and turn not in waits:
+                turn.renew()
+            self._arm(min((wait.deadline for wait in waits), default=now) - now)
+            overdue = next((wait for wait in waits if now > wait.deadline), None)
+            if overdue is not None and overdue.is_interrupted:
+                self._give_up(overdue)
+            elif overdue is not None:
+                overdue.report = overdue.report or self.describe(overdue, self.loop)
+                overdue.deadline = time.monotonic() + self.grace_s
+                overdue.is_interrupted = True
+                self._pending = overdue
+            elif self._pending not in waits:
+                self._pending = None
+            if self._pending is not None and self._thread_id is not None and _SIGNAL is not None:
+                signal.pthread_kill(self._thread_id, _SIGNAL)
+
+    def _arm(self, remaining_s: float) -> None:
+        """From now on somebody must call this again in time, or the process ends."""
+        timeout_s = min(max(remaining_s, self._stall_s) + 2 * self.grace_s, _LONGEST_S)
+        faulthandler.dump_traceback_later(timeout_s, exit=True, file=_STDERR)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        wait = self._pending
+        if wait is None:
+            if callable(self._previous):
+                self._previous(signum, frame)
+        elif frame is not None and frame.f_code.co_filename == __file__:
+            # A wait is being entered or left. If it goes on, the next look at it sends another signal.
+            return
+        elif wait in self._waits():
+            self._pending = None
+            wait.interrupt()
+
+    def _give_up(self, wait: Wait) -> None:
+        """Ends the process. Nothing here may wait for a lock of the stuck thread before the text is out."""
+        text = f"error: {wait.report}\nit didn't come back within {self.grace_s:g} s of being interrupted: the process ends\n"
+        os.write(_STDERR, text.encode())
+        logger.info("%s", text)  # to the file only: the terminal has it
+        os._exit(EXIT_STATUS)
+
+
+def _chain(wait: Wait | None) -> Iterator[Wait]:
+    while wait is not None:
+        yield wait
+        wait = wait.outer
