@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "turnwise"
 
 LAYERS: list[set[str]] = [
-    {"types", "errors", "protocols", "spec", "entry_points"},
+    {"types", "errors", "protocols", "spec", "entry_points", "stacks", "threads", "watchdog", "event_loop"},
     {"config", "algorithms", "chat", "data", "models", "batching"},
     {"envs"},
     {"agents", "inference", "training"},
@@ -37,6 +37,10 @@ ONLY: dict[str, set[str]] = {
     "errors": set(),
     "spec": {"errors"},
     "entry_points": {"errors"},
+    "stacks": set(),
+    "threads": set(),
+    "watchdog": {"errors", "stacks"},
+    "event_loop": {"errors", "threads", "watchdog"},
     "protocols": {"types"},
     "config": {"spec", "errors"},
     **dict.fromkeys(SIDE_ROOMS, LAYERS[0]),
@@ -64,9 +68,12 @@ HEAVY: dict[str, str] = {
 """Optional libraries and the one module or folder that imports each."""
 
 BROAD_EXCEPT = {
+    "entry_points.py",
     "inference/embedded/server.py",
     "inference/server_manager.py",
+    "pipelines/parity_probe.py",
     "rollout/scheduler.py",
+    "threads.py",
 }
 """The boundaries where `except Exception` stands: foreign code runs below them, and its failure is recorded."""
 

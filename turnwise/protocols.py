@@ -7,6 +7,7 @@ transfer, Megatron with pipeline stages, DeepSpeed engines, image observations a
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -27,9 +28,52 @@ from turnwise.types import (
 )
 
 MemoryKind = Literal["weights", "kv_cache", "optimizer"]
-Output = Literal["logprobs", "entropy", "values"]
+Output = Literal["logprobs", "entropy", "values", "next_values"]
+"""Of a token: its log-prob, the entropy of its distribution, and the values of the states before and after it."""
 Route = Literal["split", "broadcast", "rank0"]
 OnWeightUpdate = Literal["finish", "abort_continue", "abort_restart"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model as it lies in memory. Dtypes, attention and device are torch's own words for them."""
+
+    architecture: str
+    num_parameters: int
+    num_trainable: int
+    dtype: str
+    attention: str
+    device: str
+    address: tuple[int, int]
+    """Process and place of the weights: models with the same address share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyFacts:
+    """What a strategy really runs, for the table at the start of a run."""
+
+    model: LoadedModel
+    compute_dtype: str
+    """Of matrix products."""
+    optimizer: str = ""
+    """The optimiser with its schedule; empty for a frozen model."""
+    recomputes_activations: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What an inference server really runs, for the same table."""
+
+    model: LoadedModel
+    engine: str
+    """Which forward pass it samples with, in a few words."""
+    max_length: int
+    """Tokens of a context."""
+    max_concurrency: int
+    """Requests that are decoded together."""
+    cache_bytes: int = 0
+    """Bound of the keys and values that it keeps; 0 where it keeps none between requests."""
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Environments and agents
@@ -173,6 +217,10 @@ class InferenceServer(Protocol):
 
     async def close(self) -> None: ...
 
+    def facts(self) -> ServerFacts:
+        """What it really runs, whatever the config asked for."""
+        ...
+
 
 class WeightTransfer(Protocol):
     """Moves the policy of the trainer's ranks into the servers' replicas. A collective over both, so neither's method.
@@ -221,13 +269,19 @@ class TrainStrategy(Protocol):
 
     def onload(self, kinds: Iterable[MemoryKind]) -> None: ...
 
+    def facts(self) -> StrategyFacts:
+        """What it really runs, whatever the config asked for."""
+        ...
+
 
 class Stateful(Protocol):
     """Numbers that a checkpoint carries."""
 
-    def state_dict(self) -> dict[str, float]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        ...
 
-    def load_state_dict(self, state: dict[str, float]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Algorithm(Protocol):

@@ -97,6 +97,7 @@ _GROUP = ("traj_group_id", "mean_std")
 
 ESTIMATORS: dict[str, EstimatorSpec] = {
     "gae": EstimatorSpec(
+        "turnwise.algorithms.ppo:PPO",
         needs=frozenset({"values"}),
         placement="turn",
         discounts=True,

@@ -174,7 +174,8 @@ class Sample:
     """One context as flat arrays [N]. Built once; forward passes and credit write back into it.
 
     Arrays align with tokens: entry t of every log-prob, value, advantage or return belongs to token t, given the tokens
-    before it (`values[t]` is the value head's output at position t − 1). Where `response_mask` is 0 they hold 0.
+    before it (`values[t]` is the value head's output at position t − 1, `next_values[t]` the one at t itself). Where
+    `response_mask` is 0 they hold 0.
 
     >>> sample = Sample(token_ids=np.array([5, 6, 7, 8]), response_mask=np.array([False, False, True, True]),
     ...                 rollout_logprobs=np.zeros(4, np.float32), turn_spans=(TurnSpan(0, 2, 4),))
@@ -193,6 +194,8 @@ class Sample:
     old_logprobs: FloatArray | None = None
     ref_logprobs: FloatArray | None = None
     values: FloatArray | None = None
+    next_values: FloatArray | None = None
+    """What an episode that was cut after a token could still have earned; credit reads it at a trajectory's last token."""
     advantages: FloatArray | None = None
     returns: FloatArray | None = None
     media: tuple[Media, ...] = ()
@@ -205,6 +208,10 @@ class Sample:
     @property
     def num_trained(self) -> int:
         return int(self.response_mask.sum())
+
+    @property
+    def num_trained_turns(self) -> int:
+        return sum(bool(self.response_mask[span.start : span.stop].any()) for span in self.turn_spans)
 
 
 @dataclass(slots=True)
@@ -258,13 +265,15 @@ class Group:
 class Denominators(NamedTuple):
     """What the losses of one *optimiser step* are divided by, known before its first micro-batch.
 
-    `num_tokens` = Σ weight·trained tokens, `num_sequences` = Σ weight over samples with a trained token, both over all
-    micro-batches and all ranks; `max_length` is the constant `sequence_length`.
+    `num_tokens` = Σ weight·trained tokens, `num_sequences` = Σ weight over samples with a trained token, `num_turns` =
+    Σ weight·turns with a trained token, all over all micro-batches and all ranks; `max_length` is the constant
+    `sequence_length`.
     """
 
     num_tokens: float
     num_sequences: float
     max_length: int
+    num_turns: float = 0.0
 
 
 @dataclass(slots=True)
@@ -317,6 +326,11 @@ class ModelOutputs:
     logprobs: Any = None
     entropy: Any = None
     values: Any = None
+    next_values: Any = None
+
+    def named(self) -> dict[str, Any]:
+        """Those that there are, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
 
 
 class Metric(NamedTuple):

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from turnwise.testing.strategy_contract import StrategyContract
-from turnwise.testing.toy_model import toy_model
+from turnwise.testing.strategy_contract import VALUES, StrategyContract
+from turnwise.testing.toy_model import toy_model, toy_value_model
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 
@@ -28,3 +28,16 @@ class TestWithGradientCheckpointing(TestTorchStrategy):
 class TestPadded(TestTorchStrategy):
     def make_strategy(self) -> TorchStrategy:
         return TorchStrategy(toy_model(attn_implementation="sdpa"), optimizer=SETTINGS)
+
+
+class TestCritic(TestTorchStrategy):
+    outputs = VALUES
+
+    def make_strategy(self) -> TorchStrategy:
+        return TorchStrategy(toy_value_model(), optimizer=SETTINGS)
+
+
+class TestCriticPaddedWithGradientCheckpointing(TestCritic):
+    def make_strategy(self) -> TorchStrategy:
+        model = toy_value_model(attn_implementation="sdpa")
+        return TorchStrategy(model, optimizer=SETTINGS, is_gradient_checkpointing=True)

@@ -12,6 +12,7 @@ from turnwise.batching.plan import micro_batches
 from turnwise.models.forward import PolicyForward
 from turnwise.testing.strategy_contract import OUTPUTS, WeightedLoss
 from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
+from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 
 SAMPLES = toy_samples(16, max_length=200)
@@ -27,6 +28,7 @@ LAYOUTS = [
     ("512 tokens", "turnwise_packed"),
     ("4 sequences", "turnwise_packed"),
     ("4 sequences", "sdpa"),
+    ("512 tokens", "eager"),
 ]
 
 
@@ -82,3 +84,15 @@ def test_training_sees_the_very_log_probs_of_the_forward_pass() -> None:
     old = torch.tensor(strategy.forward([batch], OUTPUTS)[0]["logprobs"])
     trained = PolicyForward(toy_model())(batch.map(torch.as_tensor), OUTPUTS).logprobs
     assert trained.requires_grad and torch.equal(trained.detach(), old)
+
+
+def test_computing_activations_twice_changes_no_bit() -> None:
+    batches = toy_batches(SAMPLES, PLANS["4 sequences"])
+    once, twice = (
+        TorchStrategy(toy_model(), optimizer=OptimizerSettings(1e-3), is_gradient_checkpointing=is_twice)
+        for is_twice in (False, True)
+    )
+    for strategy in (once, twice):
+        strategy.train_step(batches, WeightedLoss())
+    for (name, weight), (_, same), before in zip(once.weights(), twice.weights(), toy_model().parameters(), strict=True):
+        assert torch.equal(weight, same) and not torch.equal(weight, before), name

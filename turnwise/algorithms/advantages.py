@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from turnwise.algorithms.controllers import KLController
-from turnwise.algorithms.kl import kl_divergence
+from turnwise.algorithms.kl_penalty import penalize_kl
 from turnwise.algorithms.masks import whiten
 from turnwise.algorithms.normalization import Scores, group_ids
 from turnwise.algorithms.settings import AlgorithmSettings
@@ -36,9 +36,11 @@ def credit_scores(
     over tokens, so long episodes don't weigh more in them.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    metrics = penalize_kl(trajectories, settings, controller)
+    tokens, metrics = penalize_kl(trajectories, settings, controller)
+    penalties = np.array([sum(float(sample.sum()) for sample in samples) for samples in tokens], dtype=np.float64)
+    for trajectory, penalty in zip(trajectories, penalties, strict=True):
+        trajectory.score_kl_penalty = float(penalty)
     scores = np.array([trajectory.score for trajectory in trajectories], dtype=np.float64)
-    penalties = np.array([trajectory.score_kl_penalty for trajectory in trajectories], dtype=np.float64)
     weights = np.array([trajectory.weight for trajectory in trajectories], dtype=np.float64)
     rewards = transform(scores - penalties, group_ids(groups, grouping), weights)
     if settings.reward_clip is not None:
@@ -49,44 +51,6 @@ def credit_scores(
         spread(trajectory, float(reward))
     metrics += [*summary("critic/score", scores), *summary("critic/rewards", rewards)]
     return metrics + finish_advantages(samples_of(groups), settings)
-
-
-def penalize_kl(trajectories: Sequence[Trajectory], settings: AlgorithmSettings, controller: KLController) -> list[Metric]:
-    """Sets `score_kl_penalty` = β·Σ_t KL_t(old, ref) of each trajectory, 0 without `add_token_level_kl`; steers β.
-
-    The KL is logged wherever both log-probs are there, and nowhere else: a number made from zeros would look like a KL.
-
-    Raises:
-        ValueError: the penalty is on and a forward pass that it needs hasn't run.
-    """
-    sums, means = [], []
-    for trajectory in trajectories:
-        tokens = [_token_kl(sample, settings.kl_penalty) for sample in trajectory.samples if sample.num_trained]
-        known = [kl for kl in tokens if kl is not None]
-        if settings.add_token_level_kl and len(known) < len(tokens):
-            raise ValueError("add_token_level_kl needs old_logprobs and ref_logprobs on every sample before credit")
-        kl = np.concatenate(known) if known else np.zeros(0)
-        trajectory.score_kl_penalty = controller.coef * float(kl.sum()) if settings.add_token_level_kl else 0.0
-        if len(kl):
-            sums.append(float(kl.sum()))
-            means.append(float(kl.mean()))
-    if not means:
-        return []
-    kl_mean = float(np.mean(means))
-    metrics = [Metric("critic/kl", kl_mean, weight=len(means)), Metric("critic/kl_sum", float(np.mean(sums)), weight=len(sums))]
-    if settings.add_token_level_kl:
-        metrics.append(Metric("critic/kl_coef", controller.coef, "last"))
-        controller.update(kl_mean, len(trajectories))
-    return metrics
-
-
-def _token_kl(sample: Sample, estimator: str) -> NDArray[np.float64] | None:
-    """KL(old, ref) of the trained tokens of a sample, None where a forward pass is missing."""
-    if sample.old_logprobs is None or sample.ref_logprobs is None:
-        return None
-    mask = sample.response_mask
-    old, ref = (torch.from_numpy(array[mask].astype(np.float64)) for array in (sample.old_logprobs, sample.ref_logprobs))
-    return kl_divergence(old, ref, estimator).numpy()
 
 
 def spread(trajectory: Trajectory, advantage: float) -> None:

@@ -24,10 +24,15 @@ def optimizer_steps(num_samples: int, samples_per_step: int, seed: int, num_epoc
     return plan
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int | None = None, max_sequences: int | None = None) -> list[list[int]]:
+def micro_batches(
+    lengths: Sequence[int],
+    max_tokens: int | None = None,
+    max_sequences: int | None = None,
+    order: Sequence[int] | None = None,
+) -> list[list[int]]:
     """Indices of the sequences in each micro-batch: every index once, ascending in its micro-batch.
 
-    Longest first, each into the first micro-batch that has room. A sequence longer than `max_tokens` gets one of its own,
+    In `order` (longest first, where there is none), each into the first micro-batch that has room. A sequence longer than `max_tokens` gets one of its own,
     since it can't be cut. Without a limit there is one micro-batch.
 
     >>> micro_batches([5, 3, 4, 2, 6], max_tokens=10)
@@ -37,7 +42,7 @@ def micro_batches(lengths: Sequence[int], max_tokens: int | None = None, max_seq
         raise ValueError(f"micro-batch limits must be at least 1, got max_tokens={max_tokens}, max_sequences={max_sequences}")
     bins: list[list[int]] = []
     tokens: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)) if order is None else order:
         for chosen, members in enumerate(bins):
             has_room = max_tokens is None or tokens[chosen] + lengths[index] <= max_tokens
             if has_room and (max_sequences is None or len(members) < max_sequences):
@@ -54,12 +59,15 @@ def micro_batches(lengths: Sequence[int], max_tokens: int | None = None, max_seq
 def denominators(samples: Sequence[Sample], max_length: int) -> Denominators:
     """What the losses of an optimiser step over these samples are divided by.
 
-    >>> sample = Sample(np.array([5, 6, 7]), np.array([False, True, True]), np.zeros(3, np.float32), (), weight=0.5)
+    >>> from turnwise.types import TurnSpan
+    >>> mask = np.array([False, True, True])
+    >>> sample = Sample(np.array([5, 6, 7]), mask, np.zeros(3, np.float32), (TurnSpan(0, 1, 3),), weight=0.5)
     >>> denominators([sample, sample, sample], max_length=8)
-    Denominators(num_tokens=3.0, num_sequences=1.5, max_length=8)
+    Denominators(num_tokens=3.0, num_sequences=1.5, max_length=8, num_turns=1.5)
     """
     return Denominators(
         num_tokens=float(sum(sample.weight * sample.num_trained for sample in samples)),
         num_sequences=float(sum(sample.weight for sample in samples if sample.num_trained)),
         max_length=max_length,
+        num_turns=float(sum(sample.weight * sample.num_trained_turns for sample in samples)),
     )

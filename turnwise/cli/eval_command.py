@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from turnwise.cli.applied_table import print_applied
 from turnwise.config import AgenticConfig, load_config
 from turnwise.errors import ConfigError
 
@@ -24,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     from turnwise.pipelines.build import evaluate_model
     from turnwise.pipelines.evaluate import success_table
 
-    evaluation = evaluate_model(config, model_path=options.model, num_episodes=options.episodes)
+    evaluation = evaluate_model(config, model_path=options.model, num_episodes=options.episodes, on_start=print_applied)
     rows = [("all", evaluation.overall)]
     if len(evaluation.by_tag) > 1:
         rows += list(evaluation.by_tag.items())

@@ -46,9 +46,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     train = _verb(verbs, "train", "train_command", "train a policy by reinforcement learning")
     _config_arguments(train)
+    _quiet_argument(train)
 
     sft = _verb(verbs, "sft", "sft_command", "train a model on demonstrations (JSONL of messages)")
     _config_arguments(sft)
+    _quiet_argument(sft)
 
     evaluate = _verb(verbs, "eval", "eval_command", "success of a saved model on a config's validation tasks")
     _config_arguments(evaluate)
@@ -73,6 +75,10 @@ def _verb(verbs: argparse._SubParsersAction, name: str, module: str, help_text: 
     parser = verbs.add_parser(name, help=help_text, description=help_text)
     parser.set_defaults(module=module)
     return parser
+
+
+def _quiet_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="print warnings, errors and where the results are, no steps")
 
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:

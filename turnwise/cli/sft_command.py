@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from turnwise.cli.applied_table import shown
 from turnwise.config import SFTConfig, load_config
 
 
@@ -14,21 +15,20 @@ def run(options: argparse.Namespace) -> int:
     config, notes = load_config(options.config, options.overrides, SFTConfig, strict=options.strict)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    fine_tune(config)
+    fine_tune(config, is_quiet=options.quiet)
     return 0
 
 
-def fine_tune(config: SFTConfig) -> Path:
+def fine_tune(config: SFTConfig, is_quiet: bool = False) -> Path:
     """Runs the pipeline of a config; returns the folder of the model."""
     from turnwise.pipelines.build import build_sft, start_run
+    from turnwise.pipelines.session import run_to_end
 
     folder = start_run(config)
-    print(f"run folder: {folder.path}", flush=True)
-    pipeline = build_sft(config, folder)
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
-    model = pipeline.checkpoints.all()[-1]
+    if not is_quiet:
+        print(f"run folder: {folder.path}", flush=True)
+    pipeline = run_to_end(folder, lambda: shown(build_sft(config, folder, is_quiet), is_quiet))
+    model = pipeline.checkpoints.newest
+    assert model is not None, "a run that ends well saves after its last step"
     print(f"model: {model}")
     return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from turnwise.cli.applied_table import shown
 from turnwise.config import AgenticConfig, load_config, require, unavailable
 
 
@@ -15,28 +16,26 @@ def run(options: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     # Before torch is imported: what can't run here should be said at once.
     require(unavailable(config))
-    train(config)
+    train(config, is_quiet=options.quiet)
     return 0
 
 
-def train(config: AgenticConfig) -> dict[str, str]:
+def train(config: AgenticConfig, is_quiet: bool = False) -> dict[str, str]:
     """Runs the pipeline of a config; returns where the run, its model and its curve are."""
     from turnwise.pipelines.build import build_agentic, start_run
+    from turnwise.pipelines.session import run_to_end
     from turnwise.report.curve import learning_curve
     from turnwise.tracking.jsonl import read_metrics
 
     folder = start_run(config)
-    print(f"run folder: {folder.path}", flush=True)
-    pipeline = build_agentic(config, folder)
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
+    if not is_quiet:
+        print(f"run folder: {folder.path}", flush=True)
+    pipeline = run_to_end(folder, lambda: shown(build_agentic(config, folder, is_quiet), is_quiet))
     learning_curve(read_metrics(folder.metrics), folder.curve, config.exp_name)
     places = {"run": str(folder.path), "curve": str(folder.curve), "tensorboard": str(folder.tensorboard)}
-    saved = pipeline.checkpoints.all()
-    if saved:
-        places["model"] = str(saved[-1])
-        print(f"model: {saved[-1]}")
+    model = pipeline.checkpoints.newest
+    if model is not None:
+        places["model"] = str(model)
+        print(f"model: {model}")
     print(f"learning curve: {folder.curve}")
     return places

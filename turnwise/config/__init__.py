@@ -3,6 +3,7 @@
 from turnwise.config.availability import require, unavailable, unavailable_for_evaluation
 from turnwise.config.compose import find_config
 from turnwise.config.describe import Applied, describe
+from turnwise.config.differences import Difference, differences
 from turnwise.config.dump import dump_yaml
 from turnwise.config.effects import ineffective
 from turnwise.config.load import load_any_config, load_config, parse_config
@@ -12,8 +13,10 @@ from turnwise.config.sft import SFTConfig
 __all__ = [
     "AgenticConfig",
     "Applied",
+    "Difference",
     "SFTConfig",
     "describe",
+    "differences",
     "dump_yaml",
     "find_config",
     "ineffective",

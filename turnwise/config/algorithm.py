@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from turnwise.config.section import Count, NonNegative, Positive, PositiveCount, Section, derived, one_of
+from turnwise.config.section import Count, NonNegative, OneOf, Positive, PositiveCount, Section, derived
 from turnwise.spec import (
     ESTIMATORS,
     GROUPING_ALIASES,
@@ -51,6 +51,7 @@ class ImportanceWeight(Section):
     """Truncated importance weights exp(old − samp) on the loss."""
 
     enabled: bool = True
+    """False leaves the loss as it is."""
     weight_type: Granularity = "token"
     """Over what the ratio is taken."""
     upper_bound: Positive = 2.0
@@ -63,10 +64,13 @@ class RatioFilter(Section):
     """Takes tokens out of the loss whose exp(old − samp) leaves a band."""
 
     enabled: bool = True
+    """False takes nothing out."""
     agg_type: Granularity = "token"
     """Over what the ratio is taken."""
     ratio_low: NonNegative = 0.5
+    """Lower end of the band."""
     ratio_high: Positive = 2.0
+    """Upper end of the band."""
 
 
 class TrainInferCorrection(Section):
@@ -79,9 +83,9 @@ class TrainInferCorrection(Section):
 class AlgorithmKeys(Section):
     """The algorithm's keys, at the top level of a config."""
 
-    adv_estimator: Annotated[str, AfterValidator(one_of(ESTIMATORS, allow_import=True))] = "grpo"
+    adv_estimator: Annotated[str, AfterValidator(OneOf(ESTIMATORS, allow_import=True))] = "grpo"
     """How rewards become advantages."""
-    pg_variant: Annotated[str, AfterValidator(one_of(PG_VARIANTS, allow_import=True))] = "ppo"
+    pg_variant: Annotated[str, AfterValidator(OneOf(PG_VARIANTS, allow_import=True))] = "ppo"
     """The policy loss."""
     pg_args: dict[str, Any] = derived()
     """Parameters of the variant by its own names; resolved, it holds all of them and the clips are in it."""

@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.roles import Role
-from turnwise.config.running import RunKeys
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.section import Section
 from turnwise.config.sft import SFTConfig
@@ -39,14 +38,10 @@ def _set(key: str, what: str) -> Missing[S]:
     return Missing(key, lambda section: section.departs(key), what)
 
 
-MISSING_IN_RUNS: tuple[Missing[RunKeys], ...] = (_set("resume_from_checkpoint", "resuming"),)
-
 MISSING_IN_PLAY: tuple[Missing[AgenticConfig], ...] = (
     Missing("data", lambda c: bool(c.data.train_files), "taking tasks from data sets"),
     _set("agent", "an agent with tools"),
-    _set("render_save_dir", "saving pictures of episodes"),
     _set("trace.backend", "tracing"),
-    _set("deadlines.env_s", "a deadline for environment workers"),
 )
 """What evaluation would need as well as training."""
 
@@ -58,9 +53,6 @@ MISSING_IN_TRAINING: tuple[Missing[AgenticConfig], ...] = (
     _set("train_infer_correction", "correction of the sampler's drift"),
     _set("group_filter", "filtering groups"),
     Missing("reward", lambda c: c.is_set("reward"), "a reward model"),
-    _set("parity_max_logprob_diff", "a gate on the difference between sampler and trainer"),
-    _set("deadlines.train_s", "a deadline for optimiser steps"),
-    _set("deadlines.weights_s", "a deadline for weight updates"),
     _set("cpu_split", "splitting the CPU's threads"),
 )
 
@@ -69,7 +61,6 @@ MISSING_IN_MANAGERS: tuple[Missing[EnvManager], ...] = (_set("group_size_redunda
 MISSING_IN_ENVS: tuple[Missing[CustomEnv], ...] = (
     Missing("mode", lambda env: env.mode == "step", "a fresh context each turn (mode step)"),
     _set("tools", "a tool in an environment"),
-    _set("use_thread_lock", "running blocking environments in a pool"),
 )
 
 MISSING_IN_ROLES: tuple[Missing[Role | SFTConfig], ...] = (
@@ -99,7 +90,7 @@ def require(missing: Sequence[str]) -> None:
 
 def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
     """A sentence for every setting in use whose feature or library isn't here; empty where the config can train."""
-    shared = [*_trackers(config.track_with), *_lines(MISSING_IN_RUNS, config)]
+    shared = list(_trackers(config.track_with))
     if isinstance(config, SFTConfig):
         return [*_role("", config), *shared]
     return [

@@ -241,9 +241,13 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
         )
     yield from _head("actor_train.model_args", config.actor_train.model_args)
     yield from _head("actor_infer.model_args", config.actor_infer.model_args)
-    if config.actor_train.strategy_args.strategy_name == "torch_train" and config.actor_train.model_args.dtype == "fp16":
-        message = "fp16 gradients underflow without loss scaling; use bf16 or fp32"
-        yield Problem.at("actor_train.model_args.dtype", message)
+    if config.needs_critic and config.critic.model_args.model_type != "token_classification":
+        message = f"{config.critic.model_args.model_type} writes text; a critic has a value head, token_classification"
+        yield Problem.at("critic.model_args.model_type", message)
+    for name, role in config.active_roles.items():
+        if role.strategy_args.strategy_name == "torch_train" and role.model_args.dtype == "fp16":
+            message = "fp16 gradients underflow without loss scaling; use bf16 or fp32"
+            yield Problem.at(f"{name}.model_args.dtype", message)
 
 
 def _wrong_strategy(path: str, strategy: str, *kinds: str) -> Problem:
@@ -271,12 +275,25 @@ def _sampling(config: AgenticConfig) -> Iterator[Problem]:
                 yield Problem(("custom_envs", tag, "max_tokens_per_step"), f"{message} {config.sequence_length}")
 
 
+_BLOCKING = "threads answer in any order, which deterministic: true forbids; leave it out"
+
+
 def _deterministic(config: AgenticConfig) -> Iterator[Problem]:
     if not config.deterministic:
         return
+    every = config.actor_train.model_update_frequency
+    if config.save_steps % every:
+        message = f"{config.save_steps} isn't a multiple of actor_train.model_update_frequency {every}"
+        yield Problem.at("save_steps", f"{message}, so a run that goes on would sample from other weights (deterministic: true)")
     if config.train_env_manager.group_size_redundancy:
         message = "lets the quickest episodes win, which deterministic: true forbids; set it to 0"
         yield Problem.at("train_env_manager.group_size_redundancy", message)
+    for split in ("train", "val"):
+        if config.env_manager(split).max_env_num_per_worker:
+            yield Problem.at(f"{split}_env_manager.max_env_num_per_worker", _BLOCKING)
+    for tag, env in config.custom_envs.items():
+        if env.use_thread_lock:
+            yield Problem(("custom_envs", tag, "use_thread_lock"), _BLOCKING)
     for name, role in config.active_roles.items():
         if len(role.device_mapping or ()) > 1:
             yield Problem.at(f"{name}.device_mapping", "deterministic: true runs on one device")

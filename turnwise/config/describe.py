@@ -1,4 +1,8 @@
-"""What a config will do, said before anything is loaded: for `turnwise config` and for the head of a run's log."""
+"""What a config will do, said before anything is loaded: for `turnwise config`.
+
+What a run really does is said by `pipelines.applied`, once its objects are there; what no object knows better is worded here
+for both.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,10 @@ from pathlib import Path
 from turnwise.config.availability import unavailable
 from turnwise.config.effects import ineffective
 from turnwise.config.environments import EnvManager
-from turnwise.config.model_facts import BYTES, ModelFacts
+from turnwise.config.model_facts import BYTES, ModelFacts, read_model_facts
+from turnwise.config.resolve import estimator_of
 from turnwise.config.roles import Role, TrainingArgs
-from turnwise.config.schema import AgenticConfig
+from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import nearest
 from turnwise.spec import ENVS
@@ -25,17 +30,20 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What will be applied: `(name, text)` rows, warnings, and what is missing to run it."""
+    """What is applied: `(name, text)` rows, warnings, and what is missing to run it."""
 
     rows: list[Row]
     warnings: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
-    def render(self) -> str:
-        """The rows as a table, then the warnings and what is missing."""
+    def table(self) -> str:
+        """The rows as aligned lines."""
         width = max(len(name) for name, _ in self.rows)
-        lines = [f"{name:<{width}}  {text}" for name, text in self.rows]
-        lines += [f"warning: {warning}" for warning in self.warnings]
+        return "\n".join(f"{name:<{width}}  {text}" for name, text in self.rows)
+
+    def render(self) -> str:
+        """The table, then the warnings and what is missing."""
+        lines = [self.table(), *(f"warning: {warning}" for warning in self.warnings)]
         lines += ["missing to run this config here:", *(f"  - {line}" for line in self.missing)] if self.missing else []
         return "\n".join(lines)
 
@@ -67,8 +75,8 @@ def _sft_rows(config: SFTConfig) -> Iterator[Row]:
     yield "learning rate", _learning_rate(config.training_args, config.max_grad_norm)
     yield "precision", f"{config.model_args.dtype}, attention {config.model_args.attn_implementation}"
     if facts:
-        yield "memory", f"{_bytes(TRAINED_BYTES * facts.num_parameters)} for weights, gradients and optimiser"
-    yield "tracking", ", ".join(["metrics.jsonl", *config.track_with])
+        yield "memory", f"{bytes_text(TRAINED_BYTES * facts.num_parameters)} for weights, gradients and optimiser"
+    yield "tracking", tracking(config)
 
 
 def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
@@ -76,16 +84,24 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
     yield "model", _model(config.actor_train.model_args.model_name_or_path, facts)
     for name, role in config.active_roles.items():
         yield name, _role(role)
-    yield from _algorithm(config)
+    yield from algorithm_rows(config)
     yield from _step(config)
-    yield "sampling", _sampling(config)
+    episodes = config.train_env_manager.num_env_groups * config.train_env_manager.group_size
+    yield "sampling", f"{sampling(config, 'train')}, {episodes} episodes at once"
     training = config.actor_train.training_args
     yield "learning rate", _learning_rate(training, config.max_grad_norm)
+    if config.needs_critic:
+        yield "critic's", _critic(config)
     if facts:
         yield "memory", _memory(config, facts)
-    yield "validation", _validation(config)
+    yield "validation", validation(config)
     yield "profile", "deterministic" if config.deterministic else "not asked to be bit-identical (deterministic: true asks)"
-    yield "tracking", ", ".join(["metrics.jsonl", *config.track_with])
+    yield "tracking", tracking(config)
+
+
+def tracking(config: AgenticConfig | SFTConfig) -> str:
+    """Where metrics go."""
+    return ", ".join(["metrics.jsonl", *config.track_with])
 
 
 def _model(path: str, facts: ModelFacts | None) -> str:
@@ -114,7 +130,8 @@ def _ranks(ranks: list[int]) -> str:
     return f"{ranks[0]}–{ranks[-1]}" if is_run else ", ".join(str(rank) for rank in ranks)
 
 
-def _algorithm(config: AgenticConfig) -> Iterator[Row]:
+def algorithm_rows(config: AgenticConfig) -> Iterator[Row]:
+    """Advantages, loss and KL."""
     normalization = config.reward_normalization
     mean, std = normalization.statistics
     if mean == std == "none":
@@ -123,6 +140,8 @@ def _algorithm(config: AgenticConfig) -> Iterator[Row]:
         over = f"over {normalization.grouping}"
         scaling = f"{normalization.method} {over} (mean: {mean}, deviation: {std})"
     parts = [config.adv_estimator, scaling]
+    if estimator_of(config).has_td_errors and config.needs_critic:
+        parts.append(f"γ {config.gamma:g} and λ {config.lambd:g} a {config.gae_granularity}")
     parts += ["advantages whitened"] if config.whiten_advantages else []
     parts += [f"rewards clipped to ±{config.reward_clip:g}"] if config.reward_clip else []
     parts += [f"advantages clipped to ±{config.advantage_clip:g}"] if config.advantage_clip else []
@@ -151,8 +170,8 @@ def _step(config: AgenticConfig) -> Iterator[Row]:
         samples = "trajectories (mode step: one sample a turn, so there are more)"
     epochs = f" in {config.ppo_epochs} passes" if config.ppo_epochs > 1 else ""
     few = _few(manager, batch // group, "in a step")
-    yield "one step", f"{batch} {samples} in {batch // group} groups of {group}, from {_tags(manager)}{few}"
-    total = config.max_steps * steps
+    yield "one step", f"{batch} {samples} in {batch // group} groups of {group}, from {tags_of(manager)}{few}"
+    total = config.num_training_steps("actor_train") * steps
     yield "optimiser", f"{steps} × {min(size, batch)} samples{epochs}; {total} optimiser steps in all"
     limits = [config.custom_envs[tag].max_steps * config.max_new_tokens("train", tag) for tag in manager.tags]
     sampled = min(max(limits, default=config.sequence_length), config.sequence_length)
@@ -170,14 +189,15 @@ def _responses(config: AgenticConfig) -> str:
     return " or ".join(str(length) for length in lengths) or "any length"
 
 
-def _sampling(config: AgenticConfig) -> str:
-    train, val = config.sampling("train"), config.sampling("val")
-    episodes = config.train_env_manager.num_env_groups * config.train_env_manager.group_size
-    text = f"temperature {train.temperature:g}, {episodes} episodes at once"
-    if train.is_truncated:
-        text += f", cut to top_p {train.top_p:g}, top_k {train.top_k}, repetition_penalty {train.repetition_penalty:g}"
-    if config.uses_validation:
-        text += "; validation " + ("greedy" if val.is_greedy else f"temperature {val.temperature:g}")
+def sampling(config: AgenticConfig, split: Split) -> str:
+    """How a split draws its tokens."""
+    arguments = config.sampling(split)
+    if arguments.is_greedy:
+        return "greedy"
+    text = f"temperature {arguments.temperature:g}"
+    if arguments.is_truncated:
+        text += f", cut to top_p {arguments.top_p:g}, top_k {arguments.top_k}"
+        text += f", repetition_penalty {arguments.repetition_penalty:g}"
     return text
 
 
@@ -190,35 +210,49 @@ def _learning_rate(arguments: TrainingArgs, max_grad_norm: float) -> str:
     )
 
 
+def _critic(config: AgenticConfig) -> str:
+    size = min(config.critic.samples_per_optimizer_step, config.rollout_batch_size)
+    alone = f"; alone for the first {config.critic_warmup} steps" if config.critic_warmup else ""
+    return (
+        f"{_learning_rate(config.critic.training_args, config.max_grad_norm)}; "
+        f"{config.optimizer_steps_per_batch('critic')} × {size} samples a step{alone}"
+    )
+
+
 def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
     """An estimate without activations. The sampler reads the trainer's fp32 weights where it wants them so, and always new."""
     num, manager = facts.num_parameters, config.train_env_manager
-    parts = [f"{_bytes(TRAINED_BYTES * num)} weights, gradients, optimiser"]
+    parts = [f"{bytes_text(TRAINED_BYTES * num)} weights, gradients, optimiser"]
+    if config.needs_critic:
+        critic = read_model_facts(config.critic.model_args.model_name_or_path) or facts
+        parts.append(f"{bytes_text(TRAINED_BYTES * critic.num_value_parameters)} critic")
     if config.needs_reference:
-        parts.append(f"{_bytes(4 * num)} reference")
+        parts.append(f"{bytes_text(4 * num)} reference")
     dtype = config.actor_infer.model_args.dtype
     if dtype != "fp32" or config.actor_train.model_update_frequency > 1:
-        parts.append(f"{_bytes(BYTES[dtype] * num)} sampler")
+        parts.append(f"{bytes_text(BYTES[dtype] * num)} sampler")
     episodes = manager.num_env_groups * (manager.group_size + manager.group_size_redundancy)
     kv = facts.kv_bytes_per_token(dtype) * config.sequence_length * episodes
-    parts.append(f"at most {_bytes(kv)} keys and values of {episodes} contexts")
+    parts.append(f"at most {bytes_text(kv)} keys and values of {episodes} contexts")
     return ", ".join(parts) + " (estimated; activations come on top)"
 
 
-def _bytes(number: int) -> str:
+def bytes_text(number: int) -> str:
     """
-    >>> _bytes(1_500_000), _bytes(8_000_000_000)
+    >>> bytes_text(1_500_000), bytes_text(8_000_000_000)
     ('1.5 MB', '8.0 GB')
     """
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
-def _validation(config: AgenticConfig) -> str:
+def validation(config: AgenticConfig) -> str:
+    """How often, and on what."""
     if not config.uses_validation:
         return "never (eval_steps 0)"
     manager = config.val_env_manager
     few = _few(manager, config.val_batch_size // manager.group_size, "in validation, always the same ones")
-    return f"every {config.eval_steps} steps, {config.val_batch_size} trajectories from {_tags(manager)}{few}"
+    trajectories = f"{config.val_batch_size} trajectories from {tags_of(manager)}{few}"
+    return f"every {config.eval_steps} steps, {sampling(config, 'val')}, {trajectories}"
 
 
 def _shares(manager: EnvManager) -> dict[str, int]:
@@ -226,7 +260,8 @@ def _shares(manager: EnvManager) -> dict[str, int]:
     return {tag: share for tag, share in zip(manager.tags, manager.num_groups_partition, strict=True) if share}
 
 
-def _tags(manager: EnvManager) -> str:
+def tags_of(manager: EnvManager) -> str:
+    """The tags that play, with their shares where there are several."""
     shares = _shares(manager)
     if len(shares) < 2:
         return ", ".join(shares)

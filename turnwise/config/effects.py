@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from turnwise.config.problems import Problem, as_sentences
 from turnwise.config.resolve import estimator_of, variant_of
 from turnwise.config.roles import Role
-from turnwise.config.schema import AgenticConfig
+from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.section import Section
 from turnwise.config.sft import SFTConfig
 
@@ -50,6 +50,11 @@ def _takes_pg_clip(config: AgenticConfig) -> bool:
     return not (config.use_pg_clip_range and config.pg_clip_low and config.pg_clip_high)
 
 
+def _may_have_critic(config: AgenticConfig) -> bool:
+    """A user's own estimator says what it needs when it is built."""
+    return config.needs_critic or estimator_of(config).is_own
+
+
 def _has_tasks(config: AgenticConfig) -> bool:
     return bool(config.data.train_files)
 
@@ -71,7 +76,12 @@ def _is_on(role: Role, trainer: Role) -> bool:
     return role.device_mapping == trainer.device_mapping or len(role.device_mapping or ()) > 1
 
 
+def _has_unlocked(config: AgenticConfig, split: Split) -> bool:
+    return any(not env.use_thread_lock for tag, env in config.custom_envs.items() if tag in config.env_manager(split).tags)
+
+
 _ONE_DEVICE = "every role runs on actor_train's device"
+_LOCKED = "its environments have use_thread_lock, which allows one call at a time"
 _ROWS = ("val_files", "prompt_key", "agent_name_key", "default_agent", "reward", "max_prompt_length", "shuffle")
 _TRACE = ("trace.token2text", "trace.max_samples_per_step")
 
@@ -85,10 +95,10 @@ EFFECTS: tuple[Effect[AgenticConfig], ...] = (
         lambda c: estimator_of(c).has_td_errors,
         "this adv_estimator takes no temporal differences; gae does",
     ),
-    Effect(("value_clip", "critic_warmup", "critic"), lambda c: c.needs_critic, "this adv_estimator has no critic"),
+    Effect(("value_clip", "critic_warmup", "critic"), _may_have_critic, "this adv_estimator has no critic"),
     Effect(
         ("reward_pretrain",),
-        lambda c: c.needs_critic or c.is_set("reward"),
+        lambda c: _may_have_critic(c) or c.is_set("reward"),
         "it is the model of the critic and of the reward role, and there is neither",
     ),
     Effect(
@@ -113,13 +123,11 @@ EFFECTS: tuple[Effect[AgenticConfig], ...] = (
     Effect(("stale_groups", "on_weight_update"), _is_asynchronous, "training is synchronous"),
     Effect(tuple(f"data.{key}" for key in _ROWS), _has_tasks, "there are no data.train_files"),
     Effect(_TRACE, lambda c: c.trace.backend is not None, "needs trace.backend"),
-    Effect(
-        ("train_env_manager.max_env_num_per_worker", "val_env_manager.max_env_num_per_worker"),
-        _never,
-        "environments run in this process",
-    ),
+    Effect(("train_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "train"), _LOCKED),
+    Effect(("val_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "val"), _LOCKED),
     Effect(("actor_infer.device_mapping",), lambda c: _is_on(c.actor_infer, c.actor_train), _ONE_DEVICE),
     Effect(("reference.device_mapping",), lambda c: _is_on(c.reference, c.actor_train), _ONE_DEVICE),
+    Effect(("critic.device_mapping",), lambda c: _is_on(c.critic, c.actor_train), _ONE_DEVICE),
 )
 
 

@@ -57,7 +57,7 @@ class CustomEnv(Section):
     action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN
     """Regular expression whose first group is the action; `null` takes the whole response."""
     use_thread_lock: bool = False
-    """Run the blocking code of its episodes one at a time."""
+    """It blocks and bears one call at a time: each environment in a thread of its own, called one after the other."""
     tools: list[str] | None = None
     """Names of the tools that the model may call."""
 
@@ -78,11 +78,11 @@ class EnvManager(Section):
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
     """Sampling of this split; what it leaves out is actor_infer's."""
     max_env_num_per_worker: Count = 0
-    """Blocking environments of one worker process; 0 = no limit."""
+    """Environments that block: each in a thread of its own, of every tag so many called at once; 0 = none of them blocks."""
     max_env_retries: Count = 2
     """Times that a failed episode is started again with its seed."""
     env_step_timeout_s: Positive = 60.0
-    """Time of one reset or step, where it is asynchronous or runs in a thread; a call that blocks this process can't be cut."""
+    """Time of one call: the constructor, reset, step, close."""
     episode_timeout_s: Positive | None = None
     """Time of one episode."""
     max_failed_fraction: Fraction = 0.2

@@ -38,6 +38,12 @@ class ModelFacts:
         embeddings = self.vocab_size * hidden * (1 if self.is_tied else 2)
         return embeddings + self.num_layers * layer + hidden
 
+    @property
+    def num_value_parameters(self) -> int:
+        """The same with a scalar head (weight and bias) in the place of the language-model head."""
+        head = 0 if self.is_tied else self.vocab_size * self.hidden_size
+        return self.num_parameters - head + self.hidden_size + 1
+
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of the keys and values of one token in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * BYTES[dtype]

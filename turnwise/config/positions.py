@@ -31,8 +31,10 @@ class Positions:
         self._links: dict[KeyPath, KeyPath] = {}
         self._read(path, set())
         for override in overrides:
-            key = override.lstrip("+~").partition("=")[0]
-            self._places[tuple(key.split("."))] = f"override {override!r}"
+            key, place = tuple(override.lstrip("+~").partition("=")[0].split(".")), f"override {override!r}"
+            for length in range(1, len(key)):
+                self._places.setdefault(key[:length], place)
+            self._places[key] = place
 
     def of(self, key: KeyPath) -> str:
         """The place of a key, or of the nearest section around it that stands somewhere.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from turnwise.config.devices import DeviceRanks
-from turnwise.config.section import Count, Fraction, Names, NonNegative, Positive, PositiveCount, Section, derived, one_of
+from turnwise.config.section import Count, Fraction, Names, NonNegative, OneOf, Positive, PositiveCount, Section, derived
 from turnwise.spec import STRATEGIES
 
 Schedule = Literal["constant", "constant_with_warmup", "inverse_sqrt", "linear", "cosine", "cosine_with_restarts", "polynomial"]
@@ -106,7 +106,7 @@ class GeneratingArgs(Section):
 class StrategyArgs(Section):
     """What runs a role."""
 
-    strategy_name: Annotated[str, AfterValidator(one_of(STRATEGIES))] = derived()
+    strategy_name: Annotated[str, AfterValidator(OneOf(STRATEGIES))] = derived()
     """[torch_train for what is trained, torch_infer for what is not, embedded for actor_infer.]"""
     strategy_config: dict[str, Any] = Field(default_factory=dict)
     """The engine's own options, passed through verbatim (`tp_size`, `gpu_memory_utilization`, a ZeRO stage …)."""

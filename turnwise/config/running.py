@@ -6,18 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from turnwise.config.section import Count, Names, Positive, PositiveCount, Section, derived, one_of
+from turnwise.config.section import Count, Names, OneOf, Positive, PositiveCount, Section, derived
 from turnwise.spec import TRACKERS
 
 
 def _trackers(names: list[str]) -> list[str]:
-    return [one_of(TRACKERS)(name) for name in names]
+    return [OneOf(TRACKERS)(name) for name in names]
 
 
 class CheckpointConfig(Section):
     """Where checkpoints go."""
 
     type: Literal["file_system"] = "file_system"
+    """The one kind there is."""
     output_dir: str | None = None
     """Folder of the checkpoints [the run's own]."""
 
@@ -39,7 +40,7 @@ class Deadlines(Section):
     request_s: Positive = 600.0
     """One request to an inference server."""
     env_s: Positive = 600.0
-    """One environment worker's answer."""
+    """Blocking the event loop where no other deadline holds, and a blocking environment's wait for its turn."""
     train_s: Positive = 3600.0
     """One optimiser step or forward pass."""
     weights_s: Positive = 600.0
@@ -50,7 +51,9 @@ class CpuSplit(Section):
     """Threads of each side, where training and rollouts share a CPU."""
 
     train: PositiveCount | None = None
+    """Threads of the trainer."""
     rollout: PositiveCount | None = None
+    """Threads of the inference servers."""
 
 
 class RunKeys(Section):

@@ -41,7 +41,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     max_steps: Count = 200
     """Steps of the pipeline."""
     render_save_dir: str | None = None
-    """Folder for pictures of validation episodes; unset = none."""
+    """Folder for animated pictures of validation episodes, in exp_name/time/step-N below it; unset = none."""
     reward_pretrain: str = derived()
     """Model of the critic and of the `reward` role [pretrain]."""
 
@@ -120,10 +120,14 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         given = [limit for limit in limits if limit is not None]
         return min(given, default=min(DEFAULT_MAX_NEW_TOKENS, self.sequence_length))
 
-    def optimizer_steps_per_batch(self, num_samples: int | None = None) -> int:
-        """Optimiser steps that a batch of samples makes, by default of one sample a trajectory."""
-        num = self.rollout_batch_size if num_samples is None else num_samples
-        return self.ppo_epochs * -(-num // self.actor_train.samples_per_optimizer_step)
+    def num_training_steps(self, role: str) -> int:
+        """Steps of the pipeline in which a role is trained: the policy waits while its critic warms up."""
+        waits = self.critic_warmup if role == "actor_train" and self.needs_critic else 0
+        return max(self.max_steps - waits, 0)
+
+    def optimizer_steps_per_batch(self, role: str = "actor_train") -> int:
+        """Optimiser steps that a role makes of a batch with one sample a trajectory."""
+        return self.ppo_epochs * -(-self.rollout_batch_size // self.roles[role].samples_per_optimizer_step)
 
     def model_facts(self) -> ModelFacts | None:
         """What the policy's config.json says, None where there is no such file here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import NoneType
 from typing import Annotated, Any, get_args
 
@@ -30,17 +30,20 @@ def derived() -> Any:
     return Field(default=None)
 
 
-def one_of(names: Iterable[str], *, allow_import: bool = False) -> Callable[[str], str]:
+class OneOf:
     """A validator that accepts these names and, with `allow_import`, a user's own `module:Class`."""
-    allowed = list(names)
 
-    def check(name: str) -> str:
-        if name in allowed or (allow_import and ":" in name):
+    def __init__(self, names: Iterable[str], *, allow_import: bool = False) -> None:
+        self.names = tuple(names)
+        self.allow_import = allow_import
+
+    def __call__(self, name: str) -> str:
+        if name in self.names or (self.allow_import and ":" in name):
             return name
-        own = ", or your own as module:Class" if allow_import else ""
-        raise ValueError(f"{name!r} isn't one of {', '.join(allowed)}{own}.{nearest(name, allowed)}")
+        raise ValueError(f"{name!r} isn't one of {self}.{nearest(name, self.names)}")
 
-    return check
+    def __str__(self) -> str:
+        return ", ".join(self.names) + (", or your own as module:Class" if self.allow_import else "")
 
 
 class Section(BaseModel):

@@ -19,7 +19,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from turnwise.errors import ServerError
 from turnwise.inference.request import Request
 from turnwise.inference.validation import check_request, refuse_all_but_cache
-from turnwise.protocols import MemoryKind, OnWeightUpdate
+from turnwise.models.facts import loaded_model
+from turnwise.protocols import MemoryKind, OnWeightUpdate, ServerFacts
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, derive_seed
 
 
@@ -105,6 +106,9 @@ class HFServer:
         self._is_closed = True
         self._is_open.set()
         await self._running_request_is_over()
+
+    def facts(self) -> ServerFacts:
+        return ServerFacts(loaded_model(self.model), "transformers generate", self._max_length, max_concurrency=1)
 
     async def _running_request_is_over(self) -> None:
         """Waits until it has finished, stepped back or noticed that the server is closed."""

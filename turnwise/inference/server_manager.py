@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError
 from turnwise.protocols import InferenceServer, MemoryKind, OnWeightUpdate
 from turnwise.types import Completion, Media, SamplingParams
+from turnwise.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -20,20 +21,29 @@ class LLMServerManager:
 
     Load is counted in tokens, prompt and budget, of requests that are really running or waiting. A replica that breaks is
     dead: its requests are retried elsewhere with the same prompt and seed. `request_s` bounds every wait for a replica, in
-    seconds; `max_conversations` bounds the memory of who is where.
+    seconds: one that doesn't answer ends the run, and isn't asked for anything more. `max_conversations` bounds the memory of
+    who is where.
+
+    Every method raises DeadlineError where a replica takes longer than `request_s`.
 
     Raises:
         ServerError: no server is given.
     """
 
     def __init__(
-        self, servers: Sequence[InferenceServer], *, request_s: float | None = None, max_conversations: int = 100_000
+        self,
+        servers: Sequence[InferenceServer],
+        *,
+        request_s: float | None = None,
+        max_conversations: int = 100_000,
+        watchdog: Watchdog | None = None,
     ) -> None:
         if not servers:
             raise ServerError("an LLMServerManager needs at least one server, got none")
         self._servers = dict(enumerate(servers))
         self._request_s = request_s
         self._max_conversations = max_conversations
+        self._watchdog = watchdog or Watchdog()
         self._replica_of: OrderedDict[str, int] = OrderedDict()
         self._tokens_in_flight = dict.fromkeys(self._servers, 0)
         self._last_error: Exception | None = None
@@ -51,14 +61,13 @@ class LLMServerManager:
         Raises:
             ServerError: the request can't be served.
             ReplicasDeadError: no replica is left.
-            DeadlineError: it took longer than `request_s`.
         """
         num_tokens = len(prompt_ids) + sampling.max_new_tokens
         while True:
             replica = self._route(request_id)
             self._tokens_in_flight[replica] += num_tokens
             try:
-                async with self._deadline(f"conversation {request_id!r}", replica, "a response"):
+                async with self._deadline(f"conversation {request_id!r}", "answer", replica):
                     return await self._servers[replica].generate(prompt_ids, sampling, request_id, media)
             except TurnwiseError:
                 raise
@@ -68,44 +77,41 @@ class LLMServerManager:
                 self._tokens_in_flight[replica] -= num_tokens
 
     async def abort(self, request_id: str) -> None:
-        server = self._server_of(request_id)
-        if server is not None:
-            await server.abort(request_id)
+        replica = self._replica_of.get(request_id)
+        if replica in self._servers:
+            async with self._deadline(f"conversation {request_id!r}", "abort its request", replica):
+                await self._servers[replica].abort(request_id)
 
     async def release(self, request_id: str) -> None:
-        server = self._server_of(request_id)
-        self._replica_of.pop(request_id, None)
-        if server is not None:
-            await server.release(request_id)
+        replica = self._replica_of.pop(request_id, None)
+        if replica in self._servers:
+            async with self._deadline(f"conversation {request_id!r}", "release its cache", replica):
+                await self._servers[replica].release(request_id)
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
-        """Suspends all replicas.
-
-        Raises:
-            DeadlineError: one took longer than `request_s`.
-        """
-
-        async def suspend_one(replica: int, server: InferenceServer) -> None:
-            async with self._deadline("a weight update", replica, "its running requests to end"):
-                await server.suspend(on_weight_update)
-
-        await asyncio.gather(*(suspend_one(replica, server) for replica, server in self._servers.items()))
+        """Suspends all replicas."""
+        await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(on_weight_update))
 
     async def resume(self, version: int) -> None:
-        await asyncio.gather(*(server.resume(version) for server in self._servers.values()))
+        await self._ask_all("a weight update", "admit requests again", lambda server: server.resume(version))
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        await asyncio.gather(*(server.sleep(kinds) for server in self._servers.values()))
+        freed = list(kinds)
+        await self._ask_all("the pipeline", "free memory", lambda server: server.sleep(freed))
 
     async def wake(self, kinds: Iterable[MemoryKind]) -> None:
-        await asyncio.gather(*(server.wake(kinds) for server in self._servers.values()))
+        back = list(kinds)
+        await self._ask_all("the pipeline", "take its memory back", lambda server: server.wake(back))
 
     async def close(self) -> None:
-        await asyncio.gather(*(server.close() for server in self._servers.values()))
+        await self._ask_all("the end of the run", "close", lambda server: server.close())
 
-    def _server_of(self, request_id: str) -> InferenceServer | None:
-        replica = self._replica_of.get(request_id)
-        return None if replica is None else self._servers.get(replica)
+    async def _ask_all(self, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[None]]) -> None:
+        async def ask_one(replica: int, server: InferenceServer) -> None:
+            async with self._deadline(who, what, replica):
+                await ask(server)
+
+        await asyncio.gather(*(ask_one(replica, server) for replica, server in self._servers.items()))
 
     def _route(self, request_id: str) -> int:
         if not self._servers:
@@ -129,18 +135,15 @@ class LLMServerManager:
             )
 
     @asynccontextmanager
-    async def _deadline(self, who: str, replica: int, what: str) -> AsyncIterator[None]:
-        timeout = asyncio.timeout(self._request_s)
+    async def _deadline(self, who: str, what: str, replica: int) -> AsyncIterator[None]:
+        awaited = f"inference replica {replica} to {what}"
         try:
-            async with timeout:
+            async with self._watchdog.waiting(who, awaited, self._request_s, "deadlines.request_s"):
                 yield
-        except TimeoutError as error:
-            if not timeout.expired():
-                raise
-            raise DeadlineError(
-                f"{who} waited {self._request_s:g} s for {what} from inference replica {replica}; "
-                "raise deadlines.request_s or lower max_new_tokens"
-            ) from error
+        except DeadlineError:
+            # The end of the run would wait for it once more for each of its conversations.
+            self._servers.pop(replica, None)
+            raise
 
 
 AsyncLLMServerManager = LLMServerManager

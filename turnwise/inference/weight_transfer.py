@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from turnwise.errors import ModelError
 from turnwise.protocols import InferenceServer, OnWeightUpdate
 from turnwise.types import Metric
+from turnwise.watchdog import Watchdog
 
 
 class InProcessTransfer:
@@ -19,7 +20,7 @@ class InProcessTransfer:
 
     Servers that read the trainer's own parameters only need their caches dropped. `copies` are the servers' models that
     are not the trainer's (another dtype or device): they are written in place from `weights`, the trainer's
-    `(Hugging Face name, tensor)` pairs.
+    `(Hugging Face name, tensor)` pairs. An update may take `timeout_s` seconds.
 
     Raises:
         ModelError: there are `copies` and no `weights` to fill them from.
@@ -32,6 +33,8 @@ class InProcessTransfer:
         weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
         copies: Sequence[PreTrainedModel] = (),
         on_weight_update: OnWeightUpdate = "finish",
+        watchdog: Watchdog | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         if copies and weights is None:
             raise ModelError("an InProcessTransfer with copies of the model needs `weights`, the trainer's named tensors")
@@ -39,19 +42,24 @@ class InProcessTransfer:
         self._weights = weights
         self._copies = tuple(copies)
         self._on_weight_update = on_weight_update
+        self._watchdog = watchdog or Watchdog()
+        self._timeout_s = timeout_s
 
     async def update(self, version: int) -> list[Metric]:
         """Suspends the servers, transfers, bumps their version to `version` and resumes them.
 
         Raises:
             ModelError: a name or shape of `weights` doesn't fit a copy, or a copy's tensor got none.
+            DeadlineError: past `timeout_s`.
         """
         started = time.perf_counter()
-        for server in self._servers:
-            await server.suspend(self._on_weight_update)
-        num_bytes = self._copy() if self._weights is not None and self._copies else 0
-        for server in self._servers:
-            await server.resume(version)
+        waiter, awaited = "the pipeline", f"the weights of version {version} to reach the inference servers"
+        async with self._watchdog.waiting(waiter, awaited, self._timeout_s, "deadlines.weights_s"):
+            for server in self._servers:
+                await server.suspend(self._on_weight_update)
+            num_bytes = self._copy() if self._weights is not None and self._copies else 0
+            for server in self._servers:
+                await server.resume(version)
         elapsed = time.perf_counter() - started
         return [Metric("time/weight_update_s", elapsed, "sum"), Metric("weights/copied_bytes", num_bytes, "sum")]
 

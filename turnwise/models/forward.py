@@ -1,18 +1,22 @@
-"""Forward passes of a causal language model over a packed `Batch`."""
+"""Forward passes of a policy or a value model over a packed `Batch`."""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Set
 from functools import cached_property
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from turnwise.errors import NotAvailableError
 from turnwise.models.logprobs import token_logprobs
 from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
+from turnwise.models.prefix_tree import merge_prefixes
+from turnwise.models.value_head import value_head
 from turnwise.protocols import Output
 from turnwise.types import Batch, ModelOutputs
 
@@ -21,61 +25,66 @@ logger = logging.getLogger(__name__)
 _PROBE_TOKENS = 8
 
 
-class PolicyForward:
-    """Log-probs and entropies of the trained tokens of a batch of tensors, 0 elsewhere. The model is in evaluation mode.
+def make_forward(model: PreTrainedModel, temperature: float = 1.0) -> PackedForward:
+    """The forward pass of a model, by its head."""
+    head = value_head(model)
+    return PolicyForward(model, temperature) if head is None else ValueForward(model, head)
 
-    Packed where the model's attention can keep sequences apart, else padded: the numbers are the same. The vocabulary
-    projection runs on trained tokens only, and without keeping [N, V] unless the architecture does something to its logits.
+
+class PackedForward(ABC):
+    """What a model says of the trained tokens of a batch of tensors; 0 elsewhere. The model is in evaluation mode.
+
+    Packed where the model's attention can keep sequences apart, else padded: the numbers are the same.
     """
 
-    def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
-        self.model = model
-        self.temperature = temperature
-        self.is_packed = model.config._attn_implementation in (PACKED_ATTENTION, "flash_attention_2")
+    gives: ClassVar[frozenset[Output]]
 
-    @cached_property
-    def has_plain_head(self) -> bool:
-        """Whether logits = hidden · weightᵀ, without a bias, a scale or a cap. Asked of the model itself, once."""
-        is_plain = _has_plain_head(self.model)
-        if not is_plain:
-            logger.warning("%s changes its logits after the projection: they are kept whole", type(self.model).__name__)
-        return is_plain
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._has_own_attention = model.config._attn_implementation == PACKED_ATTENTION
+        self.is_packed = self._has_own_attention or model.config._attn_implementation == "flash_attention_2"
 
     def __call__(self, batch: Batch, outputs: Set[Output]) -> ModelOutputs:
         """Tensors [N] aligned with the tokens of `batch`.
 
         Raises:
-            NotAvailableError: `values` are asked for.
+            NotAvailableError: outputs that a model with another head gives.
         """
-        if "values" in outputs:
+        if unknown := outputs - self.gives:
             raise NotAvailableError(
-                "values need a critic, which this version doesn't have; choose an adv_estimator without one"
+                f"{type(self.model).__name__} gives {' and '.join(sorted(self.gives))}, but no {' or '.join(sorted(unknown))}: "
+                "a policy has a language-model head (model_type: causal_lm), a critic a value head (token_classification)"
             )
         trained = batch.response_mask.nonzero().squeeze(-1)
-        with_entropy = "entropy" in outputs
-        if self.has_plain_head:
-            hidden = self._states(batch, with_logits=False).index_select(0, trained - 1)
-            weight = self.model.get_output_embeddings().weight
-            logprobs, entropy = token_logprobs(hidden, weight, batch.token_ids[trained], self.temperature, with_entropy)
-        else:
-            logits = self._states(batch, with_logits=True).index_select(0, trained - 1)
-            logprobs, entropy = _logprobs_of(logits, batch.token_ids[trained], self.temperature, with_entropy)
-        aligned = [None if x is None else x.new_zeros(batch.num_tokens).index_copy(0, trained, x) for x in (logprobs, entropy)]
-        return ModelOutputs(logprobs=aligned[0], entropy=aligned[1])
+        return self.of_trained(batch, trained, outputs)
 
-    def _states(self, batch: Batch, with_logits: bool) -> Tensor:
+    @abstractmethod
+    def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
+        """The outputs, given the positions of the trained tokens."""
+
+    def states(self, batch: Batch, with_logits: bool = False) -> Tensor:
         """Last hidden states [N, H], or logits [N, V]."""
         return self._packed(batch, with_logits) if self.is_packed else self._padded(batch, with_logits)
 
     def _packed(self, batch: Batch, with_logits: bool) -> Tensor:
+        """Prefixes that sequences share are computed once; not on a GPU, whose varlen kernels see whole sequences, and not
+        where equal tokens may stand for different media."""
         device = batch.token_ids.device
-        sequences = PackedSequences.of(batch.lengths, device)
-        inputs = {"input_ids": batch.token_ids[None], "position_ids": batch.position_ids[None]}
-        if self.model.config._attn_implementation == PACKED_ATTENTION:
+        can_merge = self._has_own_attention and device.type == "cpu" and not batch.media
+        tree = merge_prefixes(batch.token_ids, batch.lengths) if can_merge else None
+        if tree is None:
+            sequences = PackedSequences.of(batch.lengths, device)
+            return self._flat(batch.token_ids, batch.position_ids, sequences, with_logits)
+        token_ids, position_ids = batch.token_ids[tree.tokens], batch.position_ids[tree.tokens]
+        return self._flat(token_ids, position_ids, PackedSequences.along(tree), with_logits).index_select(0, tree.nodes)
+
+    def _flat(self, token_ids: Tensor, position_ids: Tensor, sequences: PackedSequences, with_logits: bool) -> Tensor:
+        inputs: dict[str, object] = {"input_ids": token_ids[None], "position_ids": position_ids[None]}
+        if self._has_own_attention:
             # A mask of four dimensions is handed on as it is, so that none is built: this one is never read.
-            inputs |= {"attention_mask": torch.empty(1, 1, 0, 0, device=device), "sequences": sequences}
+            inputs |= {"attention_mask": torch.empty(1, 1, 0, 0, device=token_ids.device), "sequences": sequences}
         else:
-            longest = max(batch.lengths)
+            longest = max(sequences.lengths)
             inputs |= {"cu_seq_lens_q": sequences.boundaries, "cu_seq_lens_k": sequences.boundaries}
             inputs |= {"max_length_q": longest, "max_length_k": longest}
         return _run(self.model, inputs, with_logits)[0]
@@ -86,6 +95,64 @@ class PolicyForward:
         position = torch.arange(token_ids.shape[1], device=token_ids.device)
         is_token = position < torch.tensor(batch.lengths, device=token_ids.device)[:, None]
         return _run(self.model, {"input_ids": token_ids, "attention_mask": is_token.long()}, with_logits)[is_token]
+
+
+class PolicyForward(PackedForward):
+    """Log-probs of the trained tokens and entropies of their distributions, softmax(logits / temperature).
+
+    The vocabulary projection runs on trained tokens only, and without keeping [N, V] unless the architecture does something
+    to its logits.
+    """
+
+    gives = frozenset({"logprobs", "entropy"})
+
+    def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
+        super().__init__(model)
+        self.temperature = temperature
+
+    @cached_property
+    def has_plain_head(self) -> bool:
+        """Whether logits = hidden · weightᵀ, without a bias, a scale or a cap. Asked of the model itself, once."""
+        is_plain = _has_plain_head(self.model)
+        if not is_plain:
+            logger.warning("%s changes its logits after the projection: they are kept whole", type(self.model).__name__)
+        return is_plain
+
+    def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
+        with_entropy = "entropy" in outputs
+        if self.has_plain_head:
+            hidden = self.states(batch).index_select(0, trained - 1)
+            weight = self.model.get_output_embeddings().weight
+            logprobs, entropy = token_logprobs(hidden, weight, batch.token_ids[trained], self.temperature, with_entropy)
+        else:
+            logits = self.states(batch, with_logits=True).index_select(0, trained - 1)
+            logprobs, entropy = _logprobs_of(logits, batch.token_ids[trained], self.temperature, with_entropy)
+        return ModelOutputs(
+            logprobs=_aligned(logprobs, batch, trained),
+            entropy=None if entropy is None else _aligned(entropy, batch, trained),
+        )
+
+
+class ValueForward(PackedForward):
+    """Values of the states before the trained tokens, and of those after them (`next_values`). The head runs in fp32."""
+
+    gives = frozenset({"values", "next_values"})
+
+    def __init__(self, model: PreTrainedModel, head: nn.Linear) -> None:
+        super().__init__(model)
+        self.head = head
+
+    def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
+        hidden = self.states(batch)
+        positions = {"values": trained - 1, "next_values": trained}
+        with torch.autocast(hidden.device.type, enabled=False):
+            found = {name: self.head(hidden.index_select(0, positions[name]).float()).squeeze(-1) for name in outputs}
+        return ModelOutputs(**{name: _aligned(values, batch, trained) for name, values in found.items()})
+
+
+def _aligned(values: Tensor, batch: Batch, trained: Tensor) -> Tensor:
+    """What was computed of the trained tokens as [N], 0 elsewhere."""
+    return values.new_zeros(batch.num_tokens).index_copy(0, trained, values)
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, object], with_logits: bool) -> Tensor:

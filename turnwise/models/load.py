@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +32,8 @@ _ATTENTION = {"auto": None, "sdpa": "sdpa", "eager": "eager", "fa2": "flash_atte
 _MAKE_HINT = (
     "make one with `turnwise make-model`, or set `pretrain` to a Hugging Face model folder or a model fetched by `hf download`"
 )
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+"""Of which a folder with a tokenizer has one. Without any transformers makes one up."""
 _LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError)
 """What transformers raises for folders that it can't use."""
 
@@ -62,11 +65,31 @@ def load_model(
         ModelError: no such folder, unreadable config, no causal language model, missing weights, or an attention that
             can't run here.
     """
+    model, missing = load_pretrained(
+        AutoModelForCausalLM, path, load_config(path), dtype=dtype, device=device, attn_implementation=attn_implementation
+    )
+    require_weights(path, missing)
+    return model
+
+
+def load_pretrained(
+    kind: type[PreTrainedModel] | type[AutoModelForCausalLM],
+    path: str | Path,
+    config: PreTrainedConfig,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    attn_implementation: str = "auto",
+) -> tuple[PreTrainedModel, list[str]]:
+    """A model of a class of transformers, as `load_model` gives it, and the sorted names of tensors that its weights lack.
+
+    Raises:
+        ModelError: the folder doesn't fit the class, or an attention that can't run here.
+    """
     implementation = _attention(attn_implementation)
-    config = _load_config(path)
     try:
         with _no_progress_bars():
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = kind.from_pretrained(
                 path,
                 config=config,
                 dtype=dtype,
@@ -75,13 +98,21 @@ def load_model(
                 local_files_only=True,
             )
     except _LIBRARY_ERRORS as error:
-        raise ModelError(f"{path}: can't be loaded as a causal language model: {_first_line(error)}") from error
-    if report["missing_keys"]:
-        names = ", ".join(sorted(report["missing_keys"])[:3])
-        raise ModelError(f"{path}: the weights lack {len(report['missing_keys'])} tensors of the model ({names}, …)")
+        what = "causal language model" if kind is AutoModelForCausalLM else kind.__name__
+        raise ModelError(f"{path}: can't be loaded as a {what}: {_first_line(error)}") from error
     if attn_implementation == "auto" and supports_packing(model):
         model.set_attn_implementation(PACKED_ATTENTION)
-    return model.to(device).eval()
+    return model.to(device).eval(), sorted(report["missing_keys"])
+
+
+def require_weights(path: str | Path, missing: Sequence[str]) -> None:
+    """Refuses a model whose folder lacks tensors.
+
+    Raises:
+        ModelError: it does.
+    """
+    if missing:
+        raise ModelError(f"{path}: the weights lack {len(missing)} tensors of the model ({', '.join(missing[:3])}, …)")
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -91,6 +122,8 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         ModelError: no such folder, no tokenizer in it, or no chat template.
     """
     _require_folder(path)
+    if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in _TOKENIZER_FILES):
+        raise ModelError(f"{path}: has no tokenizer (tokenizer.json); copy it from the model that the weights belong to")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except _LIBRARY_ERRORS as error:
@@ -122,12 +155,19 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 
 
 def write_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as own tensors."""
+    """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as own tensors.
+
+    Raises:
+        OSError: they can't be written.
+    """
     tensors = dict(model.named_parameters())
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     with _no_progress_bars():
-        model.save_pretrained(folder, state_dict={name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
+        try:
+            model.save_pretrained(folder, state_dict={name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
+        except SafetensorError as error:
+            raise OSError(f"{folder}: {_first_line(error)}") from error
 
 
 @contextmanager
@@ -146,13 +186,17 @@ def _no_progress_bars() -> Iterator[None]:
 def written_whole(folder: Path) -> Iterator[Path]:
     """An empty folder to write into, which takes the name `folder` when all is written, in place of what was there.
 
-    Where writing fails, `folder` stays as it was.
+    Where writing fails, `folder` stays as it was and nothing else is left behind. What has the name is on the disk.
     """
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    yield partial
-    replace_folder(partial, folder)
+    try:
+        yield partial
+        _flush_to_disk(partial)
+        replace_folder(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def replace_folder(partial: Path, folder: Path) -> None:
@@ -167,6 +211,24 @@ def replace_folder(partial: Path, folder: Path) -> None:
         partial.rename(folder)
 
 
+def remove_folder(folder: Path) -> None:
+    """Removes it in one step: under its own name it is whole or gone."""
+    removed = folder.with_name(folder.name + ".removed")
+    shutil.rmtree(removed, ignore_errors=True)
+    folder.rename(removed)
+    shutil.rmtree(removed)
+
+
+def _flush_to_disk(folder: Path) -> None:
+    """Renaming may reach the disk before the contents do; after a power cut the name would stand for empty files."""
+    for path in [*folder.rglob("*"), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def _attention(name: str) -> str | None:
     if name not in _ATTENTION:
         allowed = ", ".join(_ATTENTION)
@@ -176,7 +238,12 @@ def _attention(name: str) -> str | None:
     return _ATTENTION[name]
 
 
-def _load_config(path: str | Path) -> PreTrainedConfig:
+def load_config(path: str | Path) -> PreTrainedConfig:
+    """What the config.json of a model folder says.
+
+    Raises:
+        ModelError: no such folder, or transformers can't use it.
+    """
     _require_folder(path)
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)

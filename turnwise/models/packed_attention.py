@@ -2,14 +2,15 @@
 
 It stands in transformers' attention registry under the name `PACKED_ATTENTION`, so that it serves every architecture that
 looks its attention up there. The lengths reach it as the keyword `sequences` of the model's forward call; a call without
-them (generation with a cache, a padded batch) is plain SDPA.
+them (generation with a cache, a padded batch) is plain SDPA. Where sequences share prefixes (`models.prefix_tree`), the packed
+tokens are the distinct ones, and a branch attends to its whole path.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from turnwise.errors import ModelError
+from turnwise.models.prefix_tree import PrefixTree
 
 PACKED_ATTENTION = "turnwise_packed"
 _PACKABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -28,10 +30,15 @@ _HAS_VARLEN = {"enable_gqa", "window_size"} <= inspect.signature(varlen.varlen_a
 
 @dataclass(frozen=True, slots=True)
 class PackedSequences:
-    """Where the S sequences of a packed batch lie: their lengths, and on the device the S + 1 positions between them."""
+    """Where the S sequences of a packed batch lie: their lengths, and on the device the S + 1 positions between them.
+
+    With a tree the sequences are its branches, and keys and values are gathered along its paths.
+    """
 
     lengths: tuple[int, ...]
     boundaries: Tensor
+    tree: PrefixTree | None = None
+    _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> PackedSequences:
@@ -42,6 +49,27 @@ class PackedSequences:
         boundaries = torch.zeros(len(lengths) + 1, dtype=torch.int32)
         boundaries[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)
         return cls(tuple(lengths), boundaries.to(device))
+
+    @classmethod
+    def along(cls, tree: PrefixTree) -> PackedSequences:
+        """The branches of a tree."""
+        return replace(cls.of(tree.branch_lengths, tree.tokens.device), tree=tree)
+
+    @property
+    def key_lengths(self) -> tuple[int, ...]:
+        return self.lengths if self.tree is None else self.tree.path_lengths
+
+    def mask(self, query: Tensor, num_keys: int, window: int | None) -> Tensor | None:
+        """Added to the scores of queries that are the last of `num_keys` positions; None where plain causality says it.
+
+        All layers and sequences read the same memory, made when first asked for.
+        """
+        num_queries = query.shape[2]
+        if num_queries == num_keys and (window is None or num_keys <= window):
+            return None
+        if (window, query.dtype) not in self._masks:
+            self._masks[window, query.dtype] = _band(max(self.key_lengths), window, query)
+        return self._masks[window, query.dtype][num_keys - num_queries : num_keys, :num_keys]
 
 
 def supports_packing(model: PreTrainedModel) -> bool:
@@ -87,37 +115,40 @@ def packed_attention(
         )
     if _HAS_VARLEN and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and not dropout:
         return _varlen(query, key, value, sequences, scaling, sliding_window), None
-    return _each_sequence(query, key, value, sequences.lengths, dropout, scaling, sliding_window), None
+    return _each_sequence(query, key, value, sequences, dropout, scaling, sliding_window), None
 
 
 def _each_sequence(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    lengths: tuple[int, ...],
+    sequences: PackedSequences,
     dropout: float,
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """One SDPA call a sequence. Split and concatenated once, since the gradient of a slice would be as long as the whole."""
+    """One SDPA call a sequence. Gathered, split and concatenated once: the gradient of each part would be as long as the whole."""
     is_grouped = query.shape[1] != key.shape[1]
+    if sequences.tree is not None:
+        key, value = (tensor.index_select(2, sequences.tree.paths) for tensor in (key, value))
+    queries = query.split(sequences.lengths, 2)
+    keys, values = (tensor.split(sequences.key_lengths, 2) for tensor in (key, value))
     outputs = []
-    for q, k, v in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True):
-        length = q.shape[2]
-        is_banded = sliding_window is not None and length > sliding_window
-        mask = _band(length, sliding_window, q.device) if is_banded else None
+    for q, k, v in zip(queries, keys, values, strict=True):
+        mask = sequences.mask(q, k.shape[2], sliding_window)
         output = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=not is_banded, dropout_p=dropout, scale=scaling, enable_gqa=is_grouped
+            q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout, scale=scaling, enable_gqa=is_grouped
         )
         outputs.append(output.transpose(1, 2))
     return torch.cat(outputs, 1)
 
 
-def _band(length: int, window: int | None, device: torch.device) -> Tensor:
-    """bool [length, length]: the last `window` positions up to each position itself."""
-    position = torch.arange(length, device=device)
-    distance = position[:, None] - position[None, :]
-    return (distance >= 0) & (distance < (window or length))
+def _band(length: int, window: int | None, like: Tensor) -> Tensor:
+    """[length, length]: 0 at the last `window` positions up to each position itself, −∞ elsewhere."""
+    mask = torch.full((length, length), -torch.inf, dtype=like.dtype, device=like.device).triu_(1)
+    if window is not None and window < length:
+        mask += torch.full_like(mask, -torch.inf).tril_(-window)
+    return mask
 
 
 def _varlen(

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.algorithms.mismatch import staleness_metrics
+from turnwise.pipelines.checkpoints import Checkpoints
+from turnwise.pipelines.interrupt import Interrupts
+from turnwise.pipelines.parity import ParityGate
+from turnwise.pipelines.pictures import Pictures
 from turnwise.pipelines.roles import ModelRole
-from turnwise.pipelines.run_folder import Checkpoints, RunFolder
+from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sample_log import log_samples
 from turnwise.protocols import Algorithm, Stateful, WeightTransfer
 from turnwise.rollout.journal import Journal
-from turnwise.rollout.measure import rollout_metrics, validation_metrics
+from turnwise.rollout.measure import rollout_metrics, system_metrics, validation_metrics
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.tracking.run_log import RunLog
-from turnwise.types import Metric, Sample, samples_of
+from turnwise.types import samples_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from turnwise.algorithms.controllers import KLController
     from turnwise.config import AgenticConfig
+    from turnwise.event_loop import WatchedRunner
     from turnwise.inference.server_manager import LLMServerManager
 
 logger = logging.getLogger(__name__)
@@ -47,16 +52,21 @@ class AgenticPipeline:
     kl_ctrl: KLController
     tokenizer: PreTrainedTokenizerBase
     weight_transfer: WeightTransfer
-    event_loop: asyncio.Runner
+    parity_gate: ParityGate
+    event_loop: WatchedRunner
     log: RunLog
     journal: Journal
+    pictures: Pictures
     folder: RunFolder
     checkpoints: Checkpoints
+    interrupts: Interrupts
+    num_done: int = 0
+    """Steps that are whole: weights, optimiser and position in the tasks are those after it."""
 
     def run(self) -> None:
-        """Plays, gives credit, trains; `max_steps` times."""
+        """Plays, gives credit, trains; until `max_steps` steps are done."""
         config, log = self.pipeline_config, self.log
-        for step in range(config.max_steps):
+        for step in range(self.num_done, config.max_steps):
             if step % config.actor_train.model_update_frequency == 0:
                 self.model_update(step)
             if config.eval_steps and step % config.eval_steps == 0:
@@ -67,13 +77,14 @@ class AgenticPipeline:
                     groups = self.train_rollout_scheduler.get_batch(config.rollout_batch_size)
                 samples = samples_of(groups)
 
-                with log.phase("ref_log_probs"):
+                with log.phase("ref_log_probs_values_reward"):
                     if self.reference:
                         self.reference.compute_log_probs(samples, into="ref_logprobs")
                 with log.phase("old_log_probs_values"):
-                    self.set_old_log_probs(samples, step)
+                    self.actor_train.set_old_log_probs(samples, step, config.use_rollout_log_probs, self.algorithm.needs)
                     if self.critic:
                         self.critic.compute_values(samples)
+                self.interrupts.hold()
                 with log.phase("adv"):
                     log.add(self.algorithm.credit(groups))
 
@@ -85,12 +96,15 @@ class AgenticPipeline:
 
             log.add(rollout_metrics(groups, self.train_rollout_scheduler.rejected))
             log.add(staleness_metrics(samples, version=step))
-            log.add([Metric("system/tps", sum(s.num_tokens for s in samples) / clock.elapsed_s)])
+            log.add(system_metrics(samples, clock.elapsed_s, num_trajectories=(step + 1) * config.rollout_batch_size))
             self.journal.append(step, groups + self.train_rollout_scheduler.rejected)
-            self.do_checkpoint(num_done=step + 1)
             if step % config.logging_steps == 0:
-                log_samples(step, groups)
+                log.show(log_samples(step, groups, self.tokenizer.decode))
             log.end_step(step)
+            self.num_done = step + 1
+            if self.checkpoints.is_due(self.num_done):
+                self.do_checkpoint()
+            self.interrupts.release()
         self.finish()
 
     @property
@@ -102,6 +116,7 @@ class AgenticPipeline:
         """Gives the trainer's weights to the inference servers as policy version `step`."""
         with self.log.phase("model_update"):
             self.log.add(self.event_loop.run(self.weight_transfer.update(version=step)))
+            self.log.add(self.parity_gate.check(version=step))
 
     def validate(self) -> None:
         """Plays the fixed validation tasks with the policy as the servers have it."""
@@ -109,29 +124,13 @@ class AgenticPipeline:
             return
         with self.log.phase("val"):
             groups = self.val_rollout_scheduler.get_batch(self.pipeline_config.val_batch_size)
+            self.pictures.write(f"step-{self.num_done}", groups)
         self.log.add(validation_metrics(groups))
 
-    def set_old_log_probs(self, samples: Sequence[Sample], step: int) -> None:
-        """Fills the log-probs of the policy at the start of the update, where they must be known before it.
-
-        With one optimiser step on samples of the current policy they are those of the update's own forward pass: the ratio
-        is exactly 1, and the loss uses that.
-        """
-        num_steps = self.actor_train.plan.num_optimizer_steps(len(samples))
-        is_stale = any(run.version != step for sample in samples for runs in sample.versions for run in runs)
-        if self.pipeline_config.use_rollout_log_probs:
-            for sample in samples:
-                sample.old_logprobs = sample.rollout_logprobs
-        elif num_steps > 1 or is_stale or "old_logprobs" in self.algorithm.needs:
-            self.actor_train.compute_log_probs(samples, into="old_logprobs")
-
-    def do_checkpoint(self, num_done: int) -> None:
-        """Every `save_steps` steps and after the last one: a model folder with the states of optimiser and loop."""
-        if self.checkpoints.is_due(num_done):
-            parts = {"kl_ctrl": self.kl_ctrl, "running": self.running, "rollouts": self.train_rollout_scheduler}
-            state = {name: part.state_dict() for name, part in parts.items() if part is not None}
-            with self.log.phase("checkpoint"):
-                self.checkpoints.save(num_done, self.actor_train.workers, self.tokenizer, state)
+    def do_checkpoint(self) -> Path:
+        """A model folder with the states of optimiser and loop after `num_done` steps."""
+        with self.log.phase("checkpoint"):
+            return self.checkpoints.save(self.num_done)
 
     def finish(self) -> None:
         """Validates the final policy."""
@@ -141,9 +140,9 @@ class AgenticPipeline:
             self.log.end_step(self.pipeline_config.max_steps)
 
     def close(self) -> None:
-        """Closes servers, files and the event loop. Safe after an error in the middle of a step."""
-        self.event_loop.run(self.actor_infer.close())
-        self.event_loop.close()
-        self.journal.close()
-        self.log.close()
-        self.folder.close_log()
+        """Closes servers, files and the event loop, each whatever becomes of the others. Safe in the middle of a step."""
+        with ExitStack() as rest:
+            for close in (self.folder.close, self.interrupts.restore, self.event_loop.close, self.journal.close):
+                rest.callback(close)
+            self.log.close()
+            self.event_loop.run(self.actor_infer.close())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -17,34 +17,42 @@ from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.cluster.local import LocalCluster
-from turnwise.config import AgenticConfig, SFTConfig, describe, dump_yaml, require, unavailable, unavailable_for_evaluation
+from turnwise.config import AgenticConfig, Applied, SFTConfig, dump_yaml, require, unavailable, unavailable_for_evaluation
 from turnwise.data.demonstrations import read_demonstrations
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError, DataError, NotAvailableError
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype
+from turnwise.models.value_head import load_value_model
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.build_rollouts import build_policy, build_scheduler, check_rollouts, choose_device
+from turnwise.pipelines.applied import applied_evaluation, log_applied, logged
+from turnwise.pipelines.build_rollouts import build_pictures, build_policy, build_scheduler, check_rollouts, choose_device
+from turnwise.pipelines.checkpoints import Checkpoints, Contents, GlobalRandomState
 from turnwise.pipelines.evaluate import Evaluation, evaluate
+from turnwise.pipelines.interrupt import Interrupts
+from turnwise.pipelines.parity import build_parity_gate
+from turnwise.pipelines.resume import checkpoints_folder, open_run
 from turnwise.pipelines.roles import BatchPlan, ModelRole
-from turnwise.pipelines.run_folder import Checkpoints, RunFolder
+from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sft import SFTPipeline
-from turnwise.protocols import Algorithm, PreparesStep, Tracker
+from turnwise.protocols import Algorithm, PreparesStep, Stateful, Tracker
 from turnwise.rollout.journal import Journal
 from turnwise.spec import ESTIMATORS
+from turnwise.tracking.columns import AGENTIC_COLUMNS, SFT_COLUMNS, Columns
 from turnwise.tracking.jsonl import JsonlTracker
+from turnwise.tracking.live import stdout_tracker
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.tensorboard import TensorBoardTracker
-from turnwise.tracking.terminal import AGENTIC_COLUMNS, SFT_COLUMNS, Column, TerminalTracker
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Message, Sample, derive_seed
+from turnwise.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 
-def build_agentic(config: AgenticConfig, folder: RunFolder) -> AgenticPipeline:
+def build_agentic(config: AgenticConfig, folder: RunFolder, is_quiet: bool = False) -> AgenticPipeline:
     """The pipeline of one run of `turnwise train`.
 
     Raises:
@@ -58,37 +66,59 @@ def build_agentic(config: AgenticConfig, folder: RunFolder) -> AgenticPipeline:
     device = choose_device(config)
     cluster = LocalCluster()
     policy = build_policy(config, device, is_trained=True)
-    strategy = _train_strategy(config, policy.model, device)
+    strategy = _train_strategy(config, "actor_train", policy.model, device)
     actor_train = ModelRole(
         "actor_train",
         cluster.spawn("actor_train", lambda: strategy),
         batch_plan(config, "actor_train"),
+        policy.watchdog,
         prepare=algorithm.prepare if isinstance(algorithm, PreparesStep) else None,
     )
     reference = None
     if "ref_logprobs" in algorithm.needs:
         frozen = partial(_frozen_strategy, config, device)
-        reference = ModelRole("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"))
-    return AgenticPipeline(
+        reference = ModelRole("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"), policy.watchdog)
+    critic = None
+    if "values" in algorithm.needs:
+        valued = partial(_critic_strategy, config, device)
+        critic = ModelRole("critic", cluster.spawn("critic", valued), batch_plan(config, "critic"), policy.watchdog)
+    train_scheduler = build_scheduler(config, policy, "train")
+    pictures = build_pictures(config, folder.path.name)
+    parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": train_scheduler, "random": GlobalRandomState()}
+    if algorithm.running is not None:
+        parts["running"] = algorithm.running
+    contents = Contents(actor_train.workers, policy.tokenizer, {"critic": critic.workers} if critic else {}, parts)
+    checkpoints = build_checkpoints(config, folder, config.max_steps, contents)
+    pipeline = AgenticPipeline(
         pipeline_config=config,
         actor_train=actor_train,
         actor_infer=policy.servers,
         reference=reference,
-        critic=None,
-        train_rollout_scheduler=build_scheduler(config, policy, "train"),
-        val_rollout_scheduler=build_scheduler(config, policy, "val") if config.uses_validation else None,
+        critic=critic,
+        train_rollout_scheduler=train_scheduler,
+        val_rollout_scheduler=build_scheduler(config, policy, "val", pictures=pictures) if config.uses_validation else None,
         algorithm=algorithm,
         kl_ctrl=kl_ctrl,
         tokenizer=policy.tokenizer,
         weight_transfer=InProcessTransfer(
-            [policy.servers], weights=strategy.weights, copies=policy.copies, on_weight_update=config.on_weight_update
+            [policy.servers],
+            weights=strategy.weights,
+            copies=policy.copies,
+            on_weight_update=config.on_weight_update,
+            watchdog=policy.watchdog,
+            timeout_s=config.deadlines.weights_s,
         ),
+        parity_gate=build_parity_gate(config, policy, actor_train, strategy.weights),
         event_loop=policy.event_loop,
-        log=RunLog(build_trackers(config, folder, AGENTIC_COLUMNS, config.max_steps)),
+        log=RunLog(build_trackers(config, folder, AGENTIC_COLUMNS, config.max_steps, is_quiet)),
         journal=Journal(folder.rollouts),
+        pictures=pictures,
         folder=folder,
-        checkpoints=build_checkpoints(config, folder, config.max_steps),
+        checkpoints=checkpoints,
+        interrupts=Interrupts(),
+        num_done=checkpoints.restore(folder.resumed_from) if folder.resumed_from else 0,
     )
+    return logged(pipeline)
 
 
 def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
@@ -100,9 +130,8 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
     name = config.adv_estimator
     found = load_class(ESTIMATORS[name].entry if name in ESTIMATORS else name, "adv_estimator", ConfigError)
     algorithm: Algorithm = found(algorithm_settings(config), kl_ctrl)
-    missing = sorted(algorithm.needs & {"values", "greedy_sibling"})
-    if missing:
-        raise NotAvailableError(f"adv_estimator {name} needs {' and '.join(missing)}, which this version doesn't have")
+    if "greedy_sibling" in algorithm.needs:
+        raise NotAvailableError(f"adv_estimator {name} needs a greedy sibling, which this version doesn't have")
     return algorithm
 
 
@@ -136,11 +165,9 @@ def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
     )
 
 
-def _train_strategy(config: AgenticConfig, model: PreTrainedModel, device: torch.device) -> TorchStrategy:
-    role = config.actor_train
-    total_steps = config.max_steps * config.optimizer_steps_per_batch()
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    logger.info("actor_train: %d trainable parameters, %s, attention %s", trainable, device, model.config._attn_implementation)
+def _train_strategy(config: AgenticConfig, name: str, model: PreTrainedModel, device: torch.device) -> TorchStrategy:
+    role = config.roles[name]
+    total_steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
     return TorchStrategy(
         model,
         optimizer=optimizer_settings(role.training_args, total_steps),
@@ -150,6 +177,12 @@ def _train_strategy(config: AgenticConfig, model: PreTrainedModel, device: torch
         device=device,
         is_gradient_checkpointing=not role.model_args.disable_gradient_checkpointing,
     )
+
+
+def _critic_strategy(config: AgenticConfig, device: torch.device) -> TorchStrategy:
+    arguments = config.critic.model_args
+    path, attention = arguments.model_name_or_path, arguments.attn_implementation
+    return _train_strategy(config, "critic", load_value_model(path, device=device, attn_implementation=attention), device)
 
 
 def _frozen_strategy(config: AgenticConfig, device: torch.device) -> TorchStrategy:
@@ -173,32 +206,37 @@ def optimizer_settings(arguments: Any, total_steps: int) -> OptimizerSettings:
 
 
 def build_trackers(
-    config: AgenticConfig | SFTConfig, folder: RunFolder, columns: tuple[Column, ...], num_steps: int
+    config: AgenticConfig | SFTConfig, folder: RunFolder, columns: Columns, num_steps: int, is_quiet: bool
 ) -> list[Tracker]:
-    """`metrics.jsonl` always, and what `track_with` names."""
+    """`metrics.jsonl` always, and what `track_with` names; a quiet run prints no steps."""
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
     if "tensorboard" in config.track_with:
         # Arguments stand under the tracker's name, or alone where there is only one tracker to take them.
         arguments = config.tracker_kwargs.get("tensorboard", config.tracker_kwargs)
-        trackers.append(TensorBoardTracker(Path(arguments.get("log_dir", folder.tensorboard))))
-    if "stdout" in config.track_with:
-        trackers.append(TerminalTracker(columns, num_steps, every=config.logging_steps))
+        trackers.append(TensorBoardTracker(Path(arguments.get("log_dir", folder.tensorboard)), first_step=folder.num_done))
+    if "stdout" in config.track_with and not is_quiet:
+        view = stdout_tracker(config.exp_name, columns, num_steps, every=config.logging_steps, num_done=folder.num_done)
+        trackers.append(view)
     return trackers
 
 
-def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_steps: int) -> Checkpoints:
-    """Where the checkpoints of a run go: `checkpoint_config.output_dir`, in a folder of this run's name, or the run's own."""
-    asked = config.checkpoint_config.output_dir
-    path = Path(asked) / config.exp_name / folder.path.name if asked else folder.path / "checkpoints"
-    return Checkpoints(path, config.save_steps, config.max_ckpt_to_keep, num_steps)
+def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_steps: int, contents: Contents) -> Checkpoints:
+    """Where and when the checkpoints of a run are saved, and what they hold."""
+    path = checkpoints_folder(config, folder.path)
+    return Checkpoints(path, config.save_steps, config.max_ckpt_to_keep, num_steps, contents)
 
 
 def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
-    """Makes the run's folder and writes down what runs, where, with which versions and under which settings."""
-    folder = RunFolder.create(Path(config.output_dir), config.exp_name)
+    """Makes the run's folder, or opens it again, and writes down what runs, where, with which versions and settings.
+
+    Raises:
+        CheckpointError: `resume_from_checkpoint` asks for what isn't there or can't be continued.
+    """
+    folder, notes = open_run(config)
     folder.describe(dump_yaml(config))
     folder.open_log(Path(config.logging_dir) if config.logging_dir else None)
-    logger.info("what this run applies\n%s", describe(config).render())
+    for note in notes:
+        logger.warning(note)
     return folder
 
 
@@ -214,22 +252,31 @@ def set_profile(config: AgenticConfig | SFTConfig) -> None:
     logger.info("profile: %s, %d threads, seed %d", profile, torch.get_num_threads(), config.seed)
 
 
-def evaluate_model(config: AgenticConfig, model_path: str | None = None, num_episodes: int | None = None) -> Evaluation:
-    """Plays the config's validation tasks (the first `num_episodes`) with a saved model.
+def evaluate_model(
+    config: AgenticConfig,
+    model_path: str | None = None,
+    num_episodes: int | None = None,
+    on_start: Callable[[Applied], None] = log_applied,
+) -> Evaluation:
+    """Plays the config's validation tasks (the first `num_episodes`) with a saved model. `on_start` is told what is applied.
 
     Tasks, seeds and schedule are those of validation in training, so that the same weights give the same figure.
     """
     require(unavailable_for_evaluation(config))
     check_rollouts(config)
     policy = build_policy(config, choose_device(config), is_trained=False, model_path=model_path)
+    pictures = build_pictures(config, "eval")
     try:
-        groups = build_scheduler(config, policy, "val").get_batch(num_episodes or config.val_batch_size)
+        scheduler = build_scheduler(config, policy, "val", pictures=pictures)
+        on_start(applied_evaluation(config, policy.servers.servers[0], scheduler))
+        groups = scheduler.get_batch(num_episodes or config.val_batch_size)
     finally:
         policy.close()
+    pictures.write(Path(model_path or config.actor_train.model_args.model_name_or_path).name, groups)
     return evaluate(groups)
 
 
-def build_sft(config: SFTConfig, folder: RunFolder) -> SFTPipeline:
+def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> SFTPipeline:
     """The pipeline of one run of `turnwise sft`."""
     require(unavailable(config))
     set_profile(config)
@@ -259,17 +306,23 @@ def build_sft(config: SFTConfig, folder: RunFolder) -> SFTPipeline:
         max_tokens_train=max_tokens if config.use_dynamic_batching_in_train else None,
         max_tokens_infer=max_tokens,
     )
-    return SFTPipeline(
+    sft = ModelRole("sft", LocalCluster().spawn("sft", lambda: strategy), plan, Watchdog())
+    contents = Contents(sft.workers, tokenizer, parts={"random": GlobalRandomState()})
+    checkpoints = build_checkpoints(config, folder, total_steps, contents)
+    pipeline = SFTPipeline(
         pipeline_config=config,
-        sft=ModelRole("sft", LocalCluster().spawn("sft", lambda: strategy), plan),
+        sft=sft,
         train_samples=train_samples,
         val_samples=val_samples,
         loss=CrossEntropy(),
         tokenizer=tokenizer,
-        log=RunLog(build_trackers(config, folder, SFT_COLUMNS, total_steps)),
+        log=RunLog(build_trackers(config, folder, SFT_COLUMNS, total_steps, is_quiet)),
         folder=folder,
-        checkpoints=build_checkpoints(config, folder, total_steps),
+        checkpoints=checkpoints,
+        interrupts=Interrupts(),
+        num_done=checkpoints.restore(folder.resumed_from) if folder.resumed_from else 0,
     )
+    return logged(pipeline)
 
 
 def encode_demonstrations(template: ChatTemplate, rows: Sequence[list[Message]], max_length: int) -> list[Sample]:

@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.agents.env_agent import EnvAgentSettings
+from turnwise.agents.env_session import CallSettings
 from turnwise.chat.episode import EpisodeContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
 from turnwise.envs.registry import make_env, takes_split
 from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.event_loop import WatchedRunner
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
 from turnwise.inference.options import check_server_options
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.fused import fuse_projections, supports_fast_path
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype, stop_token_ids
+from turnwise.pipelines.pictures import NUM_RECORDED, MakeEnv, Pictures
 from turnwise.protocols import AgentLoop, Env, InferenceServer
 from turnwise.rollout.scheduler import RolloutScheduler, SchedulerSettings
 from turnwise.rollout.seeds import TaskSource
 from turnwise.spec import AGENTS, STRATEGIES
 from turnwise.types import SamplingParams, Split, Task
+from turnwise.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """A policy, the servers that sample from it, how it writes, and the event loop that it plays on.
+    """A policy, the servers that sample from it, how it writes, and the event loop that it plays on, which is watched.
 
     `copies` are the servers' own models where they can't read `model`'s parameters.
     """
@@ -46,7 +50,8 @@ class ServedPolicy:
     tokenizer: PreTrainedTokenizerBase
     template: ChatTemplate
     servers: LLMServerManager
-    event_loop: asyncio.Runner
+    event_loop: WatchedRunner
+    watchdog: Watchdog
 
     def close(self) -> None:
         self.event_loop.run(self.servers.close())
@@ -82,13 +87,15 @@ def build_policy(config: AgenticConfig, device: torch.device, is_trained: bool, 
     copies = () if is_shared or not is_trained else (load(dtype=sampling_dtype),)
     template = ChatTemplate(tokenizer, eos_token_ids=stop_token_ids(model))
     server = _build_server(config, copies[0] if copies else model, template)
+    watchdog = Watchdog()
     return ServedPolicy(
         model=model,
         copies=copies,
         tokenizer=tokenizer,
         template=template,
-        servers=LLMServerManager([server], request_s=config.deadlines.request_s),
-        event_loop=asyncio.Runner(),
+        servers=LLMServerManager([server], request_s=config.deadlines.request_s, watchdog=watchdog),
+        event_loop=WatchedRunner(watchdog, config.deadlines.env_s),
+        watchdog=watchdog,
     )
 
 
@@ -125,14 +132,24 @@ def _build_server(config: AgenticConfig, model: PreTrainedModel, template: ChatT
 
 
 def build_scheduler(
-    config: AgenticConfig, policy: ServedPolicy, split: Split, tasks: TaskSource | None = None
+    config: AgenticConfig,
+    policy: ServedPolicy,
+    split: Split,
+    tasks: TaskSource | None = None,
+    pictures: Pictures | None = None,
 ) -> RolloutScheduler:
     """The rollouts of one split. Validation plays the same tasks every time."""
     manager = config.env_manager(split)
+    agents = {tag: build_agent(config, tag, split, watchdog=policy.watchdog) for tag in manager.tags}
+    if pictures is not None:
+        for tag in agents:
+            agents[tag] = pictures.recorded(
+                partial(build_agent, config, tag, split, watchdog=policy.watchdog), env_factory(config, tag, split)
+            )
     return RolloutScheduler(
         run_async=policy.event_loop.run,
-        tasks=tasks or TaskSource(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition)),
-        agents={tag: build_agent(config, tag, split) for tag in manager.tags},
+        tasks=tasks or task_source(config, split),
+        agents=agents,
         contexts=partial(EpisodeContexts, policy.template, policy.servers, config.sequence_length),
         sampling=sampling_params(config, split),
         settings=SchedulerSettings(
@@ -143,7 +160,21 @@ def build_scheduler(
             episode_timeout_s=manager.episode_timeout_s,
         ),
         is_fixed=split == "val",
+        watchdog=policy.watchdog,
     )
+
+
+def task_source(config: AgenticConfig, split: Split) -> TaskSource:
+    """The tasks of a split, in the order in which they are played."""
+    manager = config.env_manager(split)
+    return TaskSource(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
+
+
+def build_pictures(config: AgenticConfig, run: str) -> Pictures:
+    """What `render_save_dir` asks for: pictures of the first validation tasks in its folder `exp_name/run`. Unset, none."""
+    source = task_source(config, "val")
+    recorded = [source.task(index).id for index in range(NUM_RECORDED)] if config.render_save_dir else []
+    return Pictures(Path(config.render_save_dir or "") / config.exp_name / run, recorded)
 
 
 def check_rollouts(config: AgenticConfig) -> None:
@@ -152,20 +183,27 @@ def check_rollouts(config: AgenticConfig) -> None:
     Warns of environments that can't keep training and validation tasks apart by content.
     """
     _server_class(config)
-    for split in get_args(Split):
-        for tag in config.env_manager(split).tags:
-            build_agent(config, tag, split)
-            env_factory(config, tag, split)(Task(id="check", tag=tag, split=split, seed=0)).close()
+    with Watchdog() as watchdog:
+        for split in get_args(Split):
+            for tag in config.env_manager(split).tags:
+                build_agent(config, tag, split)
+                with agent_settings(config, tag, split, watchdog).calls.limit(tag, "the environment's constructor"):
+                    env_factory(config, tag, split)(Task(id="check", tag=tag, split=split, seed=0)).close()
     for tag in config.env_manager("val").tags if config.uses_validation else ():
         if not takes_split(config.custom_envs[tag].env_type):
             logger.warning("custom_envs.%s takes no `split`: its validation tasks differ from training by seed only", tag)
 
 
-def build_agent(config: AgenticConfig, tag: str, split: Split) -> AgentLoop:
-    """The agent that plays the environment of a tag: a built-in one, or a user's class called like `EnvAgent`."""
+def build_agent(
+    config: AgenticConfig, tag: str, split: Split, make_env: MakeEnv | None = None, watchdog: Watchdog | None = None
+) -> AgentLoop:
+    """The agent that plays the environment of a tag: a built-in one, or a user's class called like `EnvAgent`.
+
+    `make_env` takes the place of the tag's `env_factory`. `watchdog` ends calls of the environment that don't return.
+    """
     name = config.custom_envs[tag].agent_name
     found = load_class(AGENTS.get(name) or name, f"custom_envs.{tag}.agent_name", ConfigError)
-    agent: AgentLoop = found(env_factory(config, tag, split), agent_settings(config, tag, split))
+    agent: AgentLoop = found(make_env or env_factory(config, tag, split), agent_settings(config, tag, split, watchdog))
     return agent
 
 
@@ -179,9 +217,9 @@ def env_factory(config: AgenticConfig, tag: str, split: Split) -> Callable[[Task
     return make
 
 
-def agent_settings(config: AgenticConfig, tag: str, split: Split) -> EnvAgentSettings:
+def agent_settings(config: AgenticConfig, tag: str, split: Split, watchdog: Watchdog | None = None) -> EnvAgentSettings:
     """The limits and texts of a tag's episodes."""
-    env = config.custom_envs[tag]
+    env, manager = config.custom_envs[tag], config.env_manager(split)
     return EnvAgentSettings(
         tag=tag,
         max_steps=env.max_steps,
@@ -189,8 +227,13 @@ def agent_settings(config: AgenticConfig, tag: str, split: Split) -> EnvAgentSet
         system_template=env.agent_system_template,
         turn_template=env.agent_template,
         action_pattern=env.action_pattern,
-        step_timeout_s=config.env_manager(split).env_step_timeout_s,
-        use_thread_lock=env.use_thread_lock,
+        calls=CallSettings(
+            timeout_s=manager.env_step_timeout_s,
+            max_in_threads=manager.max_env_num_per_worker,
+            use_thread_lock=env.use_thread_lock,
+            place_timeout_s=config.deadlines.env_s,
+            watchdog=watchdog or Watchdog(),
+        ),
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
 from turnwise.protocols import Loss, Output, Workers
 from turnwise.types import Batch, FloatArray, Metric, Sample, derive_seed
+from turnwise.watchdog import Watchdog
 
 LogprobField = Literal["old_logprobs", "ref_logprobs"]
 
@@ -31,10 +32,13 @@ class BatchPlan:
     max_tokens_infer: int | None = None
     deadline_s: float | None = None
 
-    def cut(self, lengths: Sequence[int], max_tokens: int | None) -> list[list[int]]:
+    def cut(self, samples: Sequence[Sample], max_tokens: int | None) -> list[list[int]]:
+        """Indices of each micro-batch. Samples that begin alike stand together, so that their prefix is computed once."""
+        lengths = [sample.num_tokens for sample in samples]
+        order = sorted(range(len(samples)), key=lambda index: samples[index].token_ids.tobytes())
         if max_tokens is not None:
-            return micro_batches(lengths, max_tokens=max_tokens)
-        return micro_batches(lengths, max_sequences=self.max_sequences)
+            return micro_batches(lengths, max_tokens=max_tokens, order=order)
+        return micro_batches(lengths, max_sequences=self.max_sequences, order=order)
 
     def num_optimizer_steps(self, num_samples: int) -> int:
         """Optimiser steps that a batch of `num_samples` makes."""
@@ -44,13 +48,22 @@ class BatchPlan:
 class ModelRole:
     """`actor_train`, `reference` or `critic`, on whatever workers they run.
 
-    `prepare` is shown all samples of an optimiser step as one batch, before its micro-batches (`protocols.PreparesStep`).
+    `watchdog` ends a call of the workers that takes longer than the plan's deadline. `prepare` is shown all samples of an
+    optimiser step as one batch, before its micro-batches (`protocols.PreparesStep`).
     """
 
-    def __init__(self, name: str, workers: Workers, plan: BatchPlan, prepare: Callable[[Batch], None] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        workers: Workers,
+        plan: BatchPlan,
+        watchdog: Watchdog,
+        prepare: Callable[[Batch], None] | None = None,
+    ) -> None:
         self.name = name
         self.workers = workers
         self.plan = plan
+        self.watchdog = watchdog
         self._prepare = prepare
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> None:
@@ -61,10 +74,26 @@ class ModelRole:
             else:
                 sample.ref_logprobs = values
 
+    def set_old_log_probs(
+        self, samples: Sequence[Sample], version: int, is_rollouts: bool, needs: frozenset[str] = frozenset()
+    ) -> None:
+        """Fills the log-probs of the policy at the start of an update, where they must be known before it: the rollouts' own
+        if they are asked for, else this model's.
+
+        With one optimiser step on samples of the current policy, `version`, they are those of the update's own forward pass:
+        the ratio is exactly 1, and the loss uses that. An algorithm may need them all the same (`old_logprobs` of `needs`).
+        """
+        is_stale = any(run.version != version for sample in samples for runs in sample.versions for run in runs)
+        if is_rollouts:
+            for sample in samples:
+                sample.old_logprobs = sample.rollout_logprobs
+        elif is_stale or self.plan.num_optimizer_steps(len(samples)) > 1 or "old_logprobs" in needs:
+            self.compute_log_probs(samples, into="old_logprobs")
+
     def compute_values(self, samples: Sequence[Sample]) -> None:
-        """Fills `values` of every sample with this model's value head."""
-        for sample, values in zip(samples, self.forward(samples, "values"), strict=True):
-            sample.values = values
+        """Fills `values` and `next_values` of every sample with this model's value head."""
+        for sample, arrays in zip(samples, self._forward(samples, frozenset({"values", "next_values"})), strict=True):
+            sample.values, sample.next_values = arrays["values"], arrays["next_values"]
 
     def train_step(self, samples: Sequence[Sample], loss: Loss, step: int) -> list[Metric]:
         """Trains on the samples: `num_epochs` seeded passes, each in optimiser steps of `samples_per_step`."""
@@ -83,13 +112,13 @@ class ModelRole:
         """
         divisors = denominators(samples, self.plan.max_length)
         if divisors.num_tokens == 0:
-            return [self._own(Metric("optimizer_steps", 0.0, "sum"))]
+            return [self._own(Metric("backward_steps", 0.0, "sum"))]
         if self._prepare is not None:
             self._prepare(pack(samples, divisors))
-        cuts = self.plan.cut([s.num_tokens for s in samples], self.plan.max_tokens_train)
+        cuts = self.plan.cut(samples, self.plan.max_tokens_train)
         batches = [pack([samples[i] for i in cut], divisors) for cut in cuts]
-        metrics = self.workers.call("train_step", batches, route="split", loss=loss).result(self.plan.deadline_s)
-        return [self._own(metric) for metric in (*metrics, Metric("optimizer_steps", 1.0, "sum"))]
+        metrics: list[Metric] = self._call("train_step", batches, loss=loss)
+        return [self._own(metric) for metric in (*metrics, Metric("backward_steps", 1.0, "sum"))]
 
     def _own(self, metric: Metric) -> Metric:
         if "/" in metric.name:
@@ -99,11 +128,26 @@ class ModelRole:
 
     def forward(self, samples: Sequence[Sample], output: Output) -> list[FloatArray]:
         """One array [N] of the output for each sample, in their order."""
-        cuts = self.plan.cut([s.num_tokens for s in samples], self.plan.max_tokens_infer)
+        return [arrays[output] for arrays in self._forward(samples, frozenset({output}))]
+
+    def _forward(self, samples: Sequence[Sample], outputs: frozenset[Output]) -> list[dict[Output, FloatArray]]:
+        cuts = self.plan.cut(samples, self.plan.max_tokens_infer)
         chosen = [[samples[i] for i in cut] for cut in cuts]
         batches = [pack(part, denominators(part, self.plan.max_length)) for part in chosen]
-        results = self.workers.call("forward", batches, route="split", outputs=frozenset({output})).result(self.plan.deadline_s)
-        by_sample: dict[int, FloatArray] = {}
+        results = self._call("forward", batches, outputs=outputs)
+        by_sample: dict[int, dict[Output, FloatArray]] = {index: {} for index in range(len(samples))}
         for cut, batch, arrays in zip(cuts, batches, results, strict=True):
-            by_sample.update(zip(cut, unpack(arrays[output], batch.lengths), strict=True))
+            for name in outputs:
+                for index, array in zip(cut, unpack(arrays[name], batch.lengths), strict=True):
+                    by_sample[index][name] = array
         return [by_sample[i] for i in range(len(samples))]
+
+    def _call(self, method: str, batches: Sequence[Batch], **arguments: Any) -> Any:
+        """What the workers return for the batches.
+
+        Raises:
+            DeadlineError: past the plan's `deadline_s`, naming role and method.
+        """
+        deadline_s = self.plan.deadline_s
+        with self.watchdog.waiting("the pipeline", f"{self.name}.{method}", deadline_s, "deadlines.train_s"):
+            return self.workers.call(method, batches, route="split", **arguments).result(deadline_s)

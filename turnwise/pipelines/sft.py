@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.batching.plan import optimizer_steps
+from turnwise.pipelines.checkpoints import Checkpoints
+from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import ModelRole
-from turnwise.pipelines.run_folder import Checkpoints, RunFolder
+from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Loss
 from turnwise.tracking.run_log import RunLog
 from turnwise.types import Metric, Sample, derive_seed
@@ -32,6 +35,9 @@ class SFTPipeline:
     log: RunLog
     folder: RunFolder
     checkpoints: Checkpoints
+    interrupts: Interrupts
+    num_done: int = 0
+    """Optimiser steps that are whole."""
 
     @property
     def num_steps(self) -> int:
@@ -44,15 +50,19 @@ class SFTPipeline:
         seed = derive_seed(config.seed, "sft", "shuffle")
         epochs = optimizer_steps(len(self.train_samples), config.samples_per_optimizer_step, seed, config.num_epochs)
         steps = [indices for epoch in epochs for indices in epoch][: self.num_steps]
-        for step, indices in enumerate(steps):
+        for step in range(self.num_done, len(steps)):
             if self.val_samples and config.eval_steps and step % config.eval_steps == 0:
                 log.add(self.validate())
-            chosen = [self.train_samples[i] for i in indices]
+            chosen = [self.train_samples[i] for i in steps[step]]
+            self.interrupts.hold()
             with log.phase("train") as clock:
                 log.add(self.sft.optimizer_step(chosen, self.loss))
             log.add([Metric("system/tps", sum(s.num_tokens for s in chosen) / clock.elapsed_s)])
             log.end_step(step)
-            self.do_checkpoint(num_done=step + 1)
+            self.num_done = step + 1
+            if self.checkpoints.is_due(self.num_done):
+                self.do_checkpoint()
+            self.interrupts.release()
         if self.val_samples:
             log.add(self.validate())
             log.end_step(self.num_steps)
@@ -65,11 +75,11 @@ class SFTPipeline:
             metrics.append(Metric("sft/val_loss", -float(logprobs[mask].mean()), "mean", weight=float(mask.sum())))
         return metrics
 
-    def do_checkpoint(self, num_done: int) -> None:
-        """Every `save_steps` steps and after the last one: a model folder with the optimiser's state."""
-        if self.checkpoints.is_due(num_done):
-            self.checkpoints.save(num_done, self.sft.workers, self.tokenizer, {})
+    def do_checkpoint(self) -> Path:
+        """A model folder with the optimiser's state after `num_done` steps."""
+        return self.checkpoints.save(self.num_done)
 
     def close(self) -> None:
         self.log.close()
-        self.folder.close_log()
+        self.interrupts.restore()
+        self.folder.close()

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from turnwise.batching.samples import build_samples
-from turnwise.errors import ConfigError, DeadlineError, EnvironmentFault, ReplicasDeadError, RolloutError
+from turnwise.errors import ConfigError, DeadlineError, EnvironmentFault, ReplicasDeadError, RolloutError, TurnwiseError
 from turnwise.protocols import AgentLoop, OpenConversation
 from turnwise.rollout.seeds import TaskSource, sibling_sampling
 from turnwise.types import Group, SamplingParams, Task, Trajectory
+from turnwise.watchdog import Wait, Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class RolloutScheduler:
     episode stays in its group as a failure; otherwise another task takes the place of a group with a failed episode, and the
     group is kept in `rejected` until the next batch, for the record.
 
-    `run_async` waits for a coroutine on the run's event loop (`asyncio.Runner.run`).
+    `run_async` waits for a coroutine on the run's event loop. `watchdog` ends episodes that run past their deadline.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class RolloutScheduler:
         sampling: SamplingParams,
         settings: SchedulerSettings,
         is_fixed: bool = False,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.settings = settings
         self._run_async = run_async
@@ -73,11 +75,14 @@ class RolloutScheduler:
         self._contexts = contexts
         self._sampling = sampling
         self._is_fixed = is_fixed
+        self._watchdog = watchdog or Watchdog()
         self._next_index = 0
         self.rejected: list[Group] = []
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
         """Plays and returns `num_trajectories` trajectories in complete groups, ordered by group index.
+
+        Whatever ends it early, the position in the tasks is then what it was: the next batch plays the same ones.
 
         Raises:
             RolloutError: more than `max_failed_fraction` of them failed for good.
@@ -90,7 +95,12 @@ class RolloutScheduler:
             )
         if self._is_fixed:
             self._next_index = 0
-        return self._run_async(self._collect(num_trajectories // self.settings.group_size))
+        start = self._next_index
+        try:
+            return self._run_async(self._collect(num_trajectories // self.settings.group_size))
+        except BaseException:  # Ctrl-C too: a step that is dropped is played again
+            self._next_index = start
+            raise
 
     async def _collect(self, num_groups: int) -> list[Group]:
         failures = _Failures(allowed=self.settings.max_failed_fraction * num_groups * self.settings.group_size)
@@ -115,7 +125,10 @@ class RolloutScheduler:
 
     async def _group(self, index: int) -> Group:
         task = self._tasks.task(index)
-        episodes = [asyncio.create_task(self._episode(task, s)) for s in range(self.settings.group_size)]
+        episodes = [
+            asyncio.create_task(self._episode(task, sibling), name=f"episode {task.id}/{sibling}")
+            for sibling in range(self.settings.group_size)
+        ]
         try:
             played = await asyncio.gather(*episodes)
         finally:
@@ -130,9 +143,8 @@ class RolloutScheduler:
         error = ""
         for attempt in range(1 + self.settings.max_env_retries):
             contexts = self._contexts(f"{task.id}/{sibling}/{attempt}")
-            limit = asyncio.timeout(self.settings.episode_timeout_s)
             try:
-                async with limit:
+                async with self._limit(task.tag):
                     sampling = sibling_sampling(self._sampling, task, sibling)
                     trajectories = await self._agents[task.tag].run(task, sibling, contexts, sampling)
                 contexts.verify()
@@ -146,16 +158,16 @@ class RolloutScheduler:
                 error = str(fault)
                 break
             except Exception as fault:
-                error = "".join(traceback.format_exception(fault)).rstrip()
-                if limit.expired():
-                    error = (
-                        f"no end of the episode within episode_timeout_s = {self.settings.episode_timeout_s} s; "
-                        f"the agent loop of tag {task.tag!r} was waited for"
-                    )
+                is_told = isinstance(fault, TurnwiseError)
+                error = str(fault) if is_told else "".join(traceback.format_exception(fault)).rstrip()
             finally:
                 await contexts.close()
-            logger.warning("episode %s, sibling %d, attempt %d failed: %s", task.id, sibling, attempt + 1, _last_line(error))
+            logger.warning("episode %s, sibling %d, attempt %d failed: %s", task.id, sibling, attempt + 1, _headline(error))
         return [Trajectory(task=task, sibling=sibling, status="failed", error=error)]
+
+    def _limit(self, tag: str) -> Wait:
+        awaited, timeout_s = f"an episode of {tag} to end", self.settings.episode_timeout_s
+        return self._watchdog.waiting("the rollouts", awaited, timeout_s, "episode_timeout_s", EnvironmentFault)
 
     def state_dict(self) -> dict[str, int]:
         """The position in the sequence of tasks."""
@@ -181,7 +193,7 @@ class _Failures:
         """
         errors = [trajectory.error for trajectory in group.trajectories if trajectory.error is not None]
         for error in errors:
-            kind = _last_line(error).replace(group.task.id, "…")
+            kind = _headline(error).replace(group.task.id, "…")
             self._counts[kind] += 1
             self._examples.setdefault(kind, error)
         if self._counts.total() > self._allowed:
@@ -213,5 +225,6 @@ async def _cancel(running: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*running, return_exceptions=True)
 
 
-def _last_line(error: str) -> str:
-    return error.splitlines()[-1] if error else ""
+def _headline(error: str) -> str:
+    """What went wrong: the last line of a traceback. The stacks below a message are indented, and so are its own."""
+    return next((line for line in reversed(error.splitlines()) if not line.startswith(" ")), "")

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.errors import ServerError
-from turnwise.protocols import MemoryKind, OnWeightUpdate
+from turnwise.protocols import LoadedModel, MemoryKind, OnWeightUpdate, ServerFacts
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
 
 CHATML_TEMPLATE = (
@@ -153,6 +153,9 @@ class ScriptedServer:
 
     async def close(self) -> None:
         self._running.set()
+
+    def facts(self) -> ServerFacts:
+        return ServerFacts(LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "a script", 0, 0)
 
 
 def _from_list(responses: Iterable[Sequence[int]]) -> Script:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,19 +17,20 @@ from turnwise.types import Batch, Metric, ModelOutputs
 
 LOGPROBS: frozenset[Output] = frozenset({"logprobs"})
 OUTPUTS: frozenset[Output] = frozenset({"logprobs", "entropy"})
+VALUES: frozenset[Output] = frozenset({"values", "next_values"})
 
 
 class WeightedLoss:
-    """−Σ weight·(log p + entropy / 10) over the trained tokens, by the step's tokens: uses every output of a policy."""
+    """−Σ weight·(x + y / 10) over the trained tokens, by the step's tokens, x and y the two outputs of a policy (log p and
+    entropy) or of a value model (the values before and after a token)."""
 
-    outputs = OUTPUTS
-
-    def __init__(self, scale: float = 1.0) -> None:
+    def __init__(self, scale: float = 1.0, outputs: frozenset[Output] = OUTPUTS) -> None:
         self.scale = scale
+        self.outputs = outputs
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]:
-        total = (batch.weights * (outputs.logprobs + 0.1 * outputs.entropy)).sum()
-        loss = -self.scale * total / batch.denominators.num_tokens
+        first, second = outputs.named().values()
+        loss = -self.scale * (batch.weights * (first + 0.1 * second)).sum() / batch.denominators.num_tokens
         return loss, [Metric("loss", loss.detach(), "sum")]
 
 
@@ -43,7 +44,13 @@ def metric(metrics: list[Metric], name: str) -> float:
 
 
 class StrategyContract(ABC):
-    """Micro-batches are those of `turnwise.testing.toy_model`; the model must have its vocabulary."""
+    """Micro-batches are those of `turnwise.testing.toy_model`; the model must have its vocabulary. For a value model, `outputs`
+    are `VALUES`."""
+
+    outputs: ClassVar[frozenset[Output]] = OUTPUTS
+
+    def loss(self, scale: float = 1.0) -> WeightedLoss:
+        return WeightedLoss(scale, self.outputs)
 
     @abstractmethod
     def make_strategy(self) -> TrainStrategy:
@@ -55,22 +62,22 @@ class StrategyContract(ABC):
 
     def test_forward_gives_float32_arrays_aligned_with_tokens(self) -> None:
         batches = toy_batches(toy_samples(5), [[0, 3], [1, 2, 4]])
-        results = self.make_strategy().forward(batches, OUTPUTS)
+        results = self.make_strategy().forward(batches, self.outputs)
         for batch, arrays in zip(batches, results, strict=True):
-            assert arrays.keys() == OUTPUTS
+            assert arrays.keys() == self.outputs
             for array in arrays.values():
                 assert array.dtype == np.float32 and array.shape == batch.token_ids.shape
                 assert not array[~batch.response_mask].any()
-            assert (arrays["logprobs"][batch.response_mask] < 0).all() and (arrays["entropy"][batch.response_mask] > 0).all()
+                assert array[batch.response_mask].all()
 
     def test_a_step_lowers_the_loss_and_reports_itself(self) -> None:
         strategy = self.make_strategy()
         batches = toy_batches(toy_samples(6))
         before = weights_of(strategy)
-        losses = [metric(strategy.train_step(batches, WeightedLoss()), "loss") for _ in range(4)]
+        losses = [metric(strategy.train_step(batches, self.loss()), "loss") for _ in range(4)]
         assert losses[-1] < losses[0]
         assert any(not torch.equal(before[name], tensor) for name, tensor in weights_of(strategy).items())
-        metrics = strategy.train_step(batches, WeightedLoss())
+        metrics = strategy.train_step(batches, self.loss())
         assert metric(metrics, "grad_norm") > 0 and metric(metrics, "lr") > 0 and metric(metrics, "skipped_steps") == 0
 
     def test_the_model_is_in_evaluation_mode_between_steps(self) -> None:
@@ -81,10 +88,10 @@ class StrategyContract(ABC):
                 raise ArithmeticError
 
         strategy, batches = self.make_strategy(), toy_batches(toy_samples(3))
-        strategy.train_step(batches, WeightedLoss())
+        strategy.train_step(batches, self.loss())
         assert not any(module.training for module in self.modules(strategy))
         with pytest.raises(ArithmeticError):
-            strategy.train_step(batches, Failing())
+            strategy.train_step(batches, Failing(outputs=self.outputs))
         assert not any(module.training for module in self.modules(strategy))
 
     def test_micro_batches_add_up_to_the_whole_step(self) -> None:
@@ -92,7 +99,7 @@ class StrategyContract(ABC):
         results = []
         for parts in ([range(6)], [[i] for i in range(6)], [[5, 0], [1, 2, 3], [4]]):
             strategy = self.make_strategy()
-            metrics = strategy.train_step(toy_batches(samples, parts), WeightedLoss())
+            metrics = strategy.train_step(toy_batches(samples, parts), self.loss())
             results.append((metric(metrics, "loss"), metric(metrics, "grad_norm")))
         np.testing.assert_allclose(results, [results[0]] * 3, rtol=1e-5)
 
@@ -101,41 +108,42 @@ class StrategyContract(ABC):
 
         class Outside(WeightedLoss):
             def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]:
-                return (outputs.logprobs * ~batch.response_mask).sum(), []
+                return sum((x * ~batch.response_mask).sum() for x in outputs.named().values()), []
 
-        assert metric(self.make_strategy().train_step(toy_batches(toy_samples(3)), Outside()), "grad_norm") == 0
+        metrics = self.make_strategy().train_step(toy_batches(toy_samples(3)), Outside(outputs=self.outputs))
+        assert metric(metrics, "grad_norm") == 0
 
     @pytest.mark.parametrize("scale", [float("nan"), float("inf")])
     def test_a_step_that_is_not_finite_changes_nothing(self, scale: float) -> None:
         strategy = self.make_strategy()
         batches = toy_batches(toy_samples(4), [[0, 1], [2, 3]])
-        strategy.train_step(batches, WeightedLoss())
+        strategy.train_step(batches, self.loss())
         before = weights_of(strategy)
-        metrics = strategy.train_step(batches, WeightedLoss(scale))
+        metrics = strategy.train_step(batches, self.loss(scale))
         assert metric(metrics, "skipped_steps") == 1
         assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(strategy).items())
-        assert metric(strategy.train_step(batches, WeightedLoss()), "skipped_steps") == 0
+        assert metric(strategy.train_step(batches, self.loss()), "skipped_steps") == 0
 
     def test_a_loaded_strategy_continues_bit_by_bit(self, tmp_path: Path) -> None:
         batches = toy_batches(toy_samples(4))
         first = self.make_strategy()
         for _ in range(2):
-            first.train_step(batches, WeightedLoss())
+            first.train_step(batches, self.loss())
         first.save(tmp_path / "state")
         first.save(tmp_path / "state")
         second = self.make_strategy()
         second.load(tmp_path / "state")
         for _ in range(2):
-            expected, got = (metric(s.train_step(batches, WeightedLoss()), "lr") for s in (first, second))
+            expected, got = (metric(s.train_step(batches, self.loss()), "lr") for s in (first, second))
             assert expected == got
         for name, tensor in weights_of(first).items():
             assert torch.equal(tensor, weights_of(second)[name]), name
 
     def test_offloading_and_back_changes_nothing(self) -> None:
         strategy, batches = self.make_strategy(), toy_batches(toy_samples(3))
-        strategy.train_step(batches, WeightedLoss())
-        before = strategy.forward(batches, LOGPROBS)[0]["logprobs"]
+        strategy.train_step(batches, self.loss())
+        before = strategy.forward(batches, self.outputs)
         strategy.offload(["weights", "optimizer"])
         strategy.onload(["weights", "optimizer"])
-        np.testing.assert_array_equal(strategy.forward(batches, LOGPROBS)[0]["logprobs"], before)
-        strategy.train_step(batches, WeightedLoss())
+        np.testing.assert_equal(strategy.forward(batches, self.outputs), before)
+        strategy.train_step(batches, self.loss())

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Any, ClassVar
 
 from turnwise.envs.base import Step, TextEnv
@@ -69,6 +73,58 @@ class LettersEnv(TextEnv):
         self._turn += 1
         share = sum(letter.islower() for letter in action) / max(len(action), 1)
         return "more", share, self._turn == self._num_turns, False, {"metrics": {"success": share}}
+
+
+class CrowdEnv(LettersEnv):
+    """Letters, whose steps may block for `delay_s`. Counts its episodes and its steps at the same time, by split."""
+
+    now: ClassVar[Counter[str]] = Counter()
+    most: ClassVar[Counter[str]] = Counter()
+    _lock: ClassVar[Lock] = Lock()
+
+    def __init__(self, num_turns: int = 2, delay_s: float = 0.0, split: str = "train") -> None:
+        super().__init__(num_turns)
+        self._delay_s = delay_s
+        self._split = split
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        self._count("episodes", 1)
+        return super().reset(seed=seed)
+
+    def step(self, action: str) -> Step:
+        self._count("steps", 1)
+        if self._delay_s:
+            time.sleep(self._delay_s)
+        self._count("steps", -1)
+        return super().step(action)
+
+    def close(self) -> None:
+        self._count("episodes", -1)
+
+    def _count(self, what: str, change: int) -> None:
+        name = f"{self._split} {what}"
+        with self._lock:
+            self.now[name] += change
+            self.most[name] = max(self.most[name], self.now[name])
+
+
+class CutEnv(LettersEnv):
+    """Letters, but the last turn is cut from outside instead of ending the episode."""
+
+    def step(self, action: str) -> Step:
+        observation, reward, is_over, _, info = super().step(action)
+        return observation, reward, False, is_over, info
+
+
+class WhereEnv(LettersEnv):
+    """Letters, and whether it is called in the main thread."""
+
+    metric_reductions: ClassVar[Mapping[str, Reduction]] = {"in_main_thread": "mean"}
+
+    def step(self, action: str) -> Step:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        is_main = threading.current_thread() is threading.main_thread()
+        return observation, reward, terminated, truncated, {"metrics": {"in_main_thread": float(is_main)}}
 
 
 class SlowEnv:

@@ -1,13 +1,13 @@
-"""A causal language model of a few thousand parameters and random samples for it."""
+"""A causal language model or a value model of a few thousand parameters, and random samples for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
@@ -21,6 +21,23 @@ def toy_model(
     seed: int = 0, model_type: str = "qwen3", attn_implementation: str = PACKED_ATTENTION, **config: Any
 ) -> PreTrainedModel:
     """Two layers with grouped attention, random weights large enough that outputs differ visibly between tokens."""
+    return _random_model(AutoModelForCausalLM, seed, model_type, attn_implementation, config)
+
+
+def toy_value_model(
+    seed: int = 0, model_type: str = "qwen3", attn_implementation: str = PACKED_ATTENTION, **config: Any
+) -> PreTrainedModel:
+    """The same with a random scalar head in the place of the language-model head."""
+    return _random_model(AutoModelForTokenClassification, seed, model_type, attn_implementation, {"num_labels": 1, **config})
+
+
+def _random_model(
+    kind: type[AutoModelForCausalLM] | type[AutoModelForTokenClassification],
+    seed: int,
+    model_type: str,
+    attn_implementation: str,
+    config: Mapping[str, Any],
+) -> PreTrainedModel:
     fields = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 32,
@@ -38,7 +55,7 @@ def toy_model(
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(
+        return kind.from_config(
             AutoConfig.for_model(model_type, **{**fields, **config}),
             dtype=torch.float32,
             attn_implementation=attn_implementation,

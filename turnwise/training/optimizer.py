@@ -60,6 +60,17 @@ class OptimizerSettings:
     def num_warmup_steps(self) -> int:
         return self.warmup_steps or round(self.warmup_ratio * (self.total_steps or 0))
 
+    def describe(self) -> str:
+        """
+        >>> OptimizerSettings(1e-3, scheduler="linear", warmup_steps=5, total_steps=80).describe()
+        'AdamW at 0.001, linear, warm-up 5 of 80 optimiser steps, weight decay 0, betas 0.9 and 0.999'
+        """
+        steps = f"{self.num_warmup_steps} of {self.total_steps or 'any number of'} optimiser steps"
+        return (
+            f"AdamW at {self.learning_rate:g}, {self.scheduler}, warm-up {steps}, weight decay {self.weight_decay:g}, "
+            f"betas {self.betas[0]:g} and {self.betas[1]:g}"
+        )
+
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
     """AdamW over the trainable parameters, without weight decay on norms and biases (tensors of one dimension)."""

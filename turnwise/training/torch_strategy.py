@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from turnwise.errors import ConfigError, NotAvailableError
-from turnwise.models.forward import PolicyForward
-from turnwise.protocols import Loss, MemoryKind, Output
+from turnwise.models.facts import dtype_name, loaded_model
+from turnwise.models.forward import make_forward
+from turnwise.protocols import Loss, MemoryKind, Output, StrategyFacts
 from turnwise.training.optimizer import OptimizerSettings, build_optimizer, build_scheduler, clip_gradients
 from turnwise.training.state import load_state, save_state
 from turnwise.types import Batch, Metric, ModelOutputs
@@ -25,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class TorchStrategy:
-    """Implements `protocols.TrainStrategy`. Without `optimizer` the model is frozen: a reference (`torch_infer`).
+    """Implements `protocols.TrainStrategy` for a policy, whose logits are divided by `temperature`, and for a value model.
+    Without `optimizer` the model is frozen: a reference (`torch_infer`).
 
     Dropout is off, in training too, so that the first update's new log-probs equal the old ones. `dtype` is autocast's: fp32
     computes in the weights' own dtype, bf16 multiplies matrices in bf16 and keeps fp32 master weights. Parameters are only
@@ -50,10 +52,11 @@ class TorchStrategy:
         self.model = model.to(self.device).eval()
         self.dtype = dtype
         self.max_grad_norm = max_grad_norm
-        self._policy = PolicyForward(self.model, temperature)
+        self._outputs = make_forward(self.model, temperature)
         self._optimizer = self._scheduler = None
         self._checkpointed: list[torch.nn.Module] = []
         self._has_skipped = False
+        self._settings = optimizer
         if optimizer is None:
             self.model.requires_grad_(False)
         else:
@@ -66,14 +69,13 @@ class TorchStrategy:
         """Named float32 arrays [N] for each batch, 0 outside the response mask.
 
         Raises:
-            NotAvailableError: `values` are asked for.
+            NotAvailableError: the model's head doesn't give these outputs.
         """
         results: list[dict[str, Any]] = []
         for batch in batches:
             with torch.no_grad():
                 tensors = self._run(self._to_device(batch), outputs)
-            named = {"logprobs": tensors.logprobs, "entropy": tensors.entropy, "values": tensors.values}
-            results.append({name: _to_numpy(named[name]) for name in outputs})
+            results.append({name: _to_numpy(tensor) for name, tensor in tensors.named().items() if name in outputs})
         return results
 
     def train_step(self, micro_batches: Sequence[Batch], loss: Loss) -> list[Metric]:
@@ -133,9 +135,18 @@ class TorchStrategy:
         """Moves them back. Fused projections have to be fused again, since views don't survive the move."""
         self._move(kinds, self.device)
 
+    def facts(self) -> StrategyFacts:
+        clipping = "" if self.max_grad_norm is None else f", gradients clipped to norm {self.max_grad_norm:g}"
+        return StrategyFacts(
+            model=loaded_model(self.model),
+            compute_dtype=dtype_name(self.dtype),
+            optimizer="" if self._settings is None else self._settings.describe() + clipping,
+            recomputes_activations=bool(self._checkpointed),
+        )
+
     def _run(self, batch: Batch, outputs: frozenset[Output]) -> ModelOutputs:
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
-            return self._policy(batch, outputs)
+            return self._outputs(batch, outputs)
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:

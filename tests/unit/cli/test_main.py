@@ -64,7 +64,7 @@ def test_train_then_eval_in_new_processes(config, tmp_path):
         (["max_stepz=3"], "max_steps"),
         (["max_steps=many"], "max_steps"),
         (["rollout_batch_size=6"], "6"),
-        (["adv_estimator=gae"], "gae"),
+        (["adv_estimator=rloo"], "rloo"),
         (["pretrain=nowhere"], "no such model folder"),
         (["custom_envs.Lake.env_type=frozen_lak"], "frozen_lake"),
         (["custom_envs.Lake.env_config.siz=3"], "siz"),

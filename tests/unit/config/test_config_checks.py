@@ -41,6 +41,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"actor_infer": {"strategy_args": {"strategy_name": "torch_train"}}}, "use one of embedded, hf, vllm, sglang"),
     ({"actor_train": {"strategy_args": {"strategy_name": "torch_trian"}}}, "Did you mean 'torch_train'"),
     ({"actor_train": {"model_args": {"dtype": "fp16"}}}, "fp16 gradients underflow"),
+    ({"adv_estimator": "gae", "critic": {"model_args": {"dtype": "fp16"}}}, r"critic.model_args.dtype: fp16 gradients underflow"),
+    (
+        {"adv_estimator": "gae", "critic": {"model_args": {"model_type": "causal_lm"}}},
+        "causal_lm writes text; a critic has a value head, token_classification",
+    ),
     (
         {
             "actor_train": {
@@ -59,6 +64,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"actor_infer": {"generating_args": {"top_k": 50}}, "use_rollout_log_probs": True}, "use_rollout_log_probs: with top_k"),
     ({"train_infer_correction": {"filters": [{"ratio_low": 2.0, "ratio_high": 1.0}]}}, r"filters\[0\]: ratio_low 2.0 isn't"),
     ({"deterministic": True, "train_env_manager": {"group_size_redundancy": 1}}, "deterministic: true forbids"),
+    ({"deterministic": True, "save_steps": 3, "actor_train": {"model_update_frequency": 2}}, "isn't a multiple"),
     ({"deterministic": True, "actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm schedules by time"),
     (
         {"actor_train": {"model_args": {"model_type": "token_classification"}}},
@@ -208,16 +214,12 @@ def test_this_version_runs_the_main_job() -> None:
         ({"async_generation_ratio": 1}, "asynchronous training"),
         ({"actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm isn't in this version"),
         ({"custom_envs": {"Lake": LAKE | {"mode": "step"}}}, "custom_envs.Lake.mode: a fresh context each turn"),
-        ({"custom_envs": {"Lake": LAKE | {"use_thread_lock": True}}}, "custom_envs.Lake.use_thread_lock"),
         ({"custom_envs": {"Lake": {"env_type": "sokoban"}}}, "sokoban isn't in this version"),
-        ({"resume_from_checkpoint": True}, "resuming"),
         ({"track_with": ["stdout", "wandb"]}, "track_with wandb"),
         ({"group_filter": "non_zero_variance"}, "filtering groups"),
         ({"actor_train": {"model_args": {"lora_rank": 8}}}, "LoRA"),
         ({"trace": {"backend": "jsonl"}}, "tracing"),
         ({"train_infer_correction": {"is_weight": {}}}, "correction of the sampler's drift"),
-        ({"parity_max_logprob_diff": 0.1}, "parity_max_logprob_diff: a gate"),
-        ({"deadlines": {"train_s": 5.0}}, "deadlines.train_s: a deadline for optimiser steps"),
         ({"actor_train": {"strategy_args": {"strategy_config": {"zero": 2}}}}, "actor_train.strategy_args.strategy_config"),
         ({"val_env_manager": {"group_size_redundancy": 1}}, "val_env_manager.group_size_redundancy"),
         ({"async_generation_ratio": 1, "stale_groups": "drop"}, "stale_groups: dropping stale groups"),

@@ -221,7 +221,7 @@ def test_tags_are_said_as_they_are_played() -> None:
     rows = dict(describe(parse_config(values | {"eval_steps": 5, "val_batch_size": 2, "train_env_manager": manager})[0]).rows)
     assert rows["one step"] == "64 trajectories in 8 groups of 8, from A, B (groups 2 : 1)"
     few = "2 groups hold at most 2 of the 3 tags in validation, always the same ones"
-    assert rows["validation"] == f"every 5 steps, 2 trajectories from A, B, C (groups 3 : 3 : 2); {few}"
+    assert rows["validation"] == f"every 5 steps, temperature 1, 2 trajectories from A, B, C (groups 3 : 3 : 2); {few}"
 
 
 def test_memory_is_estimated_from_config_json(main_file: Path, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,16 +126,51 @@ def test_a_refused_request_kills_nobody() -> None:
     asyncio.run(scenario())
 
 
-def test_deadlines_name_who_waits_for_whom() -> None:
+class StuckServer(FakeServer):
+    """Never answers, whatever it is asked."""
+
+    async def _wait(self, *_: object) -> None:
+        await asyncio.Event().wait()
+
+    generate = abort = release = suspend = resume = sleep = wake = close = _wait  # type: ignore[assignment]
+
+
+CALLS: dict[str, tuple[Callable[[LLMServerManager], Awaitable[Any]], str]] = {
+    "generate": (lambda manager: ask(manager, "c"), "conversation 'c' waited 0.01 s for inference replica 0 to answer"),
+    "abort": (
+        lambda manager: manager.abort("c"),
+        "conversation 'c' waited 0.01 s for inference replica 0 to abort its request",
+    ),
+    "release": (lambda manager: manager.release("c"), "for inference replica 0 to release its cache"),
+    "suspend": (lambda manager: manager.suspend(), "a weight update waited 0.01 s for inference replica 0 to end its requests"),
+    "resume": (lambda manager: manager.resume(1), "a weight update waited 0.01 s for inference replica 0 to admit"),
+    "sleep": (lambda manager: manager.sleep(["kv_cache"]), "the pipeline waited 0.01 s for inference replica 0 to free memory"),
+    "wake": (lambda manager: manager.wake(["kv_cache"]), "the pipeline waited 0.01 s for inference replica 0 to take"),
+    "close": (lambda manager: manager.close(), "the end of the run waited 0.01 s for inference replica 0 to close"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_has_a_deadline_that_names_who_waits_for_whom(name: str) -> None:
+    call, message = CALLS[name]
+
     async def scenario() -> None:
-        server = FakeServer(0)
-        server.gate.clear()
-        manager = LLMServerManager([server], request_s=0.01)
-        with pytest.raises(DeadlineError, match=r"conversation 'c' waited 0\.01 s for a response from inference replica 0"):
-            await ask(manager, "c")
-        with pytest.raises(DeadlineError, match=r"a weight update waited 0\.01 s"):
-            await manager.suspend("finish")
+        manager = LLMServerManager([StuckServer(0)], request_s=0.01)
+        manager._route("c")
+        with pytest.raises(DeadlineError, match=re.escape(message)) as caught:
+            await call(manager)
+        assert "raise deadlines.request_s" in str(caught.value)
         assert set(manager._tokens_in_flight.values()) == {0}
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_does_not_answer_is_not_waited_for_again() -> None:
+    async def scenario() -> None:
+        manager = LLMServerManager([StuckServer(0)], request_s=0.05)
+        with pytest.raises(DeadlineError):
+            await ask(manager, "c")
+        await asyncio.wait_for(asyncio.gather(manager.release("c"), manager.close()), timeout=0.04)
 
     asyncio.run(scenario())
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from turnwise.errors import DeadlineError
+from turnwise.event_loop import WatchedRunner
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.models.fused import fuse_projections, fused_qkv
+from turnwise.testing.fakes import ScriptedServer
 from turnwise.testing.server_contract import assert_logprobs, reference_logprobs
 from turnwise.testing.strategy_contract import WeightedLoss
 from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Completion, SamplingParams, VersionRun
+from turnwise.watchdog import Watchdog
 
 BATCHES = toy_batches(toy_samples(3))
 SAMPLING = SamplingParams(12, seed=3)
@@ -91,3 +97,33 @@ def test_between_updates_a_sampler_stays_on_the_old_policy_while_the_trainer_mov
         await server.close()
 
     asyncio.run(scenario())
+
+
+def test_a_transfer_that_hangs_in_this_process_is_named() -> None:
+    def stuck() -> Iterator[tuple[str, torch.Tensor]]:
+        threading.Event().wait()
+        yield from ()
+
+    sampler = toy_model()
+    with WatchedRunner(Watchdog(grace_s=10.0, poll_s=0.01)) as runner:
+        transfer = InProcessTransfer(
+            [EmbeddedServer(sampler)], weights=stuck, copies=[sampler], watchdog=runner.watchdog, timeout_s=0.05
+        )
+        with pytest.raises(DeadlineError) as caught:
+            runner.run(transfer.update(3))
+    first, *stacks = str(caught.value).splitlines()
+    assert first == (
+        "the pipeline waited 0.05 s for the weights of version 3 to reach the inference servers; "
+        "raise deadlines.weights_s if that may take longer"
+    )
+    assert any("in stuck: threading.Event().wait()" in line for line in stacks)
+
+
+def test_a_transfer_that_a_server_never_lets_through_is_named() -> None:
+    class Busy(ScriptedServer):
+        async def suspend(self, on_weight_update: str = "finish") -> None:
+            await asyncio.Event().wait()
+
+    transfer = InProcessTransfer([Busy([])], timeout_s=0.05)
+    with pytest.raises(DeadlineError, match=r"(?s)the weights of version 3.*deadlines.weights_s.*in suspend"):
+        asyncio.run(transfer.update(3))

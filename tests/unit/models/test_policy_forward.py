@@ -52,6 +52,6 @@ def test_heads_that_change_their_logits_are_found() -> None:
     assert not PolicyForward(toy_model(model_type="cohere", logit_scale=0.3)).has_plain_head
 
 
-def test_values_wait_for_the_critic() -> None:
-    with pytest.raises(NotAvailableError, match="critic"):
+def test_values_come_from_a_value_head_alone() -> None:
+    with pytest.raises(NotAvailableError, match=r"gives entropy and logprobs, but no values.*critic"):
         PolicyForward(toy_model())(toy_batches(SAMPLES)[0].map(torch.as_tensor), frozenset({"values"}))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
+import pytest
 
 from turnwise.cluster.local import LocalCluster
+from turnwise.errors import DeadlineError
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.types import Metric, Sample, TurnSpan
+from turnwise.watchdog import Watchdog
 
 
 class Recorder:
@@ -36,7 +41,7 @@ def samples(num):
 def role(prepare=None, **plan):
     workers = LocalCluster().spawn("actor_train", Recorder)
     settings = BatchPlan(**({"samples_per_step": 4, "max_length": 64, "seed": 0, "max_sequences": 2} | plan))
-    return ModelRole("actor_train", workers, settings, prepare)
+    return ModelRole("actor_train", workers, settings, Watchdog(), prepare)
 
 
 def test_forward_results_go_back_to_their_samples_in_order():
@@ -54,7 +59,7 @@ def test_every_sample_is_trained_on_once_an_epoch_with_the_denominators_of_its_s
     assert [sum(len(b.lengths) for b in step) for step in steps] == [4, 2, 4, 2]
     for step in steps:
         assert all(b.denominators.num_tokens == sum(int(x.response_mask.sum()) for x in step) for b in step)
-    assert {m.name for m in metrics} == {"actor_train/grad_norm", "actor/lr", "actor/pg_loss", "actor/optimizer_steps"}
+    assert {m.name for m in metrics} == {"actor_train/grad_norm", "actor/lr", "actor/pg_loss", "actor/backward_steps"}
 
 
 def test_prepare_is_shown_the_whole_optimiser_step_before_its_micro_batches():
@@ -69,4 +74,25 @@ def test_a_step_without_trained_tokens_is_left_out_and_counted():
     sample.response_mask[:] = False
     actor = role()
     [metric] = actor.train_step([sample], loss=None, step=0)
-    assert (metric.name, metric.value, actor.workers.worker.steps) == ("actor/optimizer_steps", 0.0, [])
+    assert (metric.name, metric.value, actor.workers.worker.steps) == ("actor/backward_steps", 0.0, [])
+
+
+@pytest.mark.parametrize("method", ["train_step", "forward"])
+def test_a_trainer_that_never_returns_is_named(method):
+    class Stuck(Recorder):
+        def train_step(self, batches, loss):
+            threading.Event().wait()
+
+        def forward(self, batches, outputs):
+            threading.Event().wait()
+
+    with Watchdog(grace_s=10.0, poll_s=0.01) as watchdog:
+        workers = LocalCluster().spawn("actor_train", Stuck)
+        plan = BatchPlan(samples_per_step=4, max_length=64, seed=0, deadline_s=0.05)
+        actor = ModelRole("actor_train", workers, plan, watchdog)
+        calls = {"train_step": lambda: actor.train_step(samples(2), None, 0), "forward": lambda: actor.forward(samples(2), "logprobs")}
+        with pytest.raises(DeadlineError) as caught:
+            calls[method]()
+    first, *stacks = str(caught.value).splitlines()
+    assert first == f"the pipeline waited 0.05 s for actor_train.{method}; raise deadlines.train_s if that may take longer"
+    assert any(f"in {method}: threading.Event().wait()" in line for line in stacks)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 
 import numpy as np
 import pytest
 
-from turnwise.errors import ConfigError, EnvironmentFault, RolloutError
+from turnwise.errors import ConfigError, DeadlineError, EnvironmentFault, RolloutError
+from turnwise.event_loop import WatchedRunner
 from turnwise.rollout.scheduler import RolloutScheduler, SchedulerSettings
 from turnwise.rollout.seeds import TaskSource
 from turnwise.types import SamplingParams, Trajectory, Turn
+from turnwise.watchdog import Watchdog
 
 
 class Contexts:
@@ -74,7 +78,7 @@ def runner():
     assert Contexts.num_open == 0
 
 
-def make(runner, agent, *, is_fixed=False, **settings):
+def make(runner, agent, watchdog=None, *, is_fixed=False, **settings):
     return RolloutScheduler(
         run_async=runner.run,
         tasks=TaskSource(run_seed=1, split="train", tags=("A", "B"), partition=(1, 1)),
@@ -83,6 +87,7 @@ def make(runner, agent, *, is_fixed=False, **settings):
         sampling=SamplingParams(max_new_tokens=4),
         settings=SchedulerSettings(**({"group_size": 2, "max_concurrent_groups": 3} | settings)),
         is_fixed=is_fixed,
+        watchdog=watchdog,
     )
 
 
@@ -146,13 +151,61 @@ def test_an_error_of_the_config_ends_the_run_at_once(runner):
         make(runner, agent).get_batch(8)
 
 
-def test_an_episode_without_end_is_timed_out_by_name(runner):
-    class Stuck(Agent):
-        async def run(self, task, sibling, open_conversation, sampling):
-            await asyncio.Event().wait()
+class Stuck(Agent):
+    """Never ends: it awaits what doesn't come, or blocks the event loop of everybody."""
 
-    with pytest.raises(RolloutError, match=r"episode_timeout_s = 0.01"):
-        make(runner, Stuck(), episode_timeout_s=0.01, max_env_retries=0).get_batch(2)
+    def __init__(self, is_blocking):
+        super().__init__()
+        self._is_blocking = is_blocking
+
+    async def run(self, task, sibling, open_conversation, sampling):
+        await asyncio.sleep(0)
+        if self._is_blocking:
+            threading.Event().wait()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_an_episode_without_end_is_timed_out_by_name(is_blocking):
+    watchdog = Watchdog(grace_s=5.0)
+    with WatchedRunner(watchdog) as runner:
+        scheduler = make(runner, Stuck(is_blocking), watchdog, episode_timeout_s=0.05, max_env_retries=0)
+        with pytest.raises(RolloutError, match=r"waited 0\.05 s for an episode of A to end; raise episode_timeout_s") as caught:
+            scheduler.get_batch(2)
+    assert "wait()" in str(caught.value), "the stack is shown"
+
+
+def test_what_never_yields_ends_the_run_even_without_a_time_limit():
+    watchdog = Watchdog(grace_s=5.0)
+    with WatchedRunner(watchdog, turn_s=0.05) as runner, pytest.raises(DeadlineError) as caught:
+        make(runner, Stuck(is_blocking=True), watchdog).get_batch(2)
+    assert "the event loop waited 0.05 s for a task that blocks it; raise deadlines.env_s" in str(caught.value)
+    assert "MainThread in task 'episode train/A/0/" in str(caught.value)
+
+
+def test_stacks_are_not_the_headline_of_an_error(runner, caplog):
+    fault = EnvironmentFault("an episode waited\n  thread MainThread:\n    somewhere.py:1 in step: sleep()")
+    with pytest.raises(RolloutError, match=r"most frequent error \(2×\)"):
+        make(runner, Agent(fails=lambda task, sibling, attempt: fault), max_env_retries=0).get_batch(2)
+    assert [record.getMessage().partition("failed: ")[2] for record in caplog.records] == ["an episode waited"] * 2
+
+
+def press_ctrl_c(task, sibling, attempt):
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("fails", "kind"), [(lambda task, sibling, attempt: ConfigError("stop"), ConfigError), (press_ctrl_c, KeyboardInterrupt)]
+)
+def test_a_batch_that_is_dropped_is_played_again(runner, fails, kind):
+    agent = Agent()
+    scheduler = make(runner, agent)
+    first = scheduler.get_batch(4)
+    agent.fails = fails
+    with pytest.raises(kind):
+        scheduler.get_batch(4)
+    agent.fails = lambda task, sibling, attempt: None
+    assert [group.index for group in first + scheduler.get_batch(4)] == [0, 1, 2, 3]
 
 
 def test_a_timeout_of_the_environment_itself_keeps_its_message(runner):

@@ -16,8 +16,9 @@ from turnwise.inference.embedded.generic_runner import GenericRunner
 from turnwise.inference.embedded.runner import Runner
 from turnwise.inference.request import Finished, Request
 from turnwise.inference.validation import check_request, refuse_all_but_cache
+from turnwise.models.facts import loaded_model
 from turnwise.models.fused import fast_path_obstacle
-from turnwise.protocols import MemoryKind, OnWeightUpdate
+from turnwise.protocols import MemoryKind, OnWeightUpdate, ServerFacts
 from turnwise.types import Completion, Media, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class EmbeddedServer:
             decode=decode,
             version=version,
         )
+        self._max_concurrency = max_concurrency
+        self._kv_cache_bytes = kv_cache_bytes
         self._futures: dict[str, asyncio.Future[Finished]] = {}
         self._driver: asyncio.Task[None] | None = None
         self._num_requests = 0
@@ -146,6 +149,15 @@ class EmbeddedServer:
             self._fail(request_id, ServerError(f"the embedded server was closed while {request_id!r} waited for it"))
         self._engine.is_admitting = False
         self._engine.free_cache()
+
+    def facts(self) -> ServerFacts:
+        return ServerFacts(
+            model=loaded_model(self.model),
+            engine="fused forward pass" if fast_path_obstacle(self.model) is None else "the model's own forward pass",
+            max_length=self._max_length,
+            max_concurrency=self._max_concurrency,
+            cache_bytes=self._kv_cache_bytes,
+        )
 
     def _drive_if_needed(self) -> None:
         if self._driver is None and self._engine.has_work:

@@ -1,0 +1,223 @@
+"""No setting is dead: each changes what a run does, or is refused, or is answered with a sentence that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, redirect_stdout
+from functools import reduce
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from turnwise.config import AgenticConfig, SFTConfig, parse_config
+from turnwise.config.problems import Problem
+from turnwise.errors import TurnwiseError
+from turnwise.models.load import load_model, load_tokenizer, save_model
+from turnwise.pipelines.applied import applied_settings
+from turnwise.pipelines.build import build_agentic, build_sft, start_run
+from turnwise.testing.settings.answers import BASE, COMBINATIONS, answers
+from turnwise.testing.settings.leaves import KINDS, TAG, Kind, Leaf, leaves, with_value
+from turnwise.testing.settings.table import AGENTIC, PLACES, SAME_RESULT, SFT, Live
+from turnwise.testing.toy_envs import CrowdEnv
+from turnwise.tracking.jsonl import read_metrics
+
+LIVE: dict[Kind, tuple[Live, ...]] = {AgenticConfig: AGENTIC, SFTConfig: SFT}
+LEAVES: dict[Kind, dict[str, Leaf]] = {kind: {leaf.key: leaf for leaf in leaves(kind)} for kind in KINDS}
+
+
+class Recorder:
+    """Workers that note which micro-batches and passes were asked for."""
+
+    def __init__(self, workers: Any, role: str, calls: list[Any]) -> None:
+        self._workers, self._role, self._calls = workers, role, calls
+        self.size = workers.size
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        if method in ("train_step", "forward"):
+            self._calls.append((self._role, method, [batch.lengths for batch in args[0]]))
+        return self._workers.call(method, *args, **kwargs)
+
+
+class Bench:
+    """Runs configs in a folder each and remembers what was seen of those it has run."""
+
+    def __init__(self, folder: Path, paths: Mapping[str, str]) -> None:
+        self._folder, self._paths, self._num_runs = folder, paths, 0
+        self._seen: dict[str, dict[str, Any]] = {}
+
+    def observe(self, kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
+        name = f"{kind.__name__} {json.dumps(values, sort_keys=True)}"
+        if name not in self._seen:
+            self._seen[name] = self._run(kind, values)
+        return self._seen[name]
+
+    def checkpoint(self, kind: Kind) -> str:
+        """A checkpoint of the unchanged config."""
+        folder = self.observe(kind, BASE[kind])["folder"]
+        [path] = folder.rglob("checkpoint-*")
+        return str(path)
+
+    def _run(self, kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
+        self._num_runs += 1
+        folder = self._folder / str(self._num_runs)
+        folder.mkdir()
+        CrowdEnv.now.clear()
+        CrowdEnv.most.clear()
+        with chdir(folder), redirect_stdout(StringIO()) as output:
+            try:
+                seen = run(kind, self.filled(values))
+            except TurnwiseError as error:
+                seen = dict.fromkeys(PLACES) | {"error": str(error), "notes": []}
+        seen["folder"] = folder
+        seen["output"] = TIMES.sub("", output.getvalue())
+        seen["files"] = sorted(STAMP.sub("…", path.relative_to(folder).as_posix()) for path in folder.rglob("*"))
+        seen["log"] = [line for path in sorted(folder.rglob("*.log")) for line in log_lines(path)]
+        return seen
+
+    def filled(self, value: Any) -> Any:
+        """The value with the paths that stand for names like `$model`."""
+        if isinstance(value, dict):
+            return {key: self.filled(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.filled(item) for item in value]
+        return self._paths.get(value, value) if isinstance(value, str) else value
+
+
+STAMP = re.compile(r"\d{8}-\d{6}(-\d+)?|(?<=tfevents\.).*")
+TIMES = re.compile(r"\d+\.\d+|\d+(?=s)|\d{8}-\d{6}")
+
+
+def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
+    config, notes = parse_config(values, kind)
+    folder = start_run(config)
+    calls: list[Any] = []
+    try:
+        pipeline = build_agentic(config, folder) if isinstance(config, AgenticConfig) else build_sft(config, folder)
+    except TurnwiseError:
+        folder.close()
+        raise
+    table = applied_settings(pipeline).table()
+    try:
+        roles = [pipeline.sft] if kind is SFTConfig else [pipeline.actor_train, pipeline.reference, pipeline.critic]
+        for role in roles:
+            if role is not None:
+                role.workers = Recorder(role.workers, role.name, calls)
+        pipeline.run()
+        weights = [w for role in roles if role and role.name != "reference" for _, w in role.workers.call("weights").result()]
+    finally:
+        pipeline.close()
+    metrics = [{k: v for k, v in row.items() if not k.startswith(("time/", "system/"))} for row in read_metrics(folder.metrics)]
+    played = [json.loads(line) for line in folder.rollouts.read_text().splitlines()] if folder.rollouts.exists() else []
+    return {
+        "weights": hashlib.sha256(b"".join(w.numpy().tobytes() for w in weights)).hexdigest(),
+        "credit": [[turn.get("advantage") for turn in row["turns"]] for row in played],
+        "rollouts": [turn_without_times(turn) for row in played for turn in row["turns"]],
+        "validation": [{k: v for k, v in row.items() if k.startswith("val/")} for row in metrics],
+        "metrics": metrics,
+        "calls": calls,
+        "episodes": dict(CrowdEnv.most),
+        "table": STAMP.sub("…", table),
+        "error": None,
+        "notes": notes,
+    }
+
+
+def turn_without_times(turn: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in turn.items() if key not in ("generate_s", "step_s", "advantage")}
+
+
+def log_lines(path: Path) -> Iterator[str]:
+    """What was said at run time: without the tables at its start, and without times."""
+    for line in path.read_text().splitlines():
+        found = re.match(r"\S+ \S+ (\w+) (\S+): (.*)", line)
+        if found and found[1] in ("WARNING", "ERROR"):
+            yield found[0].partition(" ")[2].partition(" ")[2]
+
+
+def path_of(kind: Kind, key: str) -> tuple[str | int, ...]:
+    return LEAVES[kind][key].path
+
+
+def scaled(model: PreTrainedModel, factor: float) -> PreTrainedModel:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+    return model
+
+
+@pytest.fixture(scope="module")
+def bench(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("settings")
+    paths = {"$model": str(tiny_model), "$other_model": str(folder / "other_model"), "<tag>": TAG}
+    save_model(scaled(load_model(tiny_model), 1.5), load_tokenizer(tiny_model), Path(paths["$other_model"]))
+    for name, words in (("$demonstrations", "Left Right"), ("$other_demonstrations", "Up Down")):
+        rows = [
+            {"messages": [{"role": "user", "content": f"write {i}"}, {"role": "assistant", "content": word * (1 + i % 3)}]}
+            for i, word in enumerate(words.split() * 3)
+        ]
+        paths[name] = str(folder / f"{name[1:]}.jsonl")
+        Path(paths[name]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    yield Bench(folder, paths)
+    torch.use_deterministic_algorithms(False)
+
+
+def ids(line: Any) -> str:
+    return line.key if isinstance(line, Live) else line.__name__
+
+
+@pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind in KINDS for line in LIVE[kind]], ids=ids)
+def test_a_live_setting_shows_itself(kind: Kind, line: Live, bench: Bench) -> None:
+    base = reduce(lambda raw, item: with_value(raw, path_of(kind, item[0]), item[1]), line.under.items(), BASE[kind])
+    before = bench.observe(kind, base)
+    value = bench.checkpoint(kind) if line.value == "$checkpoint" else line.value
+    after = bench.observe(kind, with_value(base, path_of(kind, line.key), value))
+    changed = [place for place in PLACES if before[place] != after[place]]
+    assert line.place in changed, (
+        f"{line.key} = {line.value!r} doesn't change {PLACES[line.place]}; it changes {', '.join(changed) or 'nothing'}"
+        f"\nbefore: {before['error']}\nafter:  {after['error']}"
+    )
+    assert before["error"] is None or line.place in ("error", "log")
+    if line.place == "error":
+        names = [line.key.rpartition(".")[2], *(line.value if isinstance(line.value, dict) else ())]
+        assert any(name in after["error"] for name in names), after["error"]
+    else:
+        assert after["error"] == before["error"] or line.place == "log", after["error"]
+    named = Problem(path_of(kind, line.key), "").key
+    assert not [note for note in after["notes"] if note.startswith(f"{named}:")], "it is answered as if it had no effect"
+    if line.place in SAME_RESULT:
+        assert_same_result(before, after)
+
+
+def assert_same_result(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """The first step is the same but for rounding. Later ones may part, where Adam blows up the rounding of tiny gradients."""
+    first, again = before["metrics"][0], after["metrics"][0]
+    assert first.keys() == again.keys()
+    for name in first:
+        if name.startswith(("rollout/", "actor/pg_loss", "actor/entropy", "actor_train/grad", "sft/loss", "val/")):
+            np.testing.assert_allclose(again[name], first[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "leaf"),
+    [(kind, leaf) for kind in KINDS for key, leaf in LEAVES[kind].items() if key not in {line.key for line in LIVE[kind]}],
+    ids=lambda part: part.key if isinstance(part, Leaf) else part.__name__,
+)
+def test_every_other_setting_is_answered_wherever_it_is_set(kind: Kind, leaf: Leaf, bench: Bench) -> None:
+    for changes in COMBINATIONS[kind]:
+        assert answers(kind, bench.filled(changes), leaf), (
+            f"{leaf.key} is neither refused nor answered with {changes}; where it does something, the table needs a line"
+        )
+
+
+def test_the_table_holds_settings_once() -> None:
+    for kind in KINDS:
+        keys = [line.key for line in LIVE[kind]]
+        assert sorted(set(keys)) == sorted(keys) and set(keys) <= set(LEAVES[kind])

@@ -1,0 +1,74 @@
+"""The whole library learns with a critic from random weights, by token and by turn; flipped, its policy unlearns."""
+
+from __future__ import annotations
+
+import pytest
+
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.pipelines.build import build_agentic, start_run
+from turnwise.tracking.jsonl import read_metrics
+
+
+class Flipped:
+    """A loss that is climbed instead of descended."""
+
+    def __init__(self, loss):
+        self._loss = loss
+        self.outputs = loss.outputs
+
+    def __call__(self, outputs, batch):
+        value, metrics = self._loss(outputs, batch)
+        return -value, metrics
+
+
+def train(tiny_model, tmp_path, granularity, flip):
+    """The metrics of the steps: letters are worth their share of lower-case ones, in two turns."""
+    training = {"learning_rate": 1e-2, "per_device_train_batch_size": 64}
+    values = {
+        "pretrain": str(tiny_model),
+        "output_dir": str(tmp_path),
+        "max_steps": 15,
+        "save_steps": 0,
+        "rollout_batch_size": 64,
+        "sequence_length": 128,
+        "track_with": [],
+        "adv_estimator": "gae",
+        "gae_granularity": granularity,
+        "critic_warmup": 2,
+        "whiten_advantages": True,
+        "actor_train": {"training_args": training},
+        "critic": {"training_args": training | {"per_device_train_batch_size": 16}},
+        "train_env_manager": {"num_env_groups": 64, "group_size": 1},
+        "custom_envs": {
+            "Letters": {
+                "env_type": "turnwise.testing.toy_envs:LettersEnv",
+                "max_steps": 2,
+                "max_tokens_per_step": 1,
+                "agent_system_template": "",
+                "agent_template": "{observation}",
+                "action_pattern": None,
+            }
+        },
+    }
+    config, _ = parse_config(values, AgenticConfig)
+    folder = start_run(config)
+    pipeline = build_agentic(config, folder)
+    if flip:
+        pipeline.algorithm.loss = Flipped(pipeline.algorithm.loss)
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+    return read_metrics(folder.metrics)
+
+
+@pytest.mark.parametrize(("granularity", "flip"), [("token", False), ("turn", False), ("turn", True)])
+def test_ppo_learns_to_write_small_letters(tiny_model, tmp_path, granularity, flip):
+    rows = train(tiny_model, tmp_path, granularity, flip)
+    first, last = (rows[step]["rollout/score/mean"] for step in (0, -1))
+    if flip:
+        assert last < 0.5 * first
+    else:
+        assert first < 0.5 and last > 1.2
+        assert rows[0]["critic/values/mean"] == 0.0, "a new head starts at 0"
+        assert rows[-1]["critic/values/mean"] == pytest.approx(rows[-1]["critic/returns/mean"], abs=0.35)

@@ -1,0 +1,287 @@
+"""Bad input of every kind, as a user gives it: one screen, exit status 2, and what was done before is still there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM
+
+from turnwise.cli.main import main
+from turnwise.models.make import make_model
+
+TOY = "turnwise.testing.toy_envs:"
+NUM_LINES = 40
+"""Of a terminal."""
+
+
+@pytest.fixture
+def job(tiny_model, tmp_path, monkeypatch):
+    """Writes a config of a small job with changes; returns its file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write(env=None, **changes):
+        values = {
+            "exp_name": "job",
+            "pretrain": str(tiny_model),
+            "output_dir": "runs",
+            "max_steps": 2,
+            "save_steps": 1,
+            "max_ckpt_to_keep": 0,
+            "rollout_batch_size": 4,
+            "val_batch_size": 4,
+            "sequence_length": 256,
+            "track_with": [],
+            "train_env_manager": {"num_env_groups": 1, "group_size": 4, "max_env_retries": 0, "env_step_timeout_s": 0.3},
+            "custom_envs": {
+                "Toy": {"env_type": f"{TOY}LettersEnv", "max_steps": 2, "max_tokens_per_step": 4, "action_pattern": None}
+                | (env or {})
+            },
+        }
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(values | changes))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a command that must fail; returns what it said."""
+
+    def run(*arguments):
+        status = main(arguments)
+        said = capsys.readouterr().err
+        assert status == 2
+        assert "error: " in said
+        assert len(said.splitlines()) <= NUM_LINES, said
+        return said
+
+    return run
+
+
+def model_folder(tmp_path, tiny_model, damage):
+    folder = tmp_path / "model"
+    if damage == "missing":
+        return folder
+    shutil.copytree(tiny_model, folder)
+    if damage == "not a model":
+        (folder / "config.json").unlink()
+    elif damage == "no tokenizer":
+        for file in folder.glob("*token*"):
+            file.unlink()
+    elif damage == "no template":
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        settings.pop("chat_template", None)
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        (folder / "chat_template.jinja").unlink(missing_ok=True)
+    elif damage == "cut weights":
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("missing", "no such model folder"),
+        ("not a model", "it has no config.json"),
+        ("no tokenizer", "has no tokenizer"),
+        ("no template", "no chat template"),
+        ("cut weights", "can't be loaded as a causal language model"),
+    ],
+)
+def test_a_model_folder_that_cannot_be_used(job, refused, tmp_path, tiny_model, damage, message):
+    said = refused("train", job(), f"pretrain={model_folder(tmp_path, tiny_model, damage)}")
+    assert message in said and "Traceback" not in said
+    assert not list((tmp_path / "runs").glob("*/*")), "a start that failed leaves no run folder"
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"env_type": "frozen_lak"}, "Did you mean 'frozen_lake'?"),
+        ({"env_type": "nowhere:Env"}, "no module 'nowhere'"),
+        ({"env_type": f"{TOY}LetterEnv"}, "Did you mean 'LettersEnv'?"),
+        ({"env_type": "broken_module:Env"}, r"importing broken_module failed with ZeroDivisionError"),
+        ({"env_type": f"{TOY}RaisingEnv"}, "the toy is broken"),
+        ({"env_type": "own_envs:RaisesInReset"}, "no level 7"),
+        ({"env_type": f"{TOY}WrongTupleEnv"}, "got a tuple of 4"),
+        ({"env_type": f"{TOY}NaNEnv"}, "nan"),
+        ({"env_type": "own_envs:Hangs"}, "env_step_timeout_s"),
+        ({"env_type": "own_envs:HangsTheLoop"}, "env_step_timeout_s"),
+        ({"agent_template": "{observation} " + "word " * 400}, "raise sequence_length or shorten"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value.values()))[:30],
+)
+def test_an_environment_that_cannot_be_played(job, refused, tmp_path, env, message):
+    (tmp_path / "broken_module.py").write_text("1 / 0\n")
+    (tmp_path / "own_envs.py").write_text(
+        "import asyncio, time\n"
+        "from turnwise.testing.toy_envs import LettersEnv\n\n\n"
+        "class RaisesInReset(LettersEnv):\n"
+        "    def reset(self, *, seed=None):\n"
+        "        raise ValueError('no level 7')\n\n\n"
+        "class Hangs(LettersEnv):\n"
+        "    async def step(self, action):\n"
+        "        await asyncio.Event().wait()\n\n\n"
+        "class HangsTheLoop(LettersEnv):\n"
+        "    def step(self, action):\n"
+        "        while True:\n"
+        "            time.sleep(60)\n"
+    )
+    sys.modules.pop("own_envs", None)
+    said = refused("train", job(env=env))
+    assert message.lower() in said.lower()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["max_stepz=3"], "Did you mean 'max_steps'?"),
+        (["max_steps=many"], "max_steps"),
+        (["rollout_batch_size=6"], "group_size"),
+        (["val_batch_size=3", "val_env_manager.group_size=2"], "group_size"),
+        (["actor_train.device_mapping=[63]"], "63"),
+        (["custom_envs.Toy.env_config.num_turnz=3"], "num_turns"),
+    ],
+)
+def test_a_config_that_cannot_be_used(job, refused, changes, message):
+    said = refused("train", job(), *changes)
+    assert message in said and "Traceback" not in said
+
+
+def test_a_missing_config(refused):
+    assert "no_such.yaml" in refused("train", "no_such.yaml")
+
+
+def runs(tmp_path):
+    return sorted((tmp_path / "runs" / "job").iterdir())
+
+
+def test_an_environment_that_breaks_in_the_middle_loses_nothing(job, refused, tmp_path, capsys):
+    (tmp_path / "late_envs.py").write_text(
+        "from turnwise.testing.toy_envs import LettersEnv\n\n\n"
+        "class BreaksLate(LettersEnv):\n"
+        "    played = 0\n\n"
+        "    def reset(self, *, seed=None):\n"
+        "        BreaksLate.played += 1\n"
+        "        if BreaksLate.played > 12:\n"
+        "            raise OSError('the level server is gone')\n"
+        "        return super().reset(seed=seed)\n"
+    )
+    said = refused("train", job(env={"env_type": "late_envs:BreaksLate"}, save_steps=0, max_steps=5))
+    [run] = runs(tmp_path)
+    assert "the level server is gone" in said
+    [num_done] = map(int, re.findall(r"saved (\d) steps", said))
+    assert 1 <= num_done <= 3
+    AutoModelForCausalLM.from_pretrained(run / "checkpoints" / f"checkpoint-{num_done}")
+    sys.modules["late_envs"].BreaksLate.played = -100
+    assert (
+        main(["train", job(env={"env_type": "late_envs:BreaksLate"}, save_steps=0, max_steps=4), "resume_from_checkpoint=true"])
+        == 0
+    )
+    rows = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert runs(tmp_path) == [run] and rows == [0, 1, 2, 3]
+
+
+def test_a_corrupted_newest_checkpoint(job, tmp_path, capsys):
+    assert main(["train", job()]) == 0
+    [run] = runs(tmp_path)
+    (run / "checkpoints" / "checkpoint-2" / "model.safetensors").write_bytes(b"")
+    assert main(["train", job(max_steps=3), "resume_from_checkpoint=true"]) == 0
+    said = capsys.readouterr().err
+    assert "checkpoint-2 is corrupted: model.safetensors" in said and "checkpoint-1" in said
+    assert (run / "checkpoints" / "checkpoint-3").is_dir()
+
+
+def test_a_changed_config(job, refused, capsys):
+    assert main(["train", job()]) == 0
+    capsys.readouterr()
+    said = refused("train", job(), "resume_from_checkpoint=true", "seed=7")
+    assert "can't be continued with this config" in said and "seed: 42 → 7" in said
+    assert main(["train", job(), "resume_from_checkpoint=true", "max_steps=3", "max_grad_norm=0.5"]) == 0
+    said = capsys.readouterr().err
+    assert "max_steps: 2 → 3" in said and "max_grad_norm: 1.0 → 0.5" in said
+
+
+def turnwise(*arguments, cwd, prefix=(), **options):
+    command = [*prefix, sys.executable, "-m", "turnwise.cli.main", *arguments]
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        **options,
+    )
+
+
+def test_ctrl_c_saves_and_a_second_run_into_the_same_folder_is_refused(job, refused, tmp_path):
+    config = job(max_steps=100_000, save_steps=0)
+    first = turnwise("train", config, cwd=tmp_path)
+    try:
+        while not list(tmp_path.glob("runs/job/*/metrics.jsonl")):
+            assert first.poll() is None, first.communicate()[1]
+            time.sleep(0.05)
+        time.sleep(0.5)
+        # Nothing is saved yet, so a second run that would go on starts one of its own. With the path of the run it is told.
+        [run] = runs(tmp_path)
+        shutil.copytree(_any_checkpoint(job, tmp_path), run / "checkpoints" / "checkpoint-1")
+        said = refused("train", config, f"resume_from_checkpoint={run}")
+        assert f"is in use by process {first.pid}" in said
+        shutil.rmtree(run / "checkpoints")
+    finally:
+        first.send_signal(signal.SIGINT)
+    _, said = first.communicate()
+    assert first.returncode == 130, said
+    [saved] = (run / "checkpoints").iterdir()
+    assert str(saved.relative_to(tmp_path)) in said and "resume_from_checkpoint=true" in said and "Traceback" not in said
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    assert saved.name == f"checkpoint-{len(rows)}"
+    AutoModelForCausalLM.from_pretrained(saved)
+    assert main(["train", job(max_steps=len(rows) + 1), f"resume_from_checkpoint={run}"]) == 0
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == len(rows) + 1
+
+
+def _any_checkpoint(job, tmp_path):
+    assert main(["train", job(exp_name="other", max_steps=1)]) == 0
+    return next((tmp_path / "runs" / "other").glob("*/checkpoints/checkpoint-1"))
+
+
+IN_A_SMALL_DISK = 'mount -t tmpfs -o size=2500k tmpfs small && { "$0" "$@"; status=$?; ls small/job/*/; exit $status; }'
+"""Runs a command beside a disk of 2.5 MB, which only it sees, and lists what the disk holds in the end."""
+
+
+def can_mount() -> bool:
+    return (
+        shutil.which("unshare") is not None
+        and not subprocess.run(["unshare", "--map-root-user", "--mount", "true"], capture_output=True).returncode
+    )
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs user namespaces to mount a small tmpfs")
+def test_a_full_disk_while_checkpointing(job, tmp_path):
+    """The disk takes some checkpoints; then one is refused, and those before it are whole."""
+    (tmp_path / "small").mkdir()
+    words = ["write 0 1 2 3 4 5 6 7 8 9 more "]
+    make_model("tiny", tmp_path / "bigger", words, overrides={"hidden_size": 64, "num_hidden_layers": 1})
+    config = job(max_steps=9, pretrain=str(tmp_path / "bigger"), checkpoint_config={"output_dir": "small"})
+    prefix = ("unshare", "--map-root-user", "--mount", "sh", "-c", IN_A_SMALL_DISK)
+    process = turnwise("train", config, cwd=tmp_path, prefix=prefix)
+    listing, said = process.communicate()
+    assert process.returncode == 2, said
+    assert "can't be written" in said and "No space left on device" in said and "the last good one is small/job/" in said
+    names = [line for line in listing.split() if line.startswith("checkpoint-")]
+    assert names and all(name.removeprefix("checkpoint-").isdigit() for name in names), "no half checkpoint is left"
+    assert f"checkpoint-{len(names)}" in said and "Traceback" not in said

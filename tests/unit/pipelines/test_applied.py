@@ -1,0 +1,131 @@
+"""The table at the start of a run says what its objects are, not what the config asked for."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from turnwise.cli.applied_table import print_applied, shown
+from turnwise.config import AgenticConfig, Applied, SFTConfig, parse_config
+from turnwise.pipelines.applied import applied_settings
+from turnwise.pipelines.build import build_agentic, build_sft, evaluate_model, start_run
+from turnwise.testing.settings.answers import BASE
+
+
+@pytest.fixture
+def built(tiny_model, tmp_path) -> Iterator:
+    pipelines = []
+
+    def build(**changes):
+        values = BASE[AgenticConfig] | {"pretrain": str(tiny_model), "output_dir": str(tmp_path)} | changes
+        config, _ = parse_config(values, AgenticConfig)
+        pipelines.append(build_agentic(config, start_run(config)))
+        return pipelines[-1]
+
+    yield build
+    for pipeline in pipelines:
+        pipeline.close()
+
+
+def rows(pipeline) -> dict[str, str]:
+    return dict(applied_settings(pipeline).rows)
+
+
+def model_of(role):
+    return role.workers.worker.model
+
+
+def test_parameters_are_counted_on_the_model(built) -> None:
+    pipeline = built()
+    model = model_of(pipeline.actor_train)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert f"{total:,} parameters, {total:,} trainable" in rows(pipeline)["model"]
+    model.get_input_embeddings().weight.requires_grad_(False)
+    frozen = model.get_input_embeddings().weight.numel()
+    assert f"{total:,} parameters, {total - frozen:,} trainable" in rows(pipeline)["model"]
+
+
+def test_a_critic_counts_its_value_head(built) -> None:
+    pipeline = built(adv_estimator="gae")
+    policy, critic = (sum(p.numel() for p in model_of(role).parameters()) for role in (pipeline.actor_train, pipeline.critic))
+    assert f"{critic:,} parameters, {critic:,} trainable" in rows(pipeline)["critic"] and critic != policy
+
+
+@pytest.mark.parametrize(("name", "said"), [("auto", "packed"), ("sdpa", "sdpa, padded"), ("eager", "eager, padded")])
+def test_the_attention_kernel_is_the_model_s(built, name, said) -> None:
+    pipeline = built(actor_train={"model_args": {"attn_implementation": name}})
+    assert rows(pipeline)["actor_train"].endswith(f"attention {said}")
+    model_of(pipeline.actor_train).set_attn_implementation("eager")
+    assert rows(pipeline)["actor_train"].endswith("attention eager, padded")
+
+
+def test_the_server_says_whose_parameters_it_reads(built) -> None:
+    assert "fp32, the trainer's own parameters" in rows(built())["actor_infer"]
+    assert "bf16, a copy of the parameters" in rows(built(actor_infer={"model_args": {"dtype": "bf16"}}))["actor_infer"]
+    options = {"strategy_config": {"kv_cache_bytes": 2**20, "max_concurrency": 3}}
+    said = rows(built(actor_infer={"strategy_args": options}))["actor_infer"]
+    assert "at most 3 requests at once, cache of at most 1.0 MB" in said
+    assert "transformers generate" in rows(built(actor_infer={"strategy_args": {"strategy_name": "hf"}}))["actor_infer"]
+
+
+def test_steps_follow_from_the_plan(built) -> None:
+    arguments = {"learning_rate": 0.5, "per_device_train_batch_size": 1, "lr_scheduler_type": "linear", "warmup_ratio": 0.5}
+    said = rows(built(ppo_epochs=3, actor_train={"training_args": arguments, "use_dynamic_batching_in_train": True}))
+    assert said["steps"].endswith("optimiser steps × samples = 12 × 1")
+    assert said["optimiser"].startswith("AdamW at 0.5, linear, warm-up 12 of 24 optimiser steps")
+    assert said["micro-batches"].startswith("up to 256 tokens; forward passes up to 1 samples")
+
+
+def test_a_role_that_is_not_there_has_no_row(built) -> None:
+    assert {"reference", "critic"}.isdisjoint(rows(built()))
+    assert "reference" in rows(built(use_kl_loss=True))
+
+
+def test_the_table_is_one_screen_and_in_the_log(built) -> None:
+    pipeline = built(adv_estimator="gae", use_kl_loss=True, eval_steps=1)
+    lines = applied_settings(pipeline).table().splitlines()
+    [log] = pipeline.folder.path.glob("*.log")
+    assert len(lines) <= 24 and "\n".join(lines) in log.read_text()
+
+
+def test_sft_and_evaluation_have_theirs(tiny_model, tmp_path) -> None:
+    demonstration = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Left"}]}\n'
+    (tmp_path / "demos.jsonl").write_text(demonstration * 3)
+    values = {"pretrain": str(tiny_model), "train_files": str(tmp_path / "demos.jsonl"), "output_dir": str(tmp_path)}
+    values |= {"training_args": {"per_device_train_batch_size": 2}, "num_epochs": 2}
+    config, _ = parse_config(values, SFTConfig)
+    pipeline = build_sft(config, start_run(config))
+    pipeline.close()
+    assert rows(pipeline)["steps"] == "4 of 2 samples, 2 epochs"
+    said: list[Applied] = []
+    config, _ = parse_config(BASE[AgenticConfig] | {"pretrain": str(tiny_model), "eval_steps": 1}, AgenticConfig)
+    evaluate_model(config, on_start=said.append)
+    assert dict(said[0].rows)["env Toy"].startswith("turnwise.testing.toy_envs:CrowdEnv by env_agent")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_table_and_a_file_plain_lines(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    applied = Applied([("model", "m " * 40), ("KL", "none [b]")])
+    plain, terminal = io.StringIO(), Terminal()
+    print_applied(applied, plain)
+    print_applied(applied, terminal)
+    assert plain.getvalue() == applied.table() + "\n"
+    assert "none [b]" in terminal.getvalue() and max(map(len, terminal.getvalue().splitlines())) < 80
+
+
+def test_a_quiet_run_logs_its_table_and_prints_none(built, capsys, caplog) -> None:
+    with caplog.at_level(logging.INFO, "turnwise"):
+        pipeline = built()
+    assert "what this run applies" in caplog.text
+    shown(pipeline, is_quiet=True)
+    assert "actor_train" not in capsys.readouterr().out
+    shown(pipeline, is_quiet=False)
+    assert "actor_train" in capsys.readouterr().out

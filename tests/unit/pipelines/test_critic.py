@@ -1,0 +1,145 @@
+"""The loop with a critic: warm-up, its own plan and optimiser, its checkpoint, and the keys that reach it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.models.load import save_model
+from turnwise.models.value_head import load_value_model, value_head
+from turnwise.pipelines.build import build_agentic, start_run
+from turnwise.tracking.jsonl import read_metrics
+
+TIMES = ("time/", "system/tps")
+
+
+def make_config(tiny_model, tmp_path, **changes):
+    values = {
+        "exp_name": "letters",
+        "pretrain": str(tiny_model),
+        "output_dir": str(tmp_path),
+        "max_steps": 2,
+        "save_steps": 1,
+        "rollout_batch_size": 8,
+        "sequence_length": 256,
+        "track_with": [],
+        "adv_estimator": "gae",
+        "actor_train": {"training_args": {"learning_rate": 1e-3, "per_device_train_batch_size": 4}},
+        "critic": {"training_args": {"learning_rate": 1e-2, "per_device_train_batch_size": 2}},
+        "train_env_manager": {"num_env_groups": 8, "group_size": 1},
+        "custom_envs": {
+            "Letters": {
+                "env_type": "turnwise.testing.toy_envs:LettersEnv",
+                "max_steps": 3,
+                "max_tokens_per_step": 4,
+                "agent_template": "{observation}",
+                "action_pattern": None,
+            }
+        },
+    }
+    config, _ = parse_config(values | changes, AgenticConfig)
+    return config
+
+
+def run(config):
+    folder = start_run(config)
+    pipeline = build_agentic(config, folder)
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+    return folder
+
+
+def measured(folder):
+    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in read_metrics(folder.metrics)]
+
+
+def tensors(model):
+    return list(model.state_dict().values())
+
+
+def are_equal(first, second):
+    return all(torch.equal(a, b) for a, b in zip(tensors(first), tensors(second), strict=True))
+
+
+@pytest.fixture(scope="module")
+def warmed_up(tiny_model, tmp_path_factory):
+    config = make_config(tiny_model, tmp_path_factory.mktemp("runs"), critic_warmup=1)
+    return config, run(config)
+
+
+def test_while_the_critic_warms_up_the_policy_stays_bit_by_bit(warmed_up, tiny_model):
+    _, folder = warmed_up
+    first, second = (folder.path / "checkpoints" / f"checkpoint-{step}" for step in (1, 2))
+    start = AutoModelForCausalLM.from_pretrained(tiny_model)
+    assert are_equal(start, AutoModelForCausalLM.from_pretrained(first))
+    assert not are_equal(start, AutoModelForCausalLM.from_pretrained(second))
+    critics = [AutoModelForTokenClassification.from_pretrained(place / "critic") for place in (first, second)]
+    assert not are_equal(load_value_model(tiny_model), critics[0]) and not are_equal(*critics)
+    rows = measured(folder)
+    assert not any(name in rows[0] for name in ("actor/pg_loss", "actor/lr", "actor_train/grad_norm"))
+    assert all(name in rows[1] for name in ("actor/pg_loss", "actor/lr", "actor_train/grad_norm"))
+
+
+def test_the_critic_has_its_own_plan_and_optimiser(warmed_up):
+    config, folder = warmed_up
+    rows = measured(folder)
+    assert [row["critic/backward_steps"] for row in rows] == [4, 4] and rows[1]["actor/backward_steps"] == 2
+    assert (rows[1]["critic/lr"], rows[1]["actor/lr"]) == (1e-2, 1e-3)
+    for name in ("loss", "value", "vpred", "error", "grad_norm", "values/mean", "returns/mean", "explained_variance"):
+        assert all(f"critic/{name}" in row for row in rows), name
+    assert rows[0]["critic/values/max"] == 0.0 and rows[1]["critic/values/max"] != 0.0, "a new head starts at 0"
+    assert config.num_training_steps("actor_train") == 1 and config.num_training_steps("critic") == 2
+
+
+def test_the_policy_s_schedule_ends_with_the_run(tiny_model, tmp_path):
+    training = {"learning_rate": 1e-3, "per_device_train_batch_size": 8, "lr_scheduler_type": "linear"}
+    keys = {"max_steps": 4, "save_steps": 0, "critic_warmup": 2, "actor_train": {"training_args": training}}
+    rows = measured(run(make_config(tiny_model, tmp_path, **keys)))
+    assert [row.get("actor/lr") for row in rows] == [None, None, 1e-3, 0.5e-3]
+
+
+def test_two_runs_of_one_seed_are_equal(warmed_up, tiny_model, tmp_path):
+    _, folder = warmed_up
+    assert measured(run(make_config(tiny_model, tmp_path, critic_warmup=1))) == measured(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "metric"),
+    [
+        ({"gae_granularity": "turn"}, "critic/loss"),
+        ({"value_clip": 0.2}, "critic/clipfrac"),
+        ({"gamma": 0.5}, "critic/returns/mean"),
+        ({"lambd": 0.5, "gamma": 0.9}, "critic/returns/mean"),
+        ({"reward_placement": "final", "gamma": 0.9}, "critic/returns/mean"),
+        ({"whiten_rewards": True}, "critic/returns/mean"),
+        ({"whiten_advantages": True}, "critic/advantages/mean"),
+        ({"add_token_level_kl": True, "init_kl_coef": 0.1, "target_kl": 0.01, "kl_horizon": 10.0}, "critic/kl_coef"),
+        ({"reward_clip": 0.1}, "critic/token_reward_clip_frac"),
+        ({"ppo_epochs": 2}, "critic/backward_steps"),
+    ],
+)
+def test_every_key_of_the_estimator_reaches_it(warmed_up, tiny_model, tmp_path, changes, metric):
+    _, folder = warmed_up
+    rows = measured(run(make_config(tiny_model, tmp_path, save_steps=0, critic_warmup=1, **changes)))
+    assert rows[1][metric] != measured(folder)[1].get(metric)
+
+
+def test_the_critic_starts_from_reward_pretrain(tiny_model, tmp_path):
+    start = load_value_model(tiny_model)
+    torch.nn.init.constant_(value_head(start).bias, 7.0)
+    save_model(start, None, tmp_path / "values")
+    config = make_config(tiny_model, tmp_path, max_steps=1, reward_pretrain=str(tmp_path / "values"))
+    [row] = measured(run(config))
+    assert row["critic/values/max"] == row["critic/values/min"] == pytest.approx(7.0)
+
+
+def test_an_estimator_of_one_s_own_gets_a_critic_where_it_needs_values(tiny_model, tmp_path, monkeypatch):
+    (tmp_path / "my_credit.py").write_text("from turnwise.algorithms.ppo import PPO\n\n\nclass Mine(PPO):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = make_config(tiny_model, tmp_path, max_steps=1, adv_estimator="my_credit:Mine")
+    [row] = measured(run(config))
+    assert row["critic/backward_steps"] == 4

@@ -1,0 +1,44 @@
+"""A loaded model in numbers, counted on the model itself."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from turnwise.models.load import DTYPES
+from turnwise.models.packed_attention import PACKED_ATTENTION
+from turnwise.protocols import LoadedModel
+
+_KERNELS = {
+    PACKED_ATTENTION: "packed",
+    "flash_attention_2": "flash attention 2, packed",
+    "sdpa": "sdpa, padded",
+    "eager": "eager, padded",
+}
+
+
+def loaded_model(model: PreTrainedModel, *heads: nn.Module) -> LoadedModel:
+    """The model as it is now, with the parameters of `heads` that aren't among its own counted in; tied ones once."""
+    parameters = {id(p): p for module in (model, *heads) for p in module.parameters()}.values()
+    kernel = model.config._attn_implementation
+    return LoadedModel(
+        architecture=type(model).__name__,
+        num_parameters=sum(p.numel() for p in parameters),
+        num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        dtype=dtype_name(model.dtype),
+        attention=_KERNELS.get(kernel, kernel),
+        device=str(model.device),
+        address=(os.getpid(), model.get_input_embeddings().weight.data_ptr()),
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The config's word for a dtype.
+
+    >>> dtype_name(torch.bfloat16)
+    'bf16'
+    """
+    return next((name for name, known in DTYPES.items() if known == dtype), str(dtype).removeprefix("torch."))

@@ -1,0 +1,86 @@
+"""Prefixes that sequences of a packed batch share, each computed once.
+
+Siblings of a group begin with the same prompt and often with the same turns. With causal attention, equal prefixes have equal
+states; so the model runs over the distinct tokens alone, and every sequence reads its states, and sends back its gradients,
+through an index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_SMALLEST_SHARE = 1 / 16
+"""A prefix that is a smaller part of its sequence isn't worth the gathering of keys and values."""
+_LONGEST = 4096
+"""Branches need a mask of this many positions squared (64 MiB in fp32); longer sequences share nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTree:
+    """U distinct tokens of N, laid out branch after branch.
+
+    A branch is what a sequence adds to the prefix that it shares with an earlier one, and its path all tokens from the root to
+    its end: `path_lengths[i] − branch_lengths[i]` of them come before the branch.
+    """
+
+    tokens: Tensor
+    """int64 [U]: the position in the batch where each distinct token stands first."""
+    nodes: Tensor
+    """int64 [N]: the distinct token that each token of the batch is."""
+    branch_lengths: tuple[int, ...]
+    paths: Tensor
+    """int64 [Σ path lengths]: distinct tokens, path after path."""
+    path_lengths: tuple[int, ...]
+
+
+def merge_prefixes(token_ids: Tensor, lengths: Sequence[int]) -> PrefixTree | None:
+    """The tree of sequences with these `lengths` in `token_ids` [N]; None where they share too little.
+
+    >>> tree = merge_prefixes(torch.tensor([5, 6, 7, 5, 6, 8, 9, 5, 6, 7]), [3, 4, 3])
+    >>> tree.tokens.tolist(), tree.nodes.tolist()
+    ([0, 1, 2, 5, 6], [0, 1, 2, 0, 1, 3, 4, 0, 1, 2])
+    >>> tree.branch_lengths, tree.path_lengths, tree.paths.tolist()
+    ((3, 2), (3, 4), [0, 1, 2, 0, 1, 3, 4])
+    """
+    array = token_ids.cpu().numpy()
+    starts = np.cumsum([0, *lengths[:-1]])
+    sequences = [array[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+    # In the order of their bytes the longest prefix shared with any earlier sequence is the one shared with the last.
+    order = sorted(range(len(sequences)), key=lambda index: sequences[index].tobytes())
+    nodes = np.empty(len(array), np.int64)
+    tokens: list[np.ndarray] = []
+    paths: list[np.ndarray] = []
+    branch_lengths: list[int] = []
+    num_nodes = 0
+    previous = path = np.empty(0, np.int64)
+    for index in order:
+        sequence, start = sequences[index], starts[index]
+        shared = _num_shared(previous, sequence)
+        path = np.concatenate([path[:shared], np.arange(num_nodes, num_nodes + len(sequence) - shared)])
+        nodes[start : start + len(sequence)] = path
+        previous = sequence
+        if shared < len(sequence):
+            tokens.append(np.arange(start + shared, start + len(sequence)))
+            paths.append(path)
+            branch_lengths.append(len(sequence) - shared)
+            num_nodes += len(sequence) - shared
+    if num_nodes == len(array):
+        return None
+    return PrefixTree(
+        *(torch.from_numpy(x).to(token_ids.device) for x in (np.concatenate(tokens), nodes)),
+        branch_lengths=tuple(branch_lengths),
+        paths=torch.from_numpy(np.concatenate(paths)).to(token_ids.device),
+        path_lengths=tuple(map(len, paths)),
+    )
+
+
+def _num_shared(previous: np.ndarray, sequence: np.ndarray) -> int:
+    length = min(len(previous), len(sequence))
+    different = (previous[:length] != sequence[:length]).nonzero()[0]
+    shared = int(different[0]) if len(different) else length
+    return shared if shared >= _SMALLEST_SHARE * len(sequence) and len(sequence) <= _LONGEST else 0

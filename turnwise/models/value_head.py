@@ -1,0 +1,83 @@
+"""Value models: a decoder's backbone with a scalar head, V(s) = w·h + b at every token.
+
+On disk one is a Hugging Face folder for token classification with one label (`AutoModelForTokenClassification`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GenericForTokenClassification
+from transformers.utils import logging as transformers_logging
+
+from turnwise.errors import ModelError
+from turnwise.models.load import load_config, load_pretrained, require_weights
+
+logger = logging.getLogger(__name__)
+
+
+def load_value_model(
+    path: str | Path, *, device: str | torch.device = "cpu", attn_implementation: str = "auto"
+) -> PreTrainedModel:
+    """A value model in evaluation mode with fp32 weights, from a folder or the hub's local cache.
+
+    A folder without a value head (a causal language model) gives its backbone and gets a head that is 0 everywhere: the first
+    advantages are the returns themselves, and nothing is random. The scalar head of a reward model is kept.
+
+    Raises:
+        ModelError: no such folder, no decoder, a head of several labels, or missing weights.
+    """
+    config = load_config(path)
+    config.num_labels = 1
+    kind = value_model_class(config)
+    with _quiet():
+        model, missing = load_pretrained(kind, path, config, device=device, attn_implementation=attn_implementation)
+    require_weights(path, [name for name in missing if name.startswith(f"{model.base_model_prefix}.")])
+    for name in missing:
+        nn.init.zeros_(model.get_parameter(name))
+    if missing:
+        logger.info("%s has no value head (%s): a new one starts at 0", path, ", ".join(missing))
+    return model
+
+
+def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """transformers' class for token classification of an architecture, or the same put together where it has none.
+
+    Raises:
+        ModelError: it is no decoder.
+    """
+    known = AutoModelForTokenClassification._model_mapping
+    if type(config) in known:
+        return known[type(config)]
+    decoders = AutoModelForCausalLM._model_mapping
+    if type(config) not in decoders:
+        raise ModelError(f"{config.model_type} is no decoder, so it can't have a value head; take a causal language model")
+    decoder = decoders[type(config)]
+    base = next(parent for parent in decoder.__mro__[1:] if issubclass(parent, PreTrainedModel))
+    name = decoder.__name__.replace("ForCausalLM", "ForTokenClassification")
+    return type(name, (GenericForTokenClassification, base), {"base_model_prefix": base.base_model_prefix})
+
+
+def value_head(model: PreTrainedModel) -> nn.Linear | None:
+    """The scalar head of a value model, None where the model is a policy."""
+    for name, module in model.named_children():
+        if name != model.base_model_prefix and isinstance(module, nn.Linear) and module.out_features == 1:
+            return module
+    return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' table of tensors that a folder lacks: a missing head is what is expected here."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)

@@ -1,0 +1,162 @@
+"""What a run applies, read off the objects that were built for it: the table at its start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+
+from turnwise.config import AgenticConfig, Applied, SFTConfig, ineffective
+from turnwise.config.describe import Row, algorithm_rows, bytes_text, sampling, tags_of, tracking, validation
+from turnwise.pipelines.agentic import AgenticPipeline
+from turnwise.pipelines.checkpoints import Checkpoints
+from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.pipelines.sft import SFTPipeline
+from turnwise.protocols import InferenceServer, LoadedModel, ServerFacts, StrategyFacts
+from turnwise.rollout.scheduler import RolloutScheduler
+from turnwise.types import Split
+
+P = TypeVar("P", AgenticPipeline, SFTPipeline)
+
+logger = logging.getLogger(__name__)
+
+
+def logged(pipeline: P) -> P:
+    """The pipeline, after its table was written into the log."""
+    log_applied(applied_settings(pipeline))
+    return pipeline
+
+
+def log_applied(applied: Applied) -> None:
+    logger.info("what this run applies\n%s", applied.render())
+
+
+def applied_settings(pipeline: AgenticPipeline | SFTPipeline) -> Applied:
+    """The table of a pipeline that is built: sizes, dtypes, kernels and devices are those of its objects."""
+    rows = _sft_rows(pipeline) if isinstance(pipeline, SFTPipeline) else _agentic_rows(pipeline)
+    return Applied(list(rows), ineffective(pipeline.pipeline_config))
+
+
+def applied_evaluation(config: AgenticConfig, server: InferenceServer, scheduler: RolloutScheduler) -> Applied:
+    """The table of `turnwise eval`."""
+    facts = server.facts()
+    episodes = f"{_at_once(scheduler)}, each of at most {facts.max_length} tokens"
+    rows = [("model", _model(facts.model)), ("server", _server(facts)), *_environments(config, "val")]
+    return Applied([*rows, ("episodes", episodes), ("sampling", sampling(config, "val")), ("profile", _profile(config))])
+
+
+def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
+    config, role = pipeline.pipeline_config, pipeline.actor_train
+    actor = facts_of(role)
+    yield "model", f"{config.actor_train.model_args.model_name_or_path}: {_trained(actor.model)}"
+    yield "actor_train", _strategy(actor)
+    yield "optimiser", actor.optimizer
+    if pipeline.critic:
+        critic = facts_of(pipeline.critic)
+        yield "critic", f"{_trained(critic.model)}, {_strategy(critic)}, alone in the first {config.critic_warmup} steps"
+        yield "its optimiser", critic.optimizer
+    if pipeline.reference:
+        reference = facts_of(pipeline.reference)
+        yield "reference", f"{config.reference.model_args.model_name_or_path}: {_strategy(reference)}"
+    for server in pipeline.actor_infer.servers:
+        yield "actor_infer", _server(server.facts(), actor.model)
+    yield from _environments(config, "train")
+    yield "steps", f"{config.max_steps}, each {_step(pipeline)}"
+    yield "micro-batches", _micro_batches(role.plan)
+    yield from algorithm_rows(config)
+    yield "sampling", sampling(config, "train")
+    scheduler = pipeline.val_rollout_scheduler
+    yield "validation", validation(config) + (f", {_at_once(scheduler)}" if scheduler else "")
+    yield "checkpoints", _checkpoints(pipeline.checkpoints)
+    yield "profile", _profile(config)
+    yield "tracking", tracking(config)
+
+
+def _sft_rows(pipeline: SFTPipeline) -> Iterator[Row]:
+    config, plan = pipeline.pipeline_config, pipeline.sft.plan
+    facts = facts_of(pipeline.sft)
+    yield "model", f"{config.model_args.model_name_or_path}: {_trained(facts.model)}"
+    yield "training", _strategy(facts)
+    yield "optimiser", facts.optimizer
+    tokens = sum(sample.num_trained for sample in pipeline.train_samples)
+    yield "demonstrations", f"{len(pipeline.train_samples)} of at most {plan.max_length} tokens, {tokens:,} tokens trained on"
+    yield "steps", f"{pipeline.num_steps} of {plan.samples_per_step} samples, {config.num_epochs} epochs"
+    yield "micro-batches", _micro_batches(plan)
+    every = f"{len(pipeline.val_samples)} demonstrations every {config.eval_steps} steps and at the end"
+    yield "validation", every if pipeline.val_samples else "never (no val_files)"
+    yield "checkpoints", _checkpoints(pipeline.checkpoints)
+    yield "profile", _profile(config)
+    yield "tracking", tracking(config)
+
+
+def facts_of(role: ModelRole) -> StrategyFacts:
+    """What the role's strategy says of itself."""
+    facts: StrategyFacts = role.workers.call("facts", route="rank0").result()
+    return facts
+
+
+def _model(model: LoadedModel) -> str:
+    return f"{model.architecture}, {model.num_parameters:,} parameters"
+
+
+def _trained(model: LoadedModel) -> str:
+    return f"{_model(model)}, {model.num_trainable:,} trainable"
+
+
+def _strategy(facts: StrategyFacts) -> str:
+    model = facts.model
+    recomputed = ", activations computed twice" if facts.recomputes_activations else ""
+    return f"{model.device}, weights {model.dtype}, computes in {facts.compute_dtype}, attention {model.attention}{recomputed}"
+
+
+def _server(facts: ServerFacts, trained: LoadedModel | None = None) -> str:
+    parts = [facts.engine, facts.model.device, facts.model.dtype]
+    if trained:
+        is_shared = facts.model.address == trained.address
+        parts.append("the trainer's own parameters" if is_shared else "a copy of the parameters")
+    parts.append(f"at most {facts.max_concurrency} requests at once")
+    kept = f"cache of at most {bytes_text(facts.cache_bytes)}" if facts.cache_bytes else "nothing cached between requests"
+    return ", ".join([*parts, kept])
+
+
+def _environments(config: AgenticConfig, split: Split) -> Iterator[Row]:
+    for tag in config.env_manager(split).tags:
+        env = config.custom_envs[tag]
+        limits = f"at most {env.max_steps} actions of {config.max_new_tokens(split, tag)} tokens"
+        yield f"env {tag}", f"{env.env_type} by {env.agent_name}, mode {env.mode}, {limits}"
+
+
+def _step(pipeline: AgenticPipeline) -> str:
+    config, plan = pipeline.pipeline_config, pipeline.actor_train.plan
+    batch, settings = config.rollout_batch_size, pipeline.train_rollout_scheduler.settings
+    num_steps = plan.num_optimizer_steps(batch)
+    groups = f"{batch} trajectories = {batch // settings.group_size} groups × {settings.group_size} siblings"
+    optimizer_steps = f"optimiser steps × samples = {num_steps} × {min(plan.samples_per_step, batch)}"
+    return f"{groups} of {tags_of(config.train_env_manager)}, {_at_once(pipeline.train_rollout_scheduler)}; {optimizer_steps}"
+
+
+def _at_once(scheduler: RolloutScheduler) -> str:
+    return f"{scheduler.settings.max_concurrent_groups * scheduler.settings.group_size} episodes at once"
+
+
+def _micro_batches(plan: BatchPlan) -> str:
+    train, infer = (_limit(plan, tokens) for tokens in (plan.max_tokens_train, plan.max_tokens_infer))
+    return f"{train}; forward passes {infer}; contexts of at most {plan.max_length} tokens"
+
+
+def _limit(plan: BatchPlan, max_tokens: int | None) -> str:
+    return f"up to {plan.max_sequences} samples" if max_tokens is None else f"up to {max_tokens} tokens"
+
+
+def _checkpoints(checkpoints: Checkpoints) -> str:
+    every = f"every {checkpoints.save_steps} steps and at the end" if checkpoints.save_steps else "at the end"
+    kept = f"the newest {checkpoints.max_to_keep} kept" if checkpoints.max_to_keep else "all kept"
+    return f"{every}, {kept}, in {checkpoints.path}"
+
+
+def _profile(config: AgenticConfig | SFTConfig) -> str:
+    is_strict = torch.are_deterministic_algorithms_enabled()
+    profile = "deterministic" if is_strict else "bit-identity isn't promised (deterministic: true asks for it)"
+    return f"{profile}, seed {config.seed}, {torch.get_num_threads()} threads"

@@ -1,0 +1,241 @@
+"""How each setting that is in force shows itself: what to set it to, on top of what, and where to look.
+
+`tests/contracts/test_every_setting.py` runs every line; a setting without one must be refused, or answered with a sentence,
+wherever it is set. Values that start with `$` are paths of the test's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PLACES: dict[str, str] = {
+    "weights": "the trained weights",
+    "credit": "the advantages of the rollouts",
+    "rollouts": "what is played and sampled",
+    "validation": "the validation metrics",
+    "metrics": "the metrics",
+    "files": "the files that are written",
+    "log": "the log",
+    "output": "the terminal",
+    "error": "the error that ends the run, which names it",
+    "calls": "the passes of the model and their micro-batches, not the result",
+    "episodes": "how many episodes are played, and steps of environments taken, at once",
+    "table": "the table at the start, not the result",
+}
+"""Where the effect of a setting can be seen."""
+SAME_RESULT = ("calls", "table")
+"""Places of settings that by design change speed and memory alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A setting in force: set to `value` in a config with the changes of `under`, another thing is seen in `place`."""
+
+    key: str
+    value: Any
+    place: str
+    under: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _roles(roles: str, lines: tuple[Live, ...], **under: Mapping[str, Any]) -> Iterator[Live]:
+    """The lines for several sections, each with the changes that bring that section into force."""
+    for role in roles.split():
+        for line in lines:
+            inner = {f"{role}.{key.removeprefix('.')}" if key.startswith(".") else key: v for key, v in line.under.items()}
+            yield Live(f"{role}.{line.key}", line.value, line.place, {**under.get(role, {}), **inner})
+
+
+_TOYS = "turnwise.testing.toy_envs:"
+_LR = "actor_train.training_args.learning_rate"
+_REFERENCE = {"use_kl_loss": True, "kl_loss_coef": 0.5}
+_PENALTY = {"add_token_level_kl": True, "init_kl_coef": 0.5}
+_LENGTHS = {"sequence_length": None, "prompt_length": 20, "response_length": 16}
+_CLIPS = {"use_pg_clip_range": True, "pg_clip_low": 0.001, "pg_clip_high": 0.002}
+_GAE = {
+    "adv_estimator": "gae",
+    "critic.training_args.learning_rate": 0.01,
+    "critic.training_args.per_device_train_batch_size": 2,
+}
+_SLOW = {
+    "custom_envs.<tag>.env_type": _TOYS + "SlowEnv",
+    "custom_envs.<tag>.env_config": {"delay_s": 0.02},
+    "train_env_manager.max_env_retries": 0,
+    "val_env_manager.max_env_retries": 0,
+}
+_VALIDATED = {"eval_steps": 2}
+_SAMPLED = {"train_env_manager.generating_args.do_sample": True}
+_BLOCKING = {"custom_envs.<tag>.env_config": {"delay_s": 0.005}}
+_RAISING = {"custom_envs.<tag>.env_type": _TOYS + "RaisingEnv", "custom_envs.<tag>.env_config": {}}
+
+RUN = (
+    Live("pretrain", "$other_model", "weights"),
+    Live("exp_name", "other", "files"),
+    Live("seed", 7, "weights"),
+    Live("output_dir", "elsewhere", "files"),
+    Live("logging_dir", "logs", "files"),
+    Live("save_steps", 1, "files"),
+    Live("max_ckpt_to_keep", 1, "files", {"save_steps": 1}),
+    Live("checkpoint_config.output_dir", "saved", "files"),
+    Live("track_with", ["tensorboard"], "files"),
+    Live("tracker_kwargs", {"log_dir": "elsewhere"}, "files", {"track_with": ["tensorboard"]}),
+    Live("logging_steps", 2, "output", {"track_with": ["stdout"]}),
+    Live("max_steps", 1, "metrics"),
+    Live("max_grad_norm", 1e-6, "weights"),
+    Live("deterministic", True, "table"),
+    Live("resume_from_checkpoint", "$checkpoint", "calls", {"max_steps": 3}),
+)
+"""The keys that both kinds of config have."""
+
+_TRAINING = (
+    Live("training_args.learning_rate", 0.002, "metrics"),
+    Live("training_args.weight_decay", 0.5, "weights"),
+    Live("training_args.warmup_steps", 3, "metrics"),
+    Live("training_args.warmup_ratio", 0.5, "metrics"),
+    Live("training_args.lr_scheduler_type", "linear", "metrics"),
+    Live("training_args.adam_beta1", 0.5, "weights"),
+    Live("training_args.adam_beta2", 0.5, "weights"),
+    Live("training_args.per_device_train_batch_size", 1, "metrics"),
+    Live("training_args.gradient_accumulation_steps", 2, "metrics"),
+    Live("model_args.model_name_or_path", "$other_model", "weights"),
+    Live("model_args.dtype", "bf16", "weights"),
+    Live("model_args.attn_implementation", "sdpa", "table"),
+    Live("model_args.disable_gradient_checkpointing", False, "table"),
+)
+"""What a role that is trained is told."""
+
+_ONE_EACH = {".training_args.per_device_train_batch_size": 1, ".training_args.gradient_accumulation_steps": 2}
+_FORWARD = (
+    Live("use_dynamic_batching_in_infer", True, "calls", _ONE_EACH),
+    Live("max_tokens_per_microbatch_in_infer", 40, "calls", {".use_dynamic_batching_in_infer": True}),
+)
+_BATCHING = (
+    *_FORWARD,
+    Live("use_dynamic_batching_in_train", True, "calls", _ONE_EACH),
+    Live("max_tokens_per_microbatch_in_train", 40, "calls", {".use_dynamic_batching_in_train": True}),
+)
+
+_SAMPLING = (
+    Live("generating_args.max_new_tokens", 2, "rollouts"),
+    Live("generating_args.temperature", 0.5, "rollouts"),
+    Live("generating_args.top_p", 0.5, "rollouts"),
+    Live("generating_args.top_k", 3, "rollouts"),
+    Live("generating_args.repetition_penalty", 3.0, "rollouts"),
+    Live("generating_args.stop_strings", ["e"], "rollouts"),
+)
+
+_FAILURES = (
+    Live("max_env_retries", 0, "log", _RAISING),
+    Live("max_failed_fraction", 0.9, "error", _RAISING | {".max_env_retries": 0}),
+    Live("env_step_timeout_s", 0.001, "error", _SLOW),
+    Live("episode_timeout_s", 0.001, "error", _SLOW),
+)
+
+AGENTIC: tuple[Live, ...] = (
+    *RUN,
+    Live("sequence_length", 24, "rollouts"),
+    Live("prompt_length", 14, "rollouts", _LENGTHS),
+    Live("response_length", 10, "rollouts", _LENGTHS),
+    Live("eval_steps", 1, "validation"),
+    Live("rollout_batch_size", 2, "metrics"),
+    Live("val_batch_size", 1, "validation", _VALIDATED),
+    Live("render_save_dir", "pictures", "files", _VALIDATED),
+    *(Live(f"deadlines.{name}", 1e-9, "error") for name in ("request_s", "env_s", "train_s", "weights_s")),
+    Live("parity_max_logprob_diff", 1e-12, "error"),
+    # The algorithm
+    Live("adv_estimator", "gae", "credit"),
+    Live("gamma", 0.5, "credit", _GAE),
+    Live("lambd", 0.5, "credit", _GAE),
+    Live("gae_granularity", "turn", "credit", _GAE),
+    Live("bootstrap_on_truncation", False, "credit", _GAE | {"custom_envs.<tag>.env_type": _TOYS + "CutEnv"}),
+    Live("value_clip", 1e-4, "weights", _GAE),
+    Live("critic_warmup", 1, "weights", _GAE),
+    Live("reward_placement", "final", "credit", _GAE),
+    Live("whiten_rewards", True, "credit", _GAE),
+    Live("reward_pretrain", "$other_model", "credit", _GAE),
+    Live("pg_args", {"clip_low": 0.001}, "weights"),
+    Live("pg_clip", 0.001, "weights"),
+    Live("use_pg_clip_range", True, "weights", {"pg_clip_low": 0.001}),
+    Live("pg_clip_low", 0.1, "weights", _CLIPS),
+    Live("pg_clip_high", 0.1, "weights", _CLIPS),
+    Live("dual_clip_loss", False, "weights", {_LR: 0.1, "ppo_epochs": 3}),
+    Live("ppo_epochs", 2, "weights"),
+    Live("add_token_level_kl", True, "credit", {"init_kl_coef": 0.5, "use_kl_loss": True}),
+    Live("init_kl_coef", 0.1, "credit", _PENALTY),
+    Live("kl_penalty", "k2", "credit", _PENALTY),
+    Live("target_kl", 0.1, "metrics", _PENALTY),
+    Live("kl_horizon", 10.0, "metrics", _PENALTY | {"target_kl": 0.1}),
+    Live("use_kl_loss", True, "weights", {"kl_loss_coef": 0.5}),
+    Live("kl_loss_coef", 0.1, "weights", _REFERENCE),
+    Live("kl_loss_type", "k2", "weights", _REFERENCE),
+    Live("reward_normalization.grouping", "batch", "credit"),
+    Live("reward_normalization.method", "mean", "credit"),
+    Live("reward_normalization.norm_mean_type", "batch", "credit"),
+    Live("reward_normalization.norm_std_type", "batch", "credit"),
+    Live("reward_clip", 0.1, "credit"),
+    Live("whiten_advantages", True, "credit"),
+    Live("advantage_clip", 0.1, "credit"),
+    Live("entropy_loss_coef", 0.5, "weights"),
+    Live("loss_agg_mode", "seq-mean-token-sum", "weights"),
+    Live("use_rollout_log_probs", True, "calls"),
+    # Roles
+    *_roles("actor_train", (*_TRAINING, *_BATCHING)),
+    Live("actor_train.device_mapping", [99], "error"),
+    Live("actor_train.model_update_frequency", 2, "metrics"),
+    *_roles("actor_infer", _SAMPLING),
+    Live("actor_infer.generating_args.do_sample", False, "validation", _VALIDATED | _SAMPLED),
+    Live("actor_infer.model_args.dtype", "bf16", "rollouts"),
+    Live("actor_infer.strategy_args.strategy_name", "hf", "rollouts"),
+    Live("actor_infer.strategy_args.strategy_config", {"kv_cache_bytes": 1}, "error"),
+    *_roles(
+        "reference",
+        (
+            Live("model_args.model_name_or_path", "$other_model", "weights"),
+            Live("model_args.dtype", "bf16", "weights"),
+            Live("model_args.attn_implementation", "sdpa", "table"),
+            Live("training_args.per_device_train_batch_size", 1, "calls"),
+            *_FORWARD,
+        ),
+        reference=_REFERENCE,
+    ),
+    *_roles("critic", (*_TRAINING, *_BATCHING), critic=_GAE),
+    # Environments
+    Live("custom_envs.<tag>.env_type", _TOYS + "BanditEnv", "rollouts"),
+    Live("custom_envs.<tag>.env_config", {"num_turns": 1}, "rollouts"),
+    Live("custom_envs.<tag>.max_steps", 1, "rollouts"),
+    Live("custom_envs.<tag>.max_tokens_per_step", 2, "rollouts"),
+    Live("custom_envs.<tag>.agent_name", "turnwise.testing.toy_agents:OneTurnAgent", "rollouts"),
+    Live("custom_envs.<tag>.agent_system_template", "Be brief.", "rollouts"),
+    Live("custom_envs.<tag>.agent_template", "{observation}!", "rollouts"),
+    Live("custom_envs.<tag>.action_pattern", "(.)", "rollouts"),
+    Live("custom_envs.<tag>.use_thread_lock", True, "episodes", _BLOCKING | {"train_env_manager.max_env_num_per_worker": 2}),
+    *_roles("train_env_manager", (*_SAMPLING, *_FAILURES)),
+    *_roles("val_env_manager", _FAILURES, val_env_manager=_VALIDATED),
+    *(Live(f"val_env_manager.{line.key}", line.value, "validation", _VALIDATED) for line in _SAMPLING),
+    Live("val_env_manager.generating_args.do_sample", False, "validation", _VALIDATED),
+    Live("train_env_manager.group_size", 4, "credit"),
+    Live("val_env_manager.group_size", 2, "validation", _VALIDATED),
+    *_roles(
+        "train_env_manager val_env_manager",
+        (
+            Live("num_env_groups", 1, "episodes"),
+            Live("max_env_num_per_worker", 2, "episodes", _BLOCKING),
+            Live("tags", ["Other"], "metrics"),
+            Live("num_groups_partition", [0, 2], "metrics", {".tags": ["<tag>", "Other"]}),
+        ),
+        val_env_manager=_VALIDATED,
+    ),
+)
+
+SFT: tuple[Live, ...] = (
+    *RUN,
+    Live("sequence_length", 8, "error"),
+    Live("eval_steps", 2, "metrics", {"val_files": "$demonstrations"}),
+    Live("train_files", "$other_demonstrations", "weights"),
+    Live("val_files", "$demonstrations", "metrics"),
+    Live("num_epochs", 2, "weights"),
+    Live("use_dynamic_batching_in_train", False, "calls", {"training_args.gradient_accumulation_steps": 2}),
+    Live("max_tokens_per_microbatch_in_train", 30, "calls"),
+    *_TRAINING,
+)
