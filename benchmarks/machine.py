@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from pathlib import Path
 
 
@@ -24,3 +25,16 @@ def describe_machine() -> dict[str, str | int]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
+
+
+def gemm_gflops(size: int = 2048, runs: int = 20) -> float:
+    """The fastest of `runs` products of square fp32 matrices, in 10⁹ floating-point operations a second."""
+    import torch
+
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    times = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        torch.mm(a, b)
+        times.append(time.perf_counter() - started)
+    return 2 * size**3 / min(times) / 1e9

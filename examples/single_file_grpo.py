@@ -2,12 +2,12 @@
 
     python examples/single_file_grpo.py MODEL_DIR --steps 3
 
-It needs torch, transformers and the environment, and nothing else of turnwise. From the same model and seed it samples the tokens
-of `turnwise train examples/frozen_lake/agentic.yaml`, exactly, and its losses agree to five decimal places
+It needs torch, transformers and the environment, and nothing else of turnwise. From the same model and seed it samples the very
+tokens of `turnwise train examples/frozen_lake/agentic.yaml max_steps=3`, and its losses agree with the library's to 1e-5
 (tests/parity/test_single_file.py). Read it to learn what the library does, or to check that it does nothing else.
 
-It plays one episode after another and trains on one sequence at a time. So there is no padding, no mask between sequences and no
-scheduler to understand, and it is many times slower. That the library gets the same numbers from large batches is the point.
+It plays one episode after another and trains on one sequence at a time. So there is no padding, no mask between sequences and
+no scheduler to understand, and it is several times slower. That large batches give the same numbers is the library's claim.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def uniform(seed: int, index: int) -> float:
 
 
 # Text and tokens: encoding doesn't undo decoding, since the model may spell a word in tokens that no tokenizer would choose.
-# If the history were rendered as text and encoded anew, the model would be trained on tokens that it never sampled. So a context
-# only grows: between a response and the next one, what is missing is encoded and appended; nothing before it is touched.
+# If the history were rendered as text and encoded anew, the model would be trained on tokens that it never sampled. So a
+# context only grows: between a response and the next one what is missing is encoded and appended, and nothing else is touched.
 
 
 class Chat:
@@ -100,34 +100,30 @@ class Chat:
 
     def first(self, system: str, observation: str) -> list[int]:
         """The prompt of the first response."""
-        return self.encode(self.render([message("system", system), message("user", observation)]))
+        return self.encode(self.render(("system", system), ("user", observation)))
 
     def following(self, response: list[int], observation: str) -> list[int]:
         """What stands between a response and the next one: the end of its turn, the observation, the next turn's header.
 
         The template renders a short made-up conversation, whose part behind a marker is exactly that.
         """
-        text = self.render([message("user", "a"), message("assistant", "MARKER"), message("user", observation)])
-        ids = self.encode(text.partition("MARKER")[2])
+        ids = self.encode(self.render(("user", "a"), ("assistant", "MARKER"), ("user", observation)).partition("MARKER")[2])
         # Most responses have sampled the token that ends their turn; one that ran out of its budget hasn't.
         return ids[1:] if response and response[-1] == self.end_of_turn else ids
 
     def action(self, response: list[int]) -> str:
-        """The action in a response, outside of thoughts; "" where there is none, which the environment counts as invalid."""
+        """The action in a response, outside of thoughts; "" where there is none, which the environment takes as invalid."""
         text = self.tokenizer.decode(response, skip_special_tokens=True, clean_up_tokenization_spaces=False).lower()
         text = re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL).rpartition("</think>")[2]
         found = re.search(r"<answer>(.*?)</answer>", text, flags=re.DOTALL)
         return found.group(1).strip() if found and "<think>" not in text else ""
 
-    def render(self, messages: list[dict[str, str]]) -> str:
+    def render(self, *turns: tuple[str, str]) -> str:
+        messages = [{"role": role, "content": content} for role, content in turns]
         return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
-
-
-def message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
 
 
 # Rollouts
@@ -214,7 +210,7 @@ def group_advantages(scores: Tensor) -> Tensor:
 def forward(model: PreTrainedModel, episode: Episode, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs [R] of the sampled tokens, and entropies [R] of the distributions that they were drawn from.
 
-    The temperature is the sampler's: it is that distribution, and no sharper one, that the tokens are evidence of.
+    The temperature is the sampler's, since that distribution is the policy whose actions are judged.
     """
     ids, is_sampled = torch.tensor(episode.ids), torch.tensor(episode.is_sampled)
     # The output at position t − 1 is what predicts token t.
@@ -266,14 +262,11 @@ def learning_rate(num_done: int, settings: Settings) -> float:
 # The loop
 
 
-def train(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: Settings
-) -> Iterator[tuple[list[Episode], dict[str, float]]]:
+def train(model: PreTrainedModel, chat: Chat, settings: Settings) -> Iterator[tuple[list[Episode], dict[str, float]]]:
     """Plays, gives credit, trains; `settings.steps` times. Changes the model in place.
 
     Yields the episodes of each step in the order of their tasks, and its metrics as means over its optimiser steps.
     """
-    chat = Chat(tokenizer, model)
     optimizer = AdamW(model.parameters(), betas=(0.9, settings.adam_beta2), weight_decay=0.0)
     num_done = 0
     for step in range(settings.steps):
@@ -288,7 +281,7 @@ def train(
         for episode, advantage in zip(episodes, group_advantages(scores).flatten().tolist(), strict=True):
             episode.advantage = advantage
 
-        # 3. Log-probs before the update, by the trainer's own forward pass, so that a ratio compares like with like.
+        # 3. Log-probs before the update, by the trainer's own forward pass, so that the ratio compares like with like.
         for episode in episodes:
             with torch.no_grad():
                 episode.old_logprobs, _ = forward(model, episode, settings.temperature)
@@ -313,8 +306,8 @@ def main() -> None:
         parser.add_argument(f"--{setting.name.replace('_', '-')}", type=type(setting.default), default=setting.default)
     options = vars(parser.parse_args())
     model = AutoModelForCausalLM.from_pretrained(options["model_dir"], dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(options.pop("model_dir"))
-    for step, (episodes, metrics) in enumerate(train(model, tokenizer, Settings(**options))):
+    chat = Chat(AutoTokenizer.from_pretrained(options.pop("model_dir")), model)
+    for step, (episodes, metrics) in enumerate(train(model, chat, Settings(**options))):
         num_tokens = sum(sum(episode.is_sampled) for episode in episodes)
         numbers = "  ".join(f"{name} {value:8.5f}" for name, value in metrics.items())
         print(f"step {step:3}  {numbers}  sampled tokens {num_tokens}", flush=True)

@@ -9,9 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from turnwise.cli.main import EXIT_ERROR, main
+from turnwise.cli.main import exit_status, main
 from turnwise.config.compose import find_config
-from turnwise.errors import ConfigError
 
 
 def launch(arguments: list[str] | None = None) -> int:
@@ -20,12 +19,12 @@ def launch(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config_name", required=True, metavar="NAME", help="file name of the config, without .yaml")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the file's")
     options = parser.parse_args(arguments)
-    try:
+
+    def train() -> int:
         path = find_config(options.config_path, options.config_name, Path(__file__).resolve().parent)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_ERROR
-    return main(["train", str(path), *options.overrides])
+        return main(["train", str(path), *options.overrides])
+
+    return exit_status(train)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ KEY=VALUE overrides agentic.yaml, the config of step 4.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.agents.demonstrations import demonstrations, play, write_jsonl
-from turnwise.cli.main import EXIT_ERROR, EXIT_INTERRUPTED
+from turnwise.cli.main import exit_status
 from turnwise.cli.sft_command import fine_tune
 from turnwise.cli.train_command import train
 from turnwise.config import AgenticConfig, SFTConfig, load_config
@@ -28,7 +29,6 @@ from turnwise.data.demonstrations import read_demonstrations
 from turnwise.envs.frozen_lake import FrozenLakeEnv
 from turnwise.envs.frozen_lake_map import best_blind_path
 from turnwise.envs.players import BlindPlayer, ErringPlayer, Player, RandomPlayer, ShortestPathPlayer
-from turnwise.errors import TurnwiseError
 from turnwise.models.make import make_model
 from turnwise.pipelines.build import evaluate_model
 from turnwise.pipelines.build_rollouts import agent_settings, env_factory
@@ -64,7 +64,7 @@ def main() -> None:
     announce("3/4  supervised fine-tuning: imitate the erring player")
     sft_overrides = [f"pretrain={made.folder}", f"train_files=[{demos}]", f"output_dir={out}", f"seed={options.seed}"]
     sft_config, _ = load_config(HERE / "sft.yaml", sft_overrides, SFTConfig)
-    sft_model = fine_tune(sft_config)
+    sft_model = named(fine_tune(sft_config), out / "sft_model")
     after_sft = success(config, sft_model, options.episodes)
 
     announce("4/4  reinforcement learning: win")
@@ -89,6 +89,13 @@ def main() -> None:
     print(f"\nlearning curve  {curve}\nTensorBoard     tensorboard --logdir {places['tensorboard']}")
     print(f"model           {places['model']}")
     print(f"took {(time.perf_counter() - started) / 60:.1f} minutes")
+
+
+def named(model: Path, name: Path) -> Path:
+    """The model folder under a name that stays the same over runs."""
+    name.unlink(missing_ok=True)
+    name.symlink_to(os.path.relpath(model, name.parent))
+    return name
 
 
 def config_of(options: argparse.Namespace, *changes: str) -> AgenticConfig:
@@ -168,11 +175,4 @@ def parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except TurnwiseError as fault:
-        print(f"error: {fault}", file=sys.stderr)
-        sys.exit(EXIT_ERROR)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(exit_status(main))

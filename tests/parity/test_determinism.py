@@ -44,8 +44,9 @@ def test_two_processes_give_the_same_run(profile, lake_config, train, read_run, 
     assert_same(train(lake_config(profile)), read_run(train_elsewhere(lake_config(profile), tmp_path)))
 
 
-def test_on_a_cpu_runs_repeat_themselves_outside_of_the_profile_too(lake_config, train):
-    assert_same(train(lake_config()), train(lake_config()))
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+def test_on_a_cpu_runs_repeat_themselves_outside_of_the_profile_too(estimator, lake_config, train):
+    assert_same(*(train(lake_config(f"adv_estimator={estimator}")) for _ in range(2)))
 
 
 def test_another_seed_gives_another_run(lake_config, train):

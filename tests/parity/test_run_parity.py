@@ -14,28 +14,41 @@ from turnwise.config import AgenticConfig
 from turnwise.envs.parsing import parse_action
 from turnwise.pipelines.build import build_agentic, start_run
 from turnwise.protocols import Algorithm, Env, OpenConversation
-from turnwise.types import FloatArray, Group, Metric, SamplingParams, Task, Trajectory
+from turnwise.tracking.jsonl import read_metrics
+from turnwise.types import FloatArray, Group, Metric, Sample, SamplingParams, Task, Trajectory
 
-TRAIN = "actor_train.training_args"
-MODEL = "actor_train.model_args"
 BASE = (
     "rollout_batch_size=16",
     "train_env_manager.num_env_groups=2",
-    f"{TRAIN}.per_device_train_batch_size=8",
-    "actor_train.use_dynamic_batching_in_train=false",
+    "{role}.training_args.per_device_train_batch_size=8",
+    "{role}.use_dynamic_batching_in_train=false",
 )
 """One packed micro-batch for each optimiser step of 8 samples."""
 LAYOUTS = {
-    "micro-batches of one": (f"{TRAIN}.per_device_train_batch_size=1", f"{TRAIN}.gradient_accumulation_steps=8"),
-    "dynamic micro-batches": (
-        *(f"actor_train.use_dynamic_batching_in_{kind}=true" for kind in ("train", "infer")),
-        *(f"actor_train.max_tokens_per_microbatch_in_{kind}=96" for kind in ("train", "infer")),
+    "micro-batches of one": (
+        "{role}.training_args.per_device_train_batch_size=1",
+        "{role}.training_args.gradient_accumulation_steps=8",
     ),
-    "padded, sdpa": (f"{MODEL}.attn_implementation=sdpa",),
-    "padded, eager": (f"{MODEL}.attn_implementation=eager",),
-    "activations computed twice": (f"{MODEL}.disable_gradient_checkpointing=false",),
+    "dynamic micro-batches": (
+        "{role}.use_dynamic_batching_in_train=true",
+        "{role}.use_dynamic_batching_in_infer=true",
+        "{role}.max_tokens_per_microbatch_in_train=96",
+        "{role}.max_tokens_per_microbatch_in_infer=96",
+    ),
+    "padded": ("{role}.model_args.attn_implementation=sdpa",),
+    "activations computed twice": ("{role}.model_args.disable_gradient_checkpointing=false",),
 }
-LOSSES = ("actor/pg_loss", "actor/total_loss", "actor_train/grad_norm")
+CASES = {
+    "one context": (),
+    "contexts and weights": (f"custom_envs.FrozenLake.agent_name={__name__}:FreshContextAgent",),
+    "a critic": ("adv_estimator=gae", "critic.training_args.learning_rate=1e-3"),
+}
+
+
+def overrides(case: str, layout: Sequence[str] = ()) -> list[str]:
+    """Of one case, with its trained roles in the layout."""
+    roles = ("actor_train", "critic") if case == "a critic" else ("actor_train",)
+    return [*CASES[case], *(line.format(role=role) for line in (*BASE, *layout) for role in roles)]
 
 
 class FreshContextAgent:
@@ -65,35 +78,46 @@ class FreshContextAgent:
 
 
 class Witness:
-    """An algorithm that notes the trainer's log-probs of every batch that it gives credit to."""
+    """An algorithm that notes what the trainer computed for every batch before it was given credit."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
         self.needs, self.loss, self.value_loss = algorithm.needs, algorithm.loss, algorithm.value_loss
         self.running = algorithm.running
-        self.logprobs: list[FloatArray] = []
-        self.weights: set[float] = set()
-        self.most_samples = 0
+        self.trajectories: list[Trajectory] = []
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
-        self.logprobs += [sample.old_logprobs for group in groups for sample in group.samples]
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        self.weights |= {trajectory.weight for trajectory in trajectories}
-        self.most_samples = max(self.most_samples, *(len(trajectory.samples) for trajectory in trajectories))
+        self.trajectories += [trajectory for group in groups for trajectory in group.trajectories]
         return self._algorithm.credit(groups)
 
 
 @dataclass(slots=True)
 class Measured:
-    """The tokens, the trainer's log-probs and the losses of a run."""
+    """The trajectories of a run as it trained on them, and its losses."""
 
-    tokens: list[list[int]]
-    logprobs: FloatArray
+    trajectories: list[Trajectory]
     losses: FloatArray
-    witness: Witness
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [sample for trajectory in self.trajectories for sample in trajectory.samples]
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        return [sample.token_ids.tolist() for sample in self.samples]
+
+    @property
+    def logprobs(self) -> FloatArray:
+        """The trainer's, before each update."""
+        return np.concatenate([sample.old_logprobs for sample in self.samples])
+
+    @property
+    def values(self) -> FloatArray:
+        """The critic's, before each update; nothing without one."""
+        return np.concatenate([np.zeros(0) if sample.values is None else sample.values for sample in self.samples])
 
 
-def measure(config: AgenticConfig, read: Callable[..., Any]) -> Measured:
+def measure(config: AgenticConfig) -> Measured:
     folder = start_run(config)
     pipeline = build_agentic(config, folder)
     pipeline.algorithm = witness = Witness(pipeline.algorithm)
@@ -101,34 +125,35 @@ def measure(config: AgenticConfig, read: Callable[..., Any]) -> Measured:
         pipeline.run()
     finally:
         pipeline.close()
-    run = read(folder.path)
-    tokens = [turn["prompt_ids"] + turn["response_ids"] for row in run.rollouts for turn in row["turns"]]
-    losses = np.array([[row[name] for name in LOSSES] for row in run.metrics])
-    return Measured(tokens, np.concatenate(witness.logprobs), losses, witness)
+    rows = read_metrics(folder.metrics)
+    names = [name for name in rows[0] if name.endswith(("loss", "/grad_norm"))]
+    return Measured(witness.trajectories, np.array([[row[name] for name in names] for row in rows]))
 
 
-@pytest.fixture(scope="module", params=["env_agent", "FreshContextAgent"])
-def agent(request) -> str:
-    name = request.param if request.param == "env_agent" else f"{__name__}:{request.param}"
-    return f"custom_envs.FrozenLake.agent_name={name}"
+@pytest.fixture(scope="module", params=CASES)
+def case(request) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def packed(agent, lake_config, read_run) -> Measured:
-    return measure(lake_config(agent, *BASE), read_run)
+def packed(case, lake_config) -> Measured:
+    return measure(lake_config(*overrides(case)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_run_is_the_same_in_every_layout(layout, agent, packed, lake_config, read_run):
-    other = measure(lake_config(agent, *BASE, *LAYOUTS[layout]), read_run)
+def test_a_run_is_the_same_in_every_layout(layout, case, packed, lake_config):
+    other = measure(lake_config(*overrides(case, LAYOUTS[layout])))
     assert other.tokens == packed.tokens
-    for name in ("logprobs", "losses"):
-        difference = np.abs(getattr(other, name) - getattr(packed, name))
-        assert difference.mean() <= 1e-6 and difference.max() <= 1e-4, name
+    pairs = ((other.logprobs, packed.logprobs), (other.values, packed.values), (other.losses, packed.losses))
+    for got, expected in pairs:
+        difference = np.abs(got - expected)
+        assert len(difference) == 0 or (difference.mean() <= 1e-6 and difference.max() <= 1e-4)
 
 
-def test_the_runs_show_something(agent, packed):
-    """Several optimiser steps on advantages that aren't 0; contexts and weights where the agent makes them."""
+def test_the_runs_show_something(case, packed):
+    """Losses of several steps that aren't 0, and what the case is named for."""
     assert len(packed.losses) == 3 and np.abs(packed.losses).min() > 1e-4
-    if agent.endswith("FreshContextAgent"):
-        assert packed.witness.weights == {0.5, 1.0} and packed.witness.most_samples > 2
+    weights = {trajectory.weight for trajectory in packed.trajectories}
+    most_samples = max(len(trajectory.samples) for trajectory in packed.trajectories)
+    assert (weights == {0.5, 1.0} and most_samples > 2) == (case == "contexts and weights")
+    assert (len(packed.values) > 0) == (case == "a critic")

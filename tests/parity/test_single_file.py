@@ -81,7 +81,7 @@ def test_three_steps_give_the_tokens_and_the_losses_of_the_library(example, lake
     model = AutoModelForCausalLM.from_pretrained(config.pretrain, dtype=torch.float32).eval()
     player = copy.deepcopy(model)
     rollouts, num_sampled = iter(run.rollouts), 0
-    steps = example.train(model, AutoTokenizer.from_pretrained(config.pretrain), settings)
+    steps = example.train(model, example.Chat(AutoTokenizer.from_pretrained(config.pretrain), model), settings)
     for (episodes, metrics), expected in zip(steps, run.metrics, strict=True):
         for episode in episodes:
             assert_same_episode(example, episode, next(rollouts), player)

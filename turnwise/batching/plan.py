@@ -32,8 +32,8 @@ def micro_batches(
 ) -> list[list[int]]:
     """Indices of the sequences in each micro-batch: every index once, ascending in its micro-batch.
 
-    In `order` (longest first, where there is none), each into the first micro-batch that has room. A sequence longer than `max_tokens` gets one of its own,
-    since it can't be cut. Without a limit there is one micro-batch.
+    In `order` (by default longest first), each into the first micro-batch that has room. A sequence longer than `max_tokens`
+    gets one of its own, since it can't be cut. Without a limit there is one micro-batch.
 
     >>> micro_batches([5, 3, 4, 2, 6], max_tokens=10)
     [[2, 4], [0, 1, 3]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -28,14 +29,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A user's own `module:Class` stands in the working directory, which a console script doesn't look in.
     sys.path.insert(0, os.getcwd())
     run: Callable[[argparse.Namespace], int] = import_module(f"turnwise.cli.{options.module}").run
+    return exit_status(lambda: run(options))
+
+
+def exit_status(run: Callable[[], int | None]) -> int:
+    """Runs something and prints the errors that a user can mend as one message, without a traceback."""
     try:
-        return run(options)
+        return run() or 0
     except TurnwiseError as fault:
         print(f"error: {fault}", file=sys.stderr)
-        return EXIT_ERROR
+    except OSError as fault:
+        if fault.errno != errno.ENOSPC:
+            raise
+        print(f"error: {fault}; free some space, then go on with resume_from_checkpoint=true", file=sys.stderr)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    return EXIT_ERROR
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -127,7 +127,7 @@ def _each_sequence(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """One SDPA call a sequence. Gathered, split and concatenated once: the gradient of each part would be as long as the whole."""
+    """One SDPA call a sequence. Gathered, split and joined once, since the gradient of a part is as long as the whole."""
     is_grouped = query.shape[1] != key.shape[1]
     if sequences.tree is not None:
         key, value = (tensor.index_select(2, sequences.tree.paths) for tensor in (key, value))

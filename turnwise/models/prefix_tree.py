@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from turnwise.types import IntArray
+
 _SMALLEST_SHARE = 1 / 16
 """A prefix that is a smaller part of its sequence isn't worth the gathering of keys and values."""
 _LONGEST = 4096
@@ -47,39 +49,38 @@ def merge_prefixes(token_ids: Tensor, lengths: Sequence[int]) -> PrefixTree | No
     >>> tree.branch_lengths, tree.path_lengths, tree.paths.tolist()
     ((3, 2), (3, 4), [0, 1, 2, 0, 1, 3, 4])
     """
-    array = token_ids.cpu().numpy()
+    sequences = [sequence.numpy() for sequence in token_ids.cpu().split(list(lengths))]
     starts = np.cumsum([0, *lengths[:-1]])
-    sequences = [array[start : start + length] for start, length in zip(starts, lengths, strict=True)]
     # In the order of their bytes the longest prefix shared with any earlier sequence is the one shared with the last.
     order = sorted(range(len(sequences)), key=lambda index: sequences[index].tobytes())
-    nodes = np.empty(len(array), np.int64)
-    tokens: list[np.ndarray] = []
-    paths: list[np.ndarray] = []
-    branch_lengths: list[int] = []
+    nodes = np.empty(len(token_ids), np.int64)
+    branches: list[IntArray] = []
+    paths: list[IntArray] = []
     num_nodes = 0
     previous = path = np.empty(0, np.int64)
     for index in order:
         sequence, start = sequences[index], starts[index]
         shared = _num_shared(previous, sequence)
-        path = np.concatenate([path[:shared], np.arange(num_nodes, num_nodes + len(sequence) - shared)])
+        branch = np.arange(start + shared, start + len(sequence))
+        path = np.concatenate([path[:shared], np.arange(num_nodes, num_nodes + len(branch))])
         nodes[start : start + len(sequence)] = path
-        previous = sequence
-        if shared < len(sequence):
-            tokens.append(np.arange(start + shared, start + len(sequence)))
+        if len(branch):
+            branches.append(branch)
             paths.append(path)
-            branch_lengths.append(len(sequence) - shared)
-            num_nodes += len(sequence) - shared
-    if num_nodes == len(array):
+        num_nodes += len(branch)
+        previous = sequence
+    if num_nodes == len(token_ids):
         return None
     return PrefixTree(
-        *(torch.from_numpy(x).to(token_ids.device) for x in (np.concatenate(tokens), nodes)),
-        branch_lengths=tuple(branch_lengths),
+        tokens=torch.from_numpy(np.concatenate(branches)).to(token_ids.device),
+        nodes=torch.from_numpy(nodes).to(token_ids.device),
+        branch_lengths=tuple(map(len, branches)),
         paths=torch.from_numpy(np.concatenate(paths)).to(token_ids.device),
         path_lengths=tuple(map(len, paths)),
     )
 
 
-def _num_shared(previous: np.ndarray, sequence: np.ndarray) -> int:
+def _num_shared(previous: IntArray, sequence: IntArray) -> int:
     length = min(len(previous), len(sequence))
     different = (previous[:length] != sequence[:length]).nonzero()[0]
     shared = int(different[0]) if len(different) else length

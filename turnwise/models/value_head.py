@@ -52,12 +52,13 @@ def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     Raises:
         ModelError: it is no decoder.
     """
-    known = AutoModelForTokenClassification._model_mapping
+    decoders, known = AutoModelForCausalLM._model_mapping, AutoModelForTokenClassification._model_mapping
+    if type(config) not in decoders:
+        raise ModelError(
+            f"a {config.model_type} model is no decoder: its values would know what comes later; take a causal one"
+        )
     if type(config) in known:
         return known[type(config)]
-    decoders = AutoModelForCausalLM._model_mapping
-    if type(config) not in decoders:
-        raise ModelError(f"{config.model_type} is no decoder, so it can't have a value head; take a causal language model")
     decoder = decoders[type(config)]
     base = next(parent for parent in decoder.__mro__[1:] if issubclass(parent, PreTrainedModel))
     name = decoder.__name__.replace("ForCausalLM", "ForTokenClassification")

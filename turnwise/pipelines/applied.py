@@ -60,8 +60,7 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
     if pipeline.reference:
         reference = facts_of(pipeline.reference)
         yield "reference", f"{config.reference.model_args.model_name_or_path}: {_strategy(reference)}"
-    for server in pipeline.actor_infer.servers:
-        yield "actor_infer", _server(server.facts(), actor.model)
+    yield "actor_infer", _server(pipeline.actor_infer.facts(), actor.model)
     yield from _environments(config, "train")
     yield "steps", f"{config.max_steps}, each {_step(pipeline)}"
     yield "micro-batches", _micro_batches(role.plan)

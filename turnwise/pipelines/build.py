@@ -268,7 +268,7 @@ def evaluate_model(
     pictures = build_pictures(config, "eval")
     try:
         scheduler = build_scheduler(config, policy, "val", pictures=pictures)
-        on_start(applied_evaluation(config, policy.servers.servers[0], scheduler))
+        on_start(applied_evaluation(config, policy.servers, scheduler))
         groups = scheduler.get_batch(num_episodes or config.val_batch_size)
     finally:
         policy.close()

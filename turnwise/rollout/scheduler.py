@@ -208,7 +208,9 @@ class _Failures:
 
 
 def _check_same_start(group: Group) -> None:
-    starts = {t.turns[0].observation for t in group.trajectories if t.turns}
+    # Sub-agents of a sibling start where they are called.
+    first_of = {trajectory.sibling: trajectory for trajectory in reversed(group.trajectories)}
+    starts = {t.turns[0].observation for t in first_of.values() if t.turns}
     if len(starts) > 1:
         first, second, *_ = sorted(starts)
         raise EnvironmentFault(

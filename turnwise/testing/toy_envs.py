@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from turnwise.envs.base import Step, TextEnv
 from turnwise.types import Reduction
@@ -116,17 +115,6 @@ class CutEnv(LettersEnv):
         return observation, reward, False, is_over, info
 
 
-class WhereEnv(LettersEnv):
-    """Letters, and whether it is called in the main thread."""
-
-    metric_reductions: ClassVar[Mapping[str, Reduction]] = {"in_main_thread": "mean"}
-
-    def step(self, action: str) -> Step:
-        observation, reward, terminated, truncated, _ = super().step(action)
-        is_main = threading.current_thread() is threading.main_thread()
-        return observation, reward, terminated, truncated, {"metrics": {"in_main_thread": float(is_main)}}
-
-
 class SlowEnv:
     """Asynchronous: every call takes `delay_s`, and the episode `num_turns`."""
 
@@ -152,6 +140,32 @@ class SlowEnv:
 
     def close(self) -> None:
         return None
+
+
+class StuckEnv(LettersEnv):
+    """Letters, but the method `where` never comes back: it blocks, or awaits what doesn't happen, here or in a thread."""
+
+    def __init__(self, where: str = "step", how: Literal["block", "await", "thread"] = "block") -> None:
+        super().__init__()
+        self._where, self._how = where, how
+        if where == "constructor":
+            block_for_ever()
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        return self._hang() if self._where == "reset" else super().reset(seed=seed)
+
+    def step(self, action: str) -> Any:
+        return self._hang() if self._where == "step" else super().step(action)
+
+    def _hang(self) -> Any:
+        if self._how == "block":
+            block_for_ever()
+        return asyncio.to_thread(block_for_ever) if self._how == "thread" else asyncio.Event().wait()
+
+
+def block_for_ever() -> None:
+    while True:
+        time.sleep(0.5)
 
 
 class RaisingEnv(BanditEnv):

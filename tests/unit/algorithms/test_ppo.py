@@ -42,6 +42,14 @@ def make_trajectory(turns, seed=0, **fields):
     return trajectory
 
 
+def make_branched(turns, seed, **fields):
+    """Some turns continue an earlier one than the turn before them, so that contexts interleave."""
+    rng = np.random.default_rng(seed)
+    for index, turn in enumerate(turns[1:], start=1):
+        turn.parent = int(rng.integers(index)) if rng.random() < 0.3 else None
+    return make_trajectory(turns, seed, **fields)
+
+
 def credit(trajectories, controller=None, **settings):
     algorithm = PPO(AlgorithmSettings(adv_estimator="gae", **settings), controller)
     metrics = algorithm.credit([Group(TASK, list(trajectories))])
@@ -62,7 +70,7 @@ turns = st.lists(
 )
 nested = st.lists(
     st.builds(
-        make_trajectory,
+        make_branched,
         turns,
         st.integers(0, 99),
         status=st.just("truncated"),
@@ -199,15 +207,15 @@ def test_truncated_is_not_terminated(fields, goes_on):
 
 
 def test_contexts_are_one_row_in_the_order_of_their_turns():
-    """Two contexts that share turn 0, which the first trains on; turn 2 continues turn 0 in the second."""
-    turns = [make_turn(2, 1), make_turn(1, 2), make_turn(1, 1, 1.0, parent=0)]
+    """Turns 0 and 2 are one context, and turns 0, 1 and 3 another, which only reads turn 0."""
+    turns = [make_turn(2, 1), make_turn(1, 2), make_turn(1, 1, 1.0, parent=0), make_turn(1, 1, parent=1)]
     trajectory = make_trajectory(turns)
     assert len(trajectory.samples) == 2
     tokens = ResponseTokens.of([trajectory])
-    assert tokens.position.tolist() == [2, 4, 5, 10] and tokens.turn.tolist() == [0, 1, 1, 2]
-    assert turn_rewards(tokens).tolist() == [0, 0, 0, 1]
-    parts = tokens.scatter(np.array([1.0, 2, 3, 4]))
-    assert [part.tolist() for part in parts] == [[0, 0, 1, 0, 2, 3], [0, 0, 0, 0, 4]]
+    assert tokens.position.tolist() == [2, 9, 10, 4, 12] and tokens.turn.tolist() == [0, 1, 1, 2, 3]
+    assert turn_rewards(tokens).tolist() == [0, 0, 0, 1, 0]
+    parts = tokens.scatter(np.array([1.0, 2, 3, 4, 5]))
+    assert [part.tolist() for part in parts] == [[0, 0, 1, 0, 4], [0, 0, 0, 0, 2, 3, 0, 5]]
 
 
 def test_a_turn_without_trained_tokens_does_not_lose_its_reward():
@@ -270,7 +278,8 @@ def test_normalised_scores_stand_on_the_last_token():
         pytest.approx([0, 1, 0, 1, 1]),
         pytest.approx([0, -1, 0, -1, -1]),
     ]
-    credit(trajectories, reward_placement="final", gamma=0.5)
+    untrained = make_trajectory([make_turn(1, 1, 9.0, is_greedy=True)])
+    credit([untrained, *trajectories], reward_placement="final", gamma=0.5)
     assert trajectories[0].samples[0].returns.tolist() == pytest.approx([0, 0.75, 0, 1.5, 3.0])
 
 

@@ -33,6 +33,7 @@ def test_no_two_micro_batches_would_fit_into_one(lengths: list[int], max_tokens:
 def test_without_a_limit_all_go_together_and_limits_are_checked() -> None:
     assert micro_batches([3, 1, 2]) == [[0, 1, 2]]
     assert micro_batches([]) == []
+    assert micro_batches([3, 1, 2, 3], max_tokens=5, order=[2, 0, 3, 1]) == [[0, 2], [1, 3]]
     with pytest.raises(ValueError, match="max_tokens=0"):
         micro_batches([1], max_tokens=0)
 

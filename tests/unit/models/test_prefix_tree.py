@@ -76,7 +76,7 @@ def test_merged_prefixes_change_neither_outputs_nor_gradients(settings: dict[str
         torch.testing.assert_close(value, reference, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("media", "num_seen"), [((), "distinct"), ((Media("image", b"", "png"),), "all")])
+@pytest.mark.parametrize(("media", "num_seen"), [((), "distinct"), ((Media("image", np.zeros((1, 1, 3), np.uint8)),), "all")])
 def test_the_model_sees_each_prefix_once_but_never_merges_images(media: tuple[Media, ...], num_seen: str) -> None:
     batch = replace(toy_batches(family())[0].map(torch.as_tensor), media=media)
     tree = merge_prefixes(batch.token_ids, batch.lengths)

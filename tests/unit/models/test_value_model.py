@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from turnwise.errors import ModelError, NotAvailableError
 from turnwise.models.forward import make_forward
@@ -114,5 +114,8 @@ def test_what_is_no_value_model_is_refused(tmp_path: Path) -> None:
     save_model(many, None, tmp_path / "many")
     with pytest.raises(ModelError, match="TokenClassification"):
         load_value_model(tmp_path / "many")
+    AutoConfig.for_model("t5").save_pretrained(tmp_path / "encoder")
+    with pytest.raises(ModelError, match="t5 model is no decoder"):
+        load_value_model(tmp_path / "encoder")
     with pytest.raises(ModelError, match="no such model folder"):
         load_value_model(tmp_path / "none")

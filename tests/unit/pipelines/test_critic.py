@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from turnwise.cluster.local import LocalCluster
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.models.load import save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.build import build_agentic, start_run
+from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.testing.toy_model import toy_samples
 from turnwise.tracking.jsonl import read_metrics
+from turnwise.watchdog import Watchdog
 
 TIMES = ("time/", "system/tps")
 
@@ -143,3 +148,17 @@ def test_an_estimator_of_one_s_own_gets_a_critic_where_it_needs_values(tiny_mode
     config = make_config(tiny_model, tmp_path, max_steps=1, adv_estimator="my_credit:Mine")
     [row] = measured(run(config))
     assert row["critic/backward_steps"] == 4
+
+
+def test_values_before_and_after_tokens_come_from_one_pass_and_go_back_to_their_samples():
+    class Worker:
+        def forward(self, batches, outputs):
+            assert outputs == {"values", "next_values"}
+            return [{"values": batch.token_ids + 0.5, "next_values": batch.token_ids + 100.0} for batch in batches]
+
+    role = ModelRole("critic", LocalCluster().spawn("critic", Worker), BatchPlan(4, 64, 0, max_tokens_infer=60), Watchdog())
+    samples = toy_samples(5)
+    role.compute_values(samples)
+    for sample in samples:
+        np.testing.assert_array_equal(sample.values, sample.token_ids + 0.5)
+        np.testing.assert_array_equal(sample.next_values, sample.token_ids + 100.0)

@@ -62,6 +62,14 @@ def test_every_sample_is_trained_on_once_an_epoch_with_the_denominators_of_its_s
     assert {m.name for m in metrics} == {"actor_train/grad_norm", "actor/lr", "actor/pg_loss", "actor/backward_steps"}
 
 
+def test_samples_that_begin_alike_share_a_micro_batch():
+    plan = BatchPlan(samples_per_step=4, max_length=64, seed=0, max_sequences=2)
+    chosen = samples(4)
+    for sample, first in zip(chosen, (7, 3, 7, 3), strict=True):
+        sample.token_ids[0] = first
+    assert sorted(plan.cut(chosen, None)) == sorted(plan.cut(chosen, 12)) == [[0, 2], [1, 3]]
+
+
 def test_prepare_is_shown_the_whole_optimiser_step_before_its_micro_batches():
     seen = []
     actor = role(prepare=lambda batch: seen.append((len(batch.lengths), len(actor.workers.worker.steps))))

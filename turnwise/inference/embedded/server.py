@@ -151,9 +151,10 @@ class EmbeddedServer:
         self._engine.free_cache()
 
     def facts(self) -> ServerFacts:
+        way = "fused" if fast_path_obstacle(self.model) is None else "the model's own"
         return ServerFacts(
             model=loaded_model(self.model),
-            engine="fused forward pass" if fast_path_obstacle(self.model) is None else "the model's own forward pass",
+            engine=f"embedded, {way} forward pass",
             max_length=self._max_length,
             max_concurrency=self._max_concurrency,
             cache_bytes=self._kv_cache_bytes,

@@ -47,7 +47,9 @@ class Leaf:
 
     def other_value(self, current: Any) -> Any:
         """A valid value that isn't the current one, of those that any key may have; None where there is none."""
-        annotation = Annotated[(self.field.annotation, *self.field.metadata)] if self.field.metadata else self.field.annotation
+        annotation: Any = self.field.annotation
+        if self.field.metadata:
+            annotation = Annotated[(annotation, *self.field.metadata)]
         adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(strict=True))
         for value in (*_literals(self.field.annotation), *_PLAIN):
             try:
@@ -63,12 +65,15 @@ def leaves(section: type[BaseModel], prefix: Path = ()) -> Iterator[Leaf]:
     for name, field in section.model_fields.items():
         inner = next(_models_in(field.annotation), None)
         if inner is None:
-            yield Leaf(
-                (*prefix, name), field, next(c for c in section.__mro__ if name in c.__dict__.get("__annotations__", {}))
-            )
+            yield Leaf((*prefix, name), field, declaring(section, name))
             continue
-        step: Path = {dict: (TAG,), list: (0,)}.get(get_origin(field.annotation) or object, ())
-        yield from leaves(inner, (*prefix, name, *step))
+        inside: dict[Any, Path] = {dict: (TAG,), list: (0,)}
+        yield from leaves(inner, (*prefix, name, *inside.get(get_origin(field.annotation), ())))
+
+
+def declaring(section: type[BaseModel], name: str) -> type[BaseModel]:
+    """The class among a section's ancestors that declares the field."""
+    return next(c for c in section.__mro__ if issubclass(c, BaseModel) and name in inspect.get_annotations(c))
 
 
 def with_value(base: dict[str, Any], path: Path, value: Any) -> dict[str, Any]:
@@ -87,7 +92,7 @@ def value_at(config: BaseModel, path: Path) -> Any:
     for part in path:
         if value is None or value == []:
             return None
-        value = value.__dict__[part] if isinstance(value, BaseModel) else value[part]
+        value = value.__dict__[str(part)] if isinstance(value, BaseModel) else value[part]
     return value
 
 
@@ -113,7 +118,7 @@ def _texts(section: type[BaseModel]) -> dict[str, str]:
     assert isinstance(definition, ast.ClassDef)
     found = {}
     for node, following in pairwise(definition.body):
-        is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_text:
-            found[node.target.id] = " ".join(str(following.value.value).split())
+        match node, following:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
     return found

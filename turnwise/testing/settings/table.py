@@ -40,7 +40,8 @@ class Live:
 
 
 def _roles(roles: str, lines: tuple[Live, ...], **under: Mapping[str, Any]) -> Iterator[Live]:
-    """The lines for several sections, each with the changes that bring that section into force."""
+    """The lines for several sections, each with the changes that bring that section into force. A key of a line's `under`
+    that begins with a dot is the section's own."""
     for role in roles.split():
         for line in lines:
             inner = {f"{role}.{key.removeprefix('.')}" if key.startswith(".") else key: v for key, v in line.under.items()}

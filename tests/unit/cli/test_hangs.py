@@ -1,0 +1,70 @@
+"""Hangs as a user meets them: the process ends by itself, with one screen that says who waited for whom."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+STUCK_ENV = """
+import time
+from turnwise.testing.toy_envs import LettersEnv
+
+class Mine(LettersEnv):
+    def step(self, action):
+        while True:
+            time.sleep(1)
+"""
+SILENT_SERVER = """
+import asyncio
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.testing.toy_envs import LettersEnv as Mine
+
+async def never(*_, **__):
+    await asyncio.Event().wait()
+
+EmbeddedServer.generate = never
+"""
+
+
+@pytest.mark.parametrize(
+    ("parts", "messages"),
+    [
+        (
+            STUCK_ENV,
+            [
+                "4 episodes of this batch failed after their retries",
+                "an episode of Toy waited 0.2 s for Mine.step; raise env_step_timeout_s if that may take longer",
+                "in step: time.sleep(1)",
+            ],
+        ),
+        (
+            SILENT_SERVER,
+            [
+                "waited 0.5 s for inference replica 0 to answer; raise deadlines.request_s if that may take longer",
+                "in never: await asyncio.Event().wait()",
+            ],
+        ),
+    ],
+    ids=["an environment that never returns", "a server that never answers"],
+)
+def test_a_run_that_hangs_ends_with_one_screen(tiny_model, tmp_path, parts, messages):
+    (tmp_path / "my_parts.py").write_text(parts)
+    values = {
+        "pretrain": str(tiny_model),
+        "rollout_batch_size": 4,
+        "sequence_length": 256,
+        "parity_max_logprob_diff": 1.0,
+        "deadlines": {"request_s": 0.5},
+        "train_env_manager": {"num_env_groups": 1, "group_size": 4, "env_step_timeout_s": 0.2, "max_env_retries": 1},
+        "custom_envs": {"Toy": {"env_type": "my_parts:Mine", "max_steps": 2, "max_tokens_per_step": 4}},
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    command = [sys.executable, "-m", "turnwise.cli.main", "train", "mine.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 2, done.stderr
+    _, _, error = done.stderr.partition("error: ")
+    assert all(message in error for message in messages), done.stderr
+    assert "Traceback" not in done.stderr and len(error.splitlines()) < 50, error

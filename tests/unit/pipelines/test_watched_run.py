@@ -1,0 +1,85 @@
+"""A pipeline whose parts hang ends with an error that names them."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.errors import DeadlineError, EnvironmentFault, RolloutError
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.pipelines.build import build_agentic, start_run
+from turnwise.testing.toy_envs import block_for_ever
+from turnwise.training.torch_strategy import TorchStrategy
+
+LETTERS, STUCK = "turnwise.testing.toy_envs:LettersEnv", "turnwise.testing.toy_envs:StuckEnv"
+
+
+def train(tiny_model, tmp_path, env_type=LETTERS, env_config=None, max_in_threads=0, **deadlines):
+    limits = {"env_step_timeout_s": 0.1, "max_env_retries": 0, "max_env_num_per_worker": max_in_threads}
+    values = {
+        "pretrain": str(tiny_model),
+        "output_dir": str(tmp_path),
+        "max_steps": 1,
+        "rollout_batch_size": 4,
+        "sequence_length": 256,
+        "track_with": [],
+        "parity_max_logprob_diff": 1.0,
+        "deadlines": deadlines,
+        "train_env_manager": {"group_size": 2} | limits,
+        "val_env_manager": limits,
+        "custom_envs": {
+            "Toy": {"env_type": env_type, "env_config": env_config or {}, "max_steps": 2, "max_tokens_per_step": 4}
+        },
+    }
+    config, _ = parse_config(values, AgenticConfig)
+    pipeline = build_agentic(config, start_run(config))
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    before = signal.getsignal(signal.SIGUSR2)
+    yield
+    assert signal.getsignal(signal.SIGUSR2) == before
+    assert "watchdog" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize(("how", "max_in_threads"), [("block", 0), ("block", 2), ("await", 0), ("thread", 0)])
+def test_an_environment_that_never_returns(tiny_model, tmp_path, how, max_in_threads):
+    message = "(?s)max_failed_fraction.*an episode of Toy waited 0.1 s for StuckEnv.step; raise env_step_timeout_s"
+    with pytest.raises(RolloutError, match=message) as caught:
+        train(tiny_model, tmp_path, STUCK, {"how": how}, max_in_threads)
+    assert "_hang" in str(caught.value) or "Event().wait()" in str(caught.value) or "block_for_ever" in str(caught.value)
+
+
+def test_an_environment_whose_constructor_never_returns(tiny_model, tmp_path):
+    with pytest.raises(EnvironmentFault, match=r"(?s)waited 0.1 s for the environment's constructor.*block_for_ever"):
+        train(tiny_model, tmp_path, STUCK, {"where": "constructor"})
+
+
+def test_an_engine_that_never_returns(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(EmbeddedServer, "_step", lambda self: block_for_ever())
+    with pytest.raises(DeadlineError, match="the event loop waited 0.3 s for a task that blocks it") as caught:
+        train(tiny_model, tmp_path, env_s=0.3)
+    assert "MainThread in task 'embedded server'" in str(caught.value) and "block_for_ever" in str(caught.value)
+
+
+def test_a_trainer_that_never_returns(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(TorchStrategy, "train_step", lambda *_, **__: block_for_ever())
+    with pytest.raises(DeadlineError, match=r"(?s)waited 0.3 s for actor_train.train_step.*block_for_ever"):
+        train(tiny_model, tmp_path, train_s=0.3)
+
+
+def test_a_weight_update_that_never_returns(tiny_model, tmp_path, monkeypatch):
+    async def resume(*_, **__):
+        block_for_ever()
+
+    monkeypatch.setattr(EmbeddedServer, "resume", resume)
+    with pytest.raises(DeadlineError, match=r"(?s)waited 0.3 s for the weights of version 0 to reach.*block_for_ever"):
+        train(tiny_model, tmp_path, weights_s=0.3)
