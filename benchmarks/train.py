@@ -89,7 +89,9 @@ def main() -> None:
     for number in range(options.rounds):
         for name, run in contenders.items():
             times[name].append(run())
-        print(f"round {number}: " + ", ".join(f"{name} {num_tokens / runs[-1]:,.0f}" for name, runs in times.items()), flush=True)
+        print(
+            f"round {number}: " + ", ".join(f"{name} {num_tokens / runs[-1]:,.0f}" for name, runs in times.items()), flush=True
+        )
 
     result = {
         "tokens_per_s": rates({name: statistics.median(runs) for name, runs in times.items()}, num_tokens),
@@ -131,9 +133,7 @@ def peer(model: PreTrainedModel, samples: Sequence[Sample], sampling: str, micro
 
     def run() -> float:
         accumulation = SAMPLES_PER_STEP // micro_batch
-        return run_trainer(
-            build_trainer(copy.deepcopy(model), samples, sampling, micro_batch, accumulation, LEARNING_RATE)
-        )[0]
+        return run_trainer(build_trainer(copy.deepcopy(model), samples, sampling, micro_batch, accumulation, LEARNING_RATE))[0]
 
     return run
 

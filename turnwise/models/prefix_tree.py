@@ -16,10 +16,9 @@ from torch import Tensor
 
 from turnwise.types import IntArray
 
-_SMALLEST_SHARE = 1 / 16
-"""A prefix that is a smaller part of its sequence isn't worth the gathering of keys and values."""
-_LONGEST = 4096
-"""Branches need a mask of this many positions squared (64 MiB in fp32); longer sequences share nothing."""
+_SHORT, _LONGEST = 512, 4096
+"""Lengths in tokens. A branch needs a mask, and the causal kernel, which has none, skips what lies ahead of a block of keys:
+up to `_SHORT` that is nothing (CPU, torch 2.13). Beyond `_LONGEST` the mask would take more than 64 MiB: nothing is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +83,6 @@ def _num_shared(previous: IntArray, sequence: IntArray) -> int:
     length = min(len(previous), len(sequence))
     different = (previous[:length] != sequence[:length]).nonzero()[0]
     shared = int(different[0]) if len(different) else length
-    return shared if shared >= _SMALLEST_SHARE * len(sequence) and len(sequence) <= _LONGEST else 0
+    # Below these shares gathering keys and values, or a full rectangle of scores, would cost more than is saved.
+    smallest = len(sequence) / (16 if len(sequence) <= _SHORT else 2)
+    return shared if shared >= smallest and len(sequence) <= _LONGEST else 0

@@ -51,10 +51,24 @@ def test_every_distinct_prefix_is_one_node_and_paths_lead_from_the_root(sequence
         start += branch
 
 
-def test_short_common_prefixes_and_long_sequences_stay_apart() -> None:
-    assert merge_prefixes(torch.tensor([1, *range(2, 20), 1, *range(30, 48)]), [19, 19]) is None
-    assert merge_prefixes(torch.ones(2 * 4097, dtype=torch.long), [4097, 4097]) is None
-    assert merge_prefixes(torch.ones(2 * 4096, dtype=torch.long), [4096, 4096]) is not None
+@pytest.mark.parametrize(
+    ("length", "num_shared", "is_merged"),
+    [
+        (32, 1, False),
+        (32, 2, True),
+        (512, 32, True),
+        (513, 256, False),
+        (513, 257, True),
+        (4096, 4096, True),
+        (4097, 4097, False),
+    ],
+)
+def test_prefixes_are_merged_only_where_that_saves_time_and_memory(length: int, num_shared: int, is_merged: bool) -> None:
+    sequences = torch.arange(2 * length).view(2, length)
+    sequences[1, :num_shared] = sequences[0, :num_shared]
+    tree = merge_prefixes(sequences.flatten(), [length, length])
+    assert (tree is not None) == is_merged
+    assert tree is None or len(tree.tokens) == 2 * length - num_shared
 
 
 @pytest.mark.parametrize(
