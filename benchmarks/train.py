@@ -89,9 +89,7 @@ def main() -> None:
     for number in range(options.rounds):
         for name, run in contenders.items():
             times[name].append(run())
-        print(
-            f"round {number}: " + ", ".join(f"{name} {num_tokens / runs[-1]:,.0f}" for name, runs in times.items()), flush=True
-        )
+        print(f"round {number}:", rates({name: runs[-1] for name, runs in times.items()}, num_tokens), flush=True)
 
     result = {
         "tokens_per_s": rates({name: statistics.median(runs) for name, runs in times.items()}, num_tokens),
@@ -166,7 +164,7 @@ def efficiency(
     """Floating-point operations that the task needs, and the share of the machine's GEMM rate that each contender reaches.
 
     Forward and backward: 6 for each parameter that multiplies a token, the head's on trained tokens only, and 12·heads·head_dim
-    a layer for each pair of a query and a key that it sees. Padding, its logits and masked pairs are no use, so they don't count.
+    a layer for each pair of a query and a key that it sees. Padding, its logits and masked pairs are no use and don't count.
     With shared prefixes, only distinct tokens count: the share says how busy the machine was, not how much was saved.
     """
     gemm = gemm_gflops()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import linecache
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ class Place(NamedTuple):
 Stack = tuple[Place, ...]
 """Outermost call first."""
 
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _EVENT_LOOP = str(Path(asyncio.__file__).parent)
 """Its own calls say nothing of who waits for whom."""
 
@@ -47,11 +49,17 @@ def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Threa
         names[threading.main_thread()] += f" in task {running.get_name()!r}"
     tasks = [] if loop is None else [task for task in asyncio.all_tasks(loop) if task is not running]
     tasks.sort(key=lambda task: task.get_name())
+    stacks = {thread: _of_thread(frames[thread.ident or 0]) for thread in threads}
     lines = [
-        *_groups("thread", ((names[thread], _of_thread(frames[thread.ident or 0])) for thread in threads)),
+        *_groups("thread", ((names[thread], stack) for thread, stack in stacks.items() if not _is_of_libraries(stack))),
         *_groups("task", ((task.get_name(), _of_task(task)) for task in tasks)),
     ]
     return "\n".join(f"  {line}" for line in lines)
+
+
+def _is_of_libraries(stack: Stack) -> bool:
+    """Whether none of its calls is of turnwise or of a user: a writer or monitor that waits for something to do."""
+    return all(place.file.startswith(_LIBRARIES) for place in stack)
 
 
 def _of_thread(frame: FrameType | None) -> Stack:

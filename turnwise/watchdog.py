@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -29,6 +30,10 @@ _LONGEST_S = 1e6
 """That faulthandler can be armed for."""
 _STDERR = 2
 _SIGNAL = signal.Signals.__members__.get("SIGUSR2")
+
+
+_awaiting: ContextVar[Wait | None] = ContextVar("_awaiting", default=None)
+"""The wait that a task is inside of, and with it the tasks that it starts."""
 
 
 class Interrupt(asyncio.CancelledError):
@@ -88,7 +93,9 @@ class Wait:
         assert task is not None
         self._task = task
         self._num_cancels = task.cancelling()
-        self.outer = self._watchdog.of_task.get(task)
+        self.outer = _awaiting.get()
+        self._token = _awaiting.set(self)
+        self._before = self._watchdog.of_task.get(task)
         self._watchdog.of_task[task] = self
         if self.timeout_s is not None:
             self.renew()
@@ -97,10 +104,13 @@ class Wait:
     async def __aexit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.outer is None:
+        _awaiting.reset(self._token)
+        if self._before is None:
             del self._watchdog.of_task[self._task]
         else:
-            self._watchdog.of_task[self._task] = self.outer
+            self._watchdog.of_task[self._task] = self._before
+        # Tasks that were started inside may go on without it.
+        self.deadline = float("inf")
         if self._timer is not None:
             self._timer.cancel()
         num_cancels = self._task.uncancel() if self._has_cancelled else self._task.cancelling()
@@ -222,7 +232,7 @@ class Watchdog:
         index = waits.index(self.turn)
         task = asyncio.current_task(self.loop)
         inside = waits[:index] + (list(_chain(self.of_task.get(task))) if task else [])
-        is_limited = any(wait.timeout_s is not None for wait in inside)
+        is_limited = any(wait.deadline < float("inf") for wait in inside)
         return inside + (waits[index + 1 :] if is_limited else waits[index:])
 
     def _watch(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,7 +71,7 @@ class EnvSession:
     def name(self) -> str:
         return f"{self.tag} ({self._class})"
 
-    async def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
+    async def reset(self, seed: int) -> tuple[Observation, Mapping[str, Any]]:
         """The first observation, and info.
 
         Raises:

@@ -30,7 +30,7 @@ class FixedKLController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self.coef = state["coef"]
+        """β is the setting's, also where it was another one before."""
 
 
 class AdaptiveKLController:

@@ -23,6 +23,8 @@ def fine_tune(config: SFTConfig, is_quiet: bool = False) -> Path:
     """Runs the pipeline of a config; returns the folder of the model."""
     from turnwise.pipelines.build import build_sft, start_run
     from turnwise.pipelines.session import run_to_end
+    from turnwise.report.curve import learning_curve
+    from turnwise.tracking.jsonl import read_metrics
 
     folder = start_run(config)
     if not is_quiet:
@@ -31,4 +33,6 @@ def fine_tune(config: SFTConfig, is_quiet: bool = False) -> Path:
     model = pipeline.checkpoints.newest
     assert model is not None, "a run that ends well saves after its last step"
     print(f"model: {model}")
+    learning_curve(read_metrics(folder.metrics), folder.curve, config.exp_name)
+    print(f"learning curve: {folder.curve}")
     return model

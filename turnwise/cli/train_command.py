@@ -31,11 +31,11 @@ def train(config: AgenticConfig, is_quiet: bool = False) -> dict[str, str]:
     if not is_quiet:
         print(f"run folder: {folder.path}", flush=True)
     pipeline = run_to_end(folder, lambda: shown(build_agentic(config, folder, is_quiet), is_quiet))
-    learning_curve(read_metrics(folder.metrics), folder.curve, config.exp_name)
     places = {"run": str(folder.path), "curve": str(folder.curve), "tensorboard": str(folder.tensorboard)}
     model = pipeline.checkpoints.newest
     if model is not None:
         places["model"] = str(model)
         print(f"model: {model}")
+    learning_curve(read_metrics(folder.metrics), folder.curve, config.exp_name)
     print(f"learning curve: {folder.curve}")
     return places

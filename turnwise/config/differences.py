@@ -9,8 +9,16 @@ _REFUSED = {
     "seed": "tasks, tokens and the order of training follow from it",
     "train_env_manager.tags": "the position in the sequence of tasks would mean other tasks",
     "train_files": "the position in the demonstrations would mean other rows",
+    "training_args.per_device_train_batch_size": "the position in the demonstrations would mean other rows",
+    "training_args.gradient_accumulation_steps": "the position in the demonstrations would mean other rows",
 }
-"""Settings that must stay, and why."""
+"""Settings that must stay, and why. The last ones are of supervised fine-tuning, where they stand under no role."""
+_WITHOUT_EFFECT = {
+    "pretrain": "the weights are the checkpoint's",
+    "actor_train.model_args.model_name_or_path": "the weights are the checkpoint's",
+    "critic.model_args.model_name_or_path": "the weights are the checkpoint's",
+}
+"""Settings of the start that the checkpoint has taken over."""
 _EXPECTED = ("resume_from_checkpoint", "exp_name", "output_dir")
 """Settings that say where a run is, not what it does."""
 
@@ -23,12 +31,13 @@ class Difference(NamedTuple):
     now: Any
 
     @property
-    def reason(self) -> str:
-        """Why the run can't go on with it, empty where it can."""
-        return _REFUSED.get(self.key, "")
+    def is_refused(self) -> bool:
+        """Whether the run can't go on with it."""
+        return self.key in _REFUSED
 
     def __str__(self) -> str:
-        return f"{self.key}: {_show(self.saved)} → {_show(self.now)}" + (f" ({self.reason})" if self.reason else "")
+        reason = _REFUSED.get(self.key) or _WITHOUT_EFFECT.get(self.key)
+        return f"{self.key}: {_show(self.saved)} → {_show(self.now)}" + (f" ({reason})" if reason else "")
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:

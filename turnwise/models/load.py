@@ -195,6 +195,7 @@ def written_whole(folder: Path) -> Iterator[Path]:
         yield partial
         _flush_to_disk(partial)
         replace_folder(partial, folder)
+        _flush(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -222,11 +223,15 @@ def remove_folder(folder: Path) -> None:
 def _flush_to_disk(folder: Path) -> None:
     """Renaming may reach the disk before the contents do; after a power cut the name would stand for empty files."""
     for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _flush(path)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _attention(name: str) -> str | None:

@@ -60,13 +60,11 @@ class AgenticPipeline:
     folder: RunFolder
     checkpoints: Checkpoints
     interrupts: Interrupts
-    num_done: int = 0
-    """Steps that are whole: weights, optimiser and position in the tasks are those after it."""
 
     def run(self) -> None:
         """Plays, gives credit, trains; until `max_steps` steps are done."""
         config, log = self.pipeline_config, self.log
-        for step in range(self.num_done, config.max_steps):
+        for step in range(self.checkpoints.num_done, config.max_steps):
             if step % config.actor_train.model_update_frequency == 0:
                 self.model_update(step)
             if config.eval_steps and step % config.eval_steps == 0:
@@ -84,11 +82,11 @@ class AgenticPipeline:
                     self.actor_train.set_old_log_probs(samples, step, config.use_rollout_log_probs, self.algorithm.needs)
                     if self.critic:
                         self.critic.compute_values(samples)
-                self.interrupts.hold()
+                self.interrupts.hold("finishing this step")
                 with log.phase("adv"):
                     log.add(self.algorithm.credit(groups))
 
-                with log.phase("train"):
+                with log.phase("train"), self.checkpoints.updating(step):
                     if self.critic and self.algorithm.value_loss:
                         log.add(self.critic.train_step(samples, self.algorithm.value_loss, step))
                     if not self.critic or step >= config.critic_warmup:
@@ -101,8 +99,7 @@ class AgenticPipeline:
             if step % config.logging_steps == 0:
                 log.show(log_samples(step, groups, self.tokenizer.decode))
             log.end_step(step)
-            self.num_done = step + 1
-            if self.checkpoints.is_due(self.num_done):
+            if self.checkpoints.is_due:
                 self.do_checkpoint()
             self.interrupts.release()
         self.finish()
@@ -124,13 +121,13 @@ class AgenticPipeline:
             return
         with self.log.phase("val"):
             groups = self.val_rollout_scheduler.get_batch(self.pipeline_config.val_batch_size)
-            self.pictures.write(f"step-{self.num_done}", groups)
+            self.pictures.write(f"step-{self.checkpoints.num_done}", groups)
         self.log.add(validation_metrics(groups))
 
     def do_checkpoint(self) -> Path:
-        """A model folder with the states of optimiser and loop after `num_done` steps."""
+        """A model folder with the states of optimiser and loop after the steps that are whole."""
         with self.log.phase("checkpoint"):
-            return self.checkpoints.save(self.num_done)
+            return self.checkpoints.save()
 
     def finish(self) -> None:
         """Validates the final policy."""
@@ -144,5 +141,5 @@ class AgenticPipeline:
         with ExitStack() as rest:
             for close in (self.folder.close, self.interrupts.restore, self.event_loop.close, self.journal.close):
                 rest.callback(close)
-            self.log.close()
-            self.event_loop.run(self.actor_infer.close())
+            rest.callback(lambda: self.event_loop.run(self.actor_infer.close()))
+            rest.callback(self.log.close)

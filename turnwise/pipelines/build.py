@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from turnwise.models.value_head import load_value_model
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.applied import applied_evaluation, log_applied, logged
 from turnwise.pipelines.build_rollouts import build_pictures, build_policy, build_scheduler, check_rollouts, choose_device
-from turnwise.pipelines.checkpoints import Checkpoints, Contents, GlobalRandomState
+from turnwise.pipelines.checkpoints import Checkpoints, Contents, Fingerprint, GlobalRandomState
 from turnwise.pipelines.evaluate import Evaluation, evaluate
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.parity import build_parity_gate
@@ -116,8 +117,8 @@ def build_agentic(config: AgenticConfig, folder: RunFolder, is_quiet: bool = Fal
         folder=folder,
         checkpoints=checkpoints,
         interrupts=Interrupts(),
-        num_done=checkpoints.restore(folder.resumed_from) if folder.resumed_from else 0,
     )
+    _begin(config, folder, checkpoints)
     return logged(pipeline)
 
 
@@ -223,20 +224,29 @@ def build_trackers(
 def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_steps: int, contents: Contents) -> Checkpoints:
     """Where and when the checkpoints of a run are saved, and what they hold."""
     path = checkpoints_folder(config, folder.path)
-    return Checkpoints(path, config.save_steps, config.max_ckpt_to_keep, num_steps, contents)
+    return Checkpoints(path, config.save_steps, config.max_ckpt_to_keep, num_steps, contents, dump_yaml(config))
+
+
+def _begin(config: AgenticConfig | SFTConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:
+    """The last of a start: everything is built, so the run's files may be changed."""
+    if folder.resumed_from is not None:
+        checkpoints.restore(folder.resumed_from)
+    folder.begin(dump_yaml(config))
 
 
 def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
-    """Makes the run's folder, or opens it again, and writes down what runs, where, with which versions and settings.
+    """Makes the run's folder, or opens it again, with its log.
 
     Raises:
         CheckpointError: `resume_from_checkpoint` asks for what isn't there or can't be continued.
     """
     folder, notes = open_run(config)
-    folder.describe(dump_yaml(config))
-    folder.open_log(Path(config.logging_dir) if config.logging_dir else None)
-    for note in notes:
-        logger.warning(note)
+    with ExitStack() as on_error:
+        on_error.callback(folder.discard)
+        folder.open_log(Path(config.logging_dir) if config.logging_dir else None)
+        for note in notes:
+            logger.warning(note)
+        on_error.pop_all()
     return folder
 
 
@@ -307,7 +317,9 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
         max_tokens_infer=max_tokens,
     )
     sft = ModelRole("sft", LocalCluster().spawn("sft", lambda: strategy), plan, Watchdog())
-    contents = Contents(sft.workers, tokenizer, parts={"random": GlobalRandomState()})
+    contents = Contents(
+        sft.workers, tokenizer, parts={"random": GlobalRandomState(), "demonstrations": Fingerprint(train_samples)}
+    )
     checkpoints = build_checkpoints(config, folder, total_steps, contents)
     pipeline = SFTPipeline(
         pipeline_config=config,
@@ -320,8 +332,8 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
         folder=folder,
         checkpoints=checkpoints,
         interrupts=Interrupts(),
-        num_done=checkpoints.restore(folder.resumed_from) if folder.resumed_from else 0,
     )
+    _begin(config, folder, checkpoints)
     return logged(pipeline)
 
 

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from turnwise.errors import CheckpointError
 from turnwise.models.load import load_tokenizer, remove_folder, written_whole
 from turnwise.protocols import Stateful, Workers
+from turnwise.types import Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "run.yaml"
+"""The resolved config that it was saved under."""
 STATE_FILE = "pipeline.json"
 MANIFEST_FILE = "manifest.json"
 
 
 class GlobalRandomState:
-    """The generators of `random` and `numpy.random`, which a user's own code may draw from; torch's are the strategy's."""
+    """The generators of `random`, `numpy.random` and torch (on the CPU), which a user's own code may draw from."""
 
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = random.getstate()
@@ -33,6 +42,7 @@ class GlobalRandomState:
         return {
             "python": [version, list(words), gauss],
             "numpy": [name, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
+            "torch": torch.get_rng_state().numpy().tobytes().hex(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -40,6 +50,30 @@ class GlobalRandomState:
         random.setstate((version, tuple(words), gauss))
         name, keys, *rest = state["numpy"]
         np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
+
+
+class Fingerprint:
+    """What training samples are, so that a run goes on with the same ones only."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        digest = hashlib.sha256()
+        for sample in samples:
+            digest.update(sample.token_ids.tobytes() + b"/")
+        self._value = digest.hexdigest()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sha256": self._value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises:
+        CheckpointError: they are other ones.
+        """
+        if state["sha256"] != self._value:
+            raise CheckpointError(
+                "the rows of train_files are other ones than when the checkpoint was saved, so its position means nothing; "
+                "bring them back, or start a new run from the weights with pretrain"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,75 +87,112 @@ class Contents:
     parts: Mapping[str, Stateful] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
 class Checkpoints:
     """`checkpoint-N` folders under one path, N steps done, of which the newest `max_to_keep` stay (0 = all).
 
     Saved every `save_steps` steps (0 = never) and after the last one. A folder appears whole or not at all, and older ones go
     only after that, so that a kill at any instant leaves the last good one.
+
+    The numbers of `contents.parts` are those of the moment when a step became whole, so that it may be saved at any later one,
+    while the next step's tasks are being played.
     """
 
-    path: Path
-    save_steps: int
-    max_to_keep: int
-    num_steps: int
-    contents: Contents
+    def __init__(
+        self, path: Path, save_steps: int, max_to_keep: int, num_steps: int, contents: Contents, config_yaml: str = ""
+    ) -> None:
+        self.path = path
+        self.num_steps = num_steps
+        self.num_done = 0
+        """Steps that are whole."""
+        self.is_torn = False
+        """Whether weights are half changed."""
+        self.save_steps = save_steps
+        self.max_to_keep = max_to_keep
+        self._contents = contents
+        self._config_yaml = config_yaml
+        self._num_saved: int | None = None
+        """Of the checkpoint that this run has saved, or goes on from."""
+        self._remember()
 
-    def is_due(self, num_done: int) -> bool:
-        """Whether to save after `num_done` steps."""
-        return num_done == self.num_steps or (self.save_steps > 0 and num_done % self.save_steps == 0)
+    @contextmanager
+    def updating(self, step: int) -> Iterator[None]:
+        """Around the change of weights in `step`: when it is left without an error the step is whole."""
+        self.is_torn = True
+        yield
+        self.is_torn = False
+        self.num_done = step + 1
+        self._remember()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to save now."""
+        return self.num_done == self.num_steps or (self.save_steps > 0 and self.num_done % self.save_steps == 0)
 
     @property
     def newest(self) -> Path | None:
         """The newest checkpoint that is there."""
         return next(reversed(all_checkpoints(self.path)), None)
 
-    def save(self, num_done: int) -> Path:
-        """Writes the checkpoint of `num_done` steps, unless it is there already, and prunes older ones.
+    def save(self) -> Path:
+        """Writes the checkpoint of the whole steps, unless this run has done so already, and prunes older ones.
 
         Raises:
             CheckpointError: it can't be written (a full disk); the older ones stay.
         """
-        folder = self.path / f"checkpoint-{num_done}"
-        if folder.exists():
+        folder = self.path / f"checkpoint-{self.num_done}"
+        if self._num_saved == self.num_done:
             return folder
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if folder.exists():
+                set_aside(folder)
             with written_whole(folder) as partial:
-                self._write(partial, num_done)
+                self._write(partial)
         except OSError as fault:
             raise CheckpointError(self._describe_failure(folder, fault)) from fault
-        for old in all_checkpoints(self.path)[: -self.max_to_keep] if self.max_to_keep else ():
-            remove_folder(old)
+        self._num_saved = self.num_done
+        self._prune()
         return folder
 
-    def _write(self, folder: Path, num_done: int) -> None:
-        self.contents.model.call("save", folder).result()
-        for name, workers in self.contents.others.items():
+    def _write(self, folder: Path) -> None:
+        contents = self._contents
+        contents.model.call("save", folder).result()
+        for name, workers in contents.others.items():
             workers.call("save", folder / name).result()
-        self.contents.tokenizer.save_pretrained(folder)
-        state = {"step": num_done, **{name: part.state_dict() for name, part in self.contents.parts.items()}}
-        (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+        contents.tokenizer.save_pretrained(folder)
+        (folder / CONFIG_FILE).write_text(self._config_yaml, encoding="utf-8")
+        (folder / STATE_FILE).write_text(json.dumps({"step": self.num_done, **self._state}) + "\n", encoding="utf-8")
         _write_manifest(folder)
+
+    def _prune(self) -> None:
+        older = [folder for folder in all_checkpoints(self.path) if _number(folder) <= self.num_done]
+        for old in older[: -self.max_to_keep] if self.max_to_keep else ():
+            try:
+                remove_folder(old)
+            except OSError as fault:
+                logger.warning("%s can't be removed: %s", old, fault)
+
+    def _remember(self) -> None:
+        self._state = {name: part.state_dict() for name, part in self._contents.parts.items()}
 
     def _describe_failure(self, folder: Path, fault: OSError) -> str:
         last = f"the last good one is {self.newest}" if self.newest else "none has been saved before"
-        free = shutil.disk_usage(self.path if self.path.is_dir() else self.path.parent).free
+        place = next(place for place in (self.path, *self.path.parents) if place.is_dir())
         return (
-            f"{folder} can't be written: {fault}. {free / 2**20:.0f} MiB are free there now; {last}. Free some space, or point "
-            "checkpoint_config.output_dir elsewhere or lower max_ckpt_to_keep, then go on with resume_from_checkpoint=true"
+            f"{folder} can't be written: {fault}. {shutil.disk_usage(place).free / 2**20:.0f} MiB are free there now; {last}. "
+            "Free some space, or point checkpoint_config.output_dir elsewhere or lower max_ckpt_to_keep, then go on with "
+            "resume_from_checkpoint=true"
         )
 
-    def restore(self, folder: Path) -> int:
-        """Brings everything to where `save` found it, and returns the number of steps that are done.
+    def restore(self, folder: Path) -> None:
+        """Brings everything to where `save` found it. The folder's files were verified when it was chosen.
 
         Raises:
-            CheckpointError: the folder isn't whole, or holds another run's parts (no critic, another tokenizer).
+            CheckpointError: it holds another run's parts (no critic, another tokenizer), or more steps than this run has.
             ModelError: its model is of another architecture.
         """
-        verify(folder)
-        contents = self.contents
-        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        contents = self._contents
+        state = read_state(folder)
         missing = [name for name in contents.others if not (folder / name).is_dir()]
         missing += [name for name in contents.parts if name not in state]
         if missing:
@@ -129,37 +200,43 @@ class Checkpoints:
                 f"{folder} holds no {' and no '.join(missing)}, which this config needs: it was saved under another one. "
                 "Set adv_estimator and what belongs to it as they were, or start a new run from the weights with pretrain"
             )
+        if state["step"] > self.num_steps:
+            raise CheckpointError(
+                f"{folder} has {state['step']} steps done, and this run has only {self.num_steps}: raise max_steps, or start a "
+                "new run"
+            )
         _require_same_tokenizer(folder, contents.tokenizer)
         contents.model.call("load", folder).result()
         for name, workers in contents.others.items():
             workers.call("load", folder / name).result()
         for name, part in contents.parts.items():
             part.load_state_dict(state[name])
-        return int(state["step"])
+        self.num_done = state["step"]
+        self._num_saved = self.num_done if folder.parent.resolve() == self.path.resolve() else None
+        self._remember()
 
 
 def all_checkpoints(path: Path) -> list[Path]:
     """The checkpoints that are there, the oldest first."""
-    numbered = [f for f in path.glob("checkpoint-*") if f.name.removeprefix("checkpoint-").isdigit()]
-    return sorted(numbered, key=num_steps_of)
+    return sorted((f for f in path.glob("checkpoint-*") if f.name.removeprefix("checkpoint-").isdigit()), key=_number)
 
 
-def newest_whole(path: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint whose files are as they were written, and what is wrong with the newer ones."""
-    faults = []
-    for folder in reversed(all_checkpoints(path)):
-        try:
-            verify(folder)
-        except CheckpointError as fault:
-            faults.append(f"{fault}; going back to the one before")
-        else:
-            return folder, faults
-    return None, faults
-
-
-def num_steps_of(folder: Path) -> int:
-    """N of `checkpoint-N`."""
+def _number(folder: Path) -> int:
     return int(folder.name.removeprefix("checkpoint-"))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What pipeline.json says: `step`, the number of steps done, and the state of every part.
+
+    Raises:
+        CheckpointError: it isn't there or can't be read.
+    """
+    try:
+        state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        state["step"] = int(state["step"])
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise CheckpointError(f"{folder} is no whole checkpoint: {STATE_FILE} can't be read ({fault})") from fault
+    return state
 
 
 def verify(folder: Path) -> None:
@@ -170,17 +247,28 @@ def verify(folder: Path) -> None:
     """
     try:
         noted = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as fault:
+        sizes = {name: (int(facts["bytes"]), str(facts["sha256"])) for name, facts in noted.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
         raise CheckpointError(f"{folder} is no whole checkpoint: {MANIFEST_FILE} can't be read ({fault})") from fault
-    for name, facts in noted.items():
+    for name in {STATE_FILE, CONFIG_FILE, *sizes}:
         file = folder / name
-        if not file.is_file():
+        if name not in sizes or not file.is_file():
             raise CheckpointError(f"{folder} is no whole checkpoint: {name} is missing")
-        if file.stat().st_size != facts["bytes"] or _sha256(file) != facts["sha256"]:
-            size = file.stat().st_size
+        size, digest = sizes[name]
+        try:
+            is_same = file.stat().st_size == size and _sha256(file) == digest
+        except OSError as fault:
+            raise CheckpointError(f"{folder}: {name} can't be read ({fault})") from fault
+        if not is_same:
             raise CheckpointError(
-                f"{folder} is corrupted: {name} isn't as it was written (it has {size} bytes, had {facts['bytes']})"
+                f"{folder} is corrupted: {name} isn't as it was written (it has {file.stat().st_size} bytes, had {size})"
             )
+
+
+def set_aside(folder: Path) -> Path:
+    """Renames a folder that stands in the way, and stays for its owner to look at; to `NAME.aside-1`, `-2`, …"""
+    number = next(n for n in count(1) if not folder.with_name(f"{folder.name}.aside-{n}").exists())
+    return folder.rename(folder.with_name(f"{folder.name}.aside-{number}"))
 
 
 def remove_leftovers(path: Path) -> None:

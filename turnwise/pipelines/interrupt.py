@@ -5,37 +5,40 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+_LIKE_CTRL_C = ("SIGTERM", "SIGHUP")
+"""How clusters end a job, and what a closed terminal sends."""
+
 
 class Interrupts:
-    """Holds Ctrl-C back while a step changes weights, and lets it through everywhere else.
+    """Holds Ctrl-C back while a step is trained and saved, and lets it through everywhere else.
 
-    Between `hold` and `release` the first Ctrl-C is remembered and raised by `release`, when the step is whole; a second one
-    is raised at once and leaves `is_held` True: weights may be half changed. Outside it comes as Python's KeyboardInterrupt,
-    which asyncio turns into an orderly end of the episodes in flight. Off the main thread, where Python delivers no signals,
-    both do nothing but keep `is_held`.
+    Between `hold` and `release` the first Ctrl-C is remembered, and raised by `release`; a second one is raised at once.
+    Outside it comes as Python's KeyboardInterrupt, which asyncio turns into an orderly end of the episodes in flight. Off the
+    main thread, where Python delivers no signals, both do nothing.
     """
 
     def __init__(self) -> None:
-        self.is_held = False
         self._is_pressed = False
         self._previous: Any = None
+        self._doing = ""
 
-    def hold(self) -> None:
-        """From here on Ctrl-C waits for `release`."""
-        self.is_held, self._is_pressed = True, False
-        if threading.current_thread() is threading.main_thread():
+    def hold(self, doing: str) -> None:
+        """From here on Ctrl-C waits for `release`; `doing` says for what."""
+        self._is_pressed, self._doing = False, doing
+        if _is_main_thread() and self._previous is None:
             self._previous = signal.signal(signal.SIGINT, self._remember)
 
     def release(self) -> None:
-        """The step is whole.
+        """What was held for is done.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed since `hold`.
         """
-        self.is_held = False
         self.restore()
         if self._is_pressed:
             raise KeyboardInterrupt
@@ -50,4 +53,30 @@ class Interrupts:
         if self._is_pressed:
             raise KeyboardInterrupt
         self._is_pressed = True
-        print("\nfinishing this step, then saving; Ctrl-C again drops it", file=sys.stderr, flush=True)
+        print(f"\n{self._doing}; Ctrl-C again drops it", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def ends_by_signals() -> Iterator[None]:
+    """Inside, Ctrl-C is Ctrl-C even where a shell has started the process with it ignored, and what ends a job (SIGTERM, a
+    closed terminal) counts as Ctrl-C."""
+    if not _is_main_thread():
+        yield
+        return
+    previous = {}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in _LIKE_CTRL_C:
+        number = signal.Signals.__members__.get(name)
+        # nohup ignores SIGHUP on purpose.
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            previous[number] = signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from turnwise.config import AgenticConfig, Difference, SFTConfig, differences, dump_yaml
 from turnwise.errors import CheckpointError
 from turnwise.pipelines.checkpoints import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
     STATE_FILE,
     all_checkpoints,
-    newest_whole,
-    num_steps_of,
+    read_state,
     remove_leftovers,
+    set_aside,
     verify,
 )
 from turnwise.pipelines.run_folder import RunFolder
@@ -33,15 +37,6 @@ class ResumePoint:
     run: Path | None
     faults: list[str] = field(default_factory=list)
 
-    @property
-    def num_done(self) -> int:
-        return num_steps_of(self.checkpoint)
-
-    @property
-    def is_newest(self) -> bool:
-        """Whether nothing that is whole was saved after it: the run can go on in its own folder without losing anything."""
-        return newest_whole(self.checkpoint.parent)[0] == self.checkpoint
-
 
 def checkpoints_folder(config: Config, run: Path) -> Path:
     """Where the checkpoints of a run go: `checkpoint_config.output_dir`, in a folder of this run's name, or the run's own."""
@@ -50,34 +45,38 @@ def checkpoints_folder(config: Config, run: Path) -> Path:
 
 
 def find_resume_point(config: Config) -> ResumePoint | None:
-    """What `resume_from_checkpoint` asks for: the newest whole checkpoint of the experiment (None where there is none yet),
-    or the one at a path.
+    """What `resume_from_checkpoint` asks for: the checkpoint of the experiment that was saved last and is whole (None where
+    there is none at all), or the one at a path.
 
     Raises:
-        CheckpointError: there is no whole checkpoint at the path.
+        CheckpointError: there is no whole checkpoint where one is expected.
     """
     asked = config.resume_from_checkpoint
     if asked is False:
         return None
     if asked is True:
-        runs = sorted(f for f in (Path(config.output_dir) / config.exp_name).glob("*") if f.is_dir())
-        for run in reversed(runs):
-            newest, faults = newest_whole(checkpoints_folder(config, run))
-            if newest is not None:
-                return ResumePoint(newest, run, faults)
-        return None
-    path = Path(asked)
-    if (path / STATE_FILE).is_file():
-        _require_whole(path)
+        runs = [f for f in (Path(config.output_dir) / config.exp_name).glob("*") if f.is_dir()]
+        run_of = {checkpoint: run for run in runs for checkpoint in _checkpoints_of(config, run)}
+        if not run_of:
+            return None
+        newest, faults = _newest_whole(run_of)
+        return ResumePoint(newest, run_of[newest], faults)
+    path = Path(asked).resolve()
+    if (path / STATE_FILE).is_file() or (path / MANIFEST_FILE).is_file():
+        try:
+            verify(path)
+        except CheckpointError as fault:
+            whole = _whole_siblings(path)
+            raise CheckpointError(f"{fault}; {whole[0]} is whole" if whole else str(fault)) from fault
         return ResumePoint(path, _run_of(config, path))
-    for folder in (path, path / "checkpoints"):
-        newest, faults = newest_whole(folder)
-        if newest is not None:
-            return ResumePoint(newest, _run_of(config, newest), faults)
-    raise CheckpointError(
-        f"resume_from_checkpoint {asked}: there is no checkpoint; give a folder checkpoint-N, a run's folder, "
-        "or true for the newest of this experiment"
-    )
+    found = [*all_checkpoints(path), *(_checkpoints_of(config, path) if path.is_dir() else ())]
+    if not found:
+        raise CheckpointError(
+            f"resume_from_checkpoint {asked}: there is no checkpoint; give a folder checkpoint-N, a run's folder, "
+            "or true for the newest of this experiment"
+        )
+    newest, faults = _newest_whole(found)
+    return ResumePoint(newest, _run_of(config, newest), faults)
 
 
 def open_run(config: Config) -> tuple[RunFolder, list[str]]:
@@ -91,22 +90,95 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
     """
     point = find_resume_point(config)
     if point is None:
-        is_first = config.resume_from_checkpoint is not False
-        notes = [f"resume_from_checkpoint: {config.exp_name} has no checkpoint yet; this run starts anew"] if is_first else []
-        return RunFolder.create(Path(config.output_dir), config.exp_name), notes
+        is_expected = config.resume_from_checkpoint is not False
+        notes = [f"resume_from_checkpoint: {config.exp_name} has no checkpoint yet; this run starts anew"]
+        return _new_folder(config), notes if is_expected else []
     notes = [*point.faults, _describe_changes(config, point)]
-    if point.run is not None and point.is_newest:
-        folder = RunFolder.reopen(point.run)
-        remove_leftovers(point.checkpoint.parent)
-        _set_aside_newer(point)
-    else:
-        folder = RunFolder.create(Path(config.output_dir), config.exp_name)
+    num_done = read_state(point.checkpoint)["step"]
+    if point.run is None or _is_overtaken(point.checkpoint, num_done):
+        folder = _new_folder(config)
         if point.run is not None:
             _copy_history(RunFolder(point.run), folder)
             notes.append(f"{point.run} has newer checkpoints; this run goes on in a folder of its own")
-    folder.go_back_to(point.num_done)
-    folder.resumed_from = point.checkpoint
+    else:
+        folder = RunFolder.reopen(point.run)
+        with ExitStack() as on_error:
+            on_error.callback(folder.close)
+            if find_resume_point(config) != point:
+                raise CheckpointError(f"{point.run} went on while it was looked at; start again to go on from where it is now")
+            on_error.pop_all()
+        remove_leftovers(point.checkpoint.parent)
+        for broken in all_checkpoints(point.checkpoint.parent):
+            if read_number(broken) > num_done:
+                set_aside(broken)
+    folder.resumed_from, folder.num_done = point.checkpoint, num_done
     return folder, notes
+
+
+def read_number(checkpoint: Path) -> int:
+    """N of `checkpoint-N`."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def _new_folder(config: Config) -> RunFolder:
+    """A folder of a name under which there are no checkpoints either, wherever they go."""
+    return RunFolder.create(
+        Path(config.output_dir), config.exp_name, is_free=lambda run: not all_checkpoints(checkpoints_folder(config, run))
+    )
+
+
+def _checkpoints_of(config: Config, run: Path) -> Iterator[Path]:
+    """The checkpoints of a run, wherever its own config, its default or the present config puts them."""
+    places = [run / "checkpoints", checkpoints_folder(config, run)]
+    saved = _load_yaml(RunFolder(run).config)
+    asked = saved.get("checkpoint_config", {}).get("output_dir")
+    if asked:
+        places.append(Path(asked) / saved.get("exp_name", config.exp_name) / run.name)
+    for place in dict.fromkeys(place.resolve() for place in places):
+        yield from all_checkpoints(place)
+
+
+def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
+    """The one that was saved last of those that are as they were written, and what is wrong with later ones.
+
+    Raises:
+        CheckpointError: none is.
+    """
+    faults = []
+    for folder in sorted(found, key=_saved_at, reverse=True):
+        try:
+            verify(folder)
+        except CheckpointError as fault:
+            faults.append(f"{fault}; going back to the one before")
+        else:
+            return folder, faults
+    listed = "".join(f"\n  - {fault}" for fault in faults)
+    raise CheckpointError(f"no checkpoint is whole:{listed}\nStart anew with resume_from_checkpoint=false")
+
+
+def _saved_at(folder: Path) -> tuple[float, int]:
+    manifest = folder / MANIFEST_FILE
+    return (manifest if manifest.exists() else folder).stat().st_mtime, read_number(folder)
+
+
+def _whole_siblings(checkpoint: Path) -> list[Path]:
+    """The whole checkpoints beside one, the newest first."""
+    whole = []
+    for folder in reversed(all_checkpoints(checkpoint.parent)):
+        try:
+            verify(folder)
+        except CheckpointError:
+            continue
+        whole.append(folder)
+    return whole
+
+
+def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
+    """Whether whole checkpoints of more steps stand beside it, or it isn't one of its folder's."""
+    if checkpoint not in all_checkpoints(checkpoint.parent):
+        return True
+    later = [folder for folder in all_checkpoints(checkpoint.parent) if read_number(folder) > num_done]
+    return bool(later) and _whole_siblings(checkpoint)[0] != checkpoint
 
 
 def _describe_changes(config: Config, point: ResumePoint) -> str:
@@ -115,11 +187,9 @@ def _describe_changes(config: Config, point: ResumePoint) -> str:
     Raises:
         CheckpointError: it can't be continued with one of them.
     """
-    if point.run is None:
-        return f"going on from {point.checkpoint}, which lies outside its run: its settings aren't known here"
-    saved = yaml.safe_load(RunFolder(point.run).config.read_text(encoding="utf-8"))
+    saved = _load_yaml(point.checkpoint / CONFIG_FILE)
     changed = differences(saved, yaml.safe_load(dump_yaml(config)))
-    refused = [difference for difference in changed if difference.reason]
+    refused = [difference for difference in changed if difference.is_refused]
     if refused:
         raise CheckpointError(
             f"{point.checkpoint} can't be continued with this config:{_listed(refused)}\n"
@@ -133,32 +203,20 @@ def _listed(changed: Sequence[Difference]) -> str:
     return "".join(f"\n  - {difference}" for difference in changed)
 
 
+def _load_yaml(file: Path) -> dict[str, Any]:
+    """What a resolved config says, nothing where there is none or it was cut."""
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
 def _run_of(config: Config, checkpoint: Path) -> Path | None:
     """The run's folder is around its checkpoints, or stands under the same name in `output_dir`."""
-    around = checkpoint.resolve().parent.parent
-    named = Path(config.output_dir) / config.exp_name / checkpoint.resolve().parent.name
-    for run in (around, named):
-        if RunFolder(run).config.is_file():
-            return run
-    return None
-
-
-def _require_whole(checkpoint: Path) -> None:
-    try:
-        verify(checkpoint)
-    except CheckpointError as fault:
-        whole, _ = newest_whole(checkpoint.parent)
-        hint = f"; {whole} is whole" if whole is not None else ""
-        raise CheckpointError(f"{fault}{hint}") from fault
-
-
-def _set_aside_newer(point: ResumePoint) -> None:
-    """A broken checkpoint isn't there for pruning to count, and stays for its owner to look at."""
-    for folder in all_checkpoints(point.checkpoint.parent):
-        if num_steps_of(folder) > point.num_done:
-            broken = folder.with_name(folder.name + ".broken")
-            shutil.rmtree(broken, ignore_errors=True)
-            folder.rename(broken)
+    around = checkpoint.parent.parent
+    named = Path(config.output_dir) / config.exp_name / checkpoint.parent.name
+    return next((run for run in (around, named) if RunFolder(run).config.is_file()), None)
 
 
 def _copy_history(old: RunFolder, new: RunFolder) -> None:

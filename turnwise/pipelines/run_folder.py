@@ -11,11 +11,12 @@ import platform
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from turnwise.errors import CheckpointError
+from turnwise.errors import CheckpointError, ConfigError
 from turnwise.tracking.terminal import TerminalHandler
 
 _PACKAGES = ("turnwise", "torch", "transformers", "tokenizers", "numpy", "pydantic", "hydra-core")
@@ -34,17 +35,30 @@ class RunFolder:
     handlers: list[logging.Handler] = field(default_factory=list)
     """Where this run's log goes, from `open_log` to `close`."""
     lock: TextIO | None = None
+    is_new: bool = False
+    """Whether this process has made it."""
 
     @classmethod
-    def create(cls, output_dir: Path, exp_name: str) -> RunFolder:
+    def create(cls, output_dir: Path, exp_name: str, is_free: Callable[[Path], bool] = lambda path: True) -> RunFolder:
+        """A new folder, named by the time, at a path that `is_free`.
+
+        Raises:
+            ConfigError: it can't be made.
+        """
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for attempt in range(1000):
             path = output_dir / exp_name / (stamp if attempt == 0 else f"{stamp}-{attempt}")
+            if not is_free(path):
+                continue
             try:
                 path.mkdir(parents=True, exist_ok=False)
             except FileExistsError:
-                continue
-            folder = cls(path)
+                if path.is_dir():
+                    continue
+                raise ConfigError(f"output_dir {output_dir}: there is a file in the way of {path}") from None
+            except OSError as fault:
+                raise ConfigError(f"output_dir {output_dir}: {path} can't be made: {fault}") from fault
+            folder = cls(path, is_new=True)
             folder._take_lock()
             return folder
         raise FileExistsError(f"{output_dir / exp_name} holds 1000 runs that started at {stamp}")
@@ -97,22 +111,19 @@ class RunFolder:
     def curve(self) -> Path:
         return self.path / "learning_curve.png"
 
-    def describe(self, config_yaml: str) -> None:
-        """Writes the resolved config, the package versions and the git revision."""
-        self.config.write_text(config_yaml, encoding="utf-8")
+    def begin(self, config_yaml: str) -> None:
+        """Writes the resolved config, the package versions and the git revision, and cuts off what was measured and played
+        after the `num_done` steps that the run goes on from: it will be again."""
+        _replace_text(self.config, config_yaml)
         facts = {
             "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
             "python": platform.python_version(),
             "git_revision": _git_revision(),
         }
-        (self.path / "environment.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-
-    def go_back_to(self, num_done: int) -> None:
-        """Cuts off what was measured and played after `num_done` steps: it will be again."""
-        self.num_done = num_done
+        _replace_text(self.path / "environment.json", json.dumps(facts, indent=2) + "\n")
         for file in (self.metrics, self.rollouts):
             if file.exists():
-                os.truncate(file, _length_of_steps(file, num_done))
+                os.truncate(file, _length_of_steps(file, self.num_done))
 
     def open_log(self, folder: Path | None) -> None:
         """Sends the package's log to a readable file, in `folder` or in the run's own, and its warnings to the terminal too."""
@@ -140,9 +151,9 @@ class RunFolder:
             self.lock = None
 
     def discard(self) -> None:
-        """Closes, and removes the folder where nothing was trained in it: a start that failed leaves nothing behind."""
+        """Closes, and removes the folder where this process has made it: a start that failed leaves nothing behind."""
         self.close()
-        if self.resumed_from is None and not self.metrics.exists():
+        if self.is_new:
             shutil.rmtree(self.path)
 
 
@@ -150,18 +161,33 @@ def _length_of_steps(file: Path, num_done: int) -> int:
     """Bytes up to the first line of step `num_done` or later, or of one that was cut by a kill."""
     length = 0
     with file.open("rb") as lines:
-        for line in lines:
-            if not line.endswith(b"\n") or json.loads(line)["step"] >= num_done:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                step = json.loads(line)["step"]
+            except (ValueError, KeyError, TypeError) as fault:
+                raise CheckpointError(f"{file}, line {number} is damaged ({fault}); mend or remove it to go on") from fault
+            if step >= num_done:
                 break
             length += len(line)
     return length
+
+
+def _replace_text(file: Path, text: str) -> None:
+    """Writes a file that is the old or the new one at every instant."""
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
 
 
 def _git_revision() -> str | None:
     """The revision of turnwise itself, None where it was installed without its repository."""
     try:
         here = Path(__file__).parent
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5, check=True)
+        # An installed package may lie inside a repository that is somebody else's.
+        for command in (["git", "ls-files", "--error-unmatch", __file__], ["git", "rev-parse", "HEAD"]):
+            done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import signal
+import logging
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from turnwise.errors import CheckpointError
-from turnwise.pipelines.interrupt import Interrupts
+from turnwise.errors import CheckpointError, TurnwiseError
+from turnwise.pipelines.checkpoints import Checkpoints
+from turnwise.pipelines.interrupt import Interrupts, ends_by_signals
 from turnwise.pipelines.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 
 class Pipeline(Protocol):
-    """What a session runs: training in steps, of which `num_done` are whole."""
+    """What a session runs: training in steps."""
 
     interrupts: Interrupts
-    num_done: int
+    checkpoints: Checkpoints
 
     def run(self) -> None: ...
 
@@ -40,43 +42,49 @@ def run_to_end(folder: RunFolder, build: Callable[[], P]) -> P:
         KeyboardInterrupt: the run was interrupted.
         TurnwiseError: what ended the run.
     """
-    with ExitStack() as start_that_failed:
-        start_that_failed.callback(folder.discard)
-        pipeline = build()
-        start_that_failed.pop_all()
-    with ExitStack() as on_the_way_out:
-        on_the_way_out.callback(pipeline.close)
-        on_the_way_out.push(partial(_save_unfinished, pipeline, pipeline.num_done))
-        with _terminate_like_interrupt():
+    with ends_by_signals():
+        with ExitStack() as start_that_failed:
+            start_that_failed.callback(folder.discard)
+            pipeline = build()
+            start_that_failed.pop_all()
+        with ExitStack() as on_the_way_out:
+            on_the_way_out.push(partial(_close, pipeline))
+            on_the_way_out.push(partial(_save_unfinished, pipeline, pipeline.checkpoints.num_done))
             pipeline.run()
     return pipeline
 
 
 def _save_unfinished(pipeline: Pipeline, start: int, kind: object, fault: BaseException | None, trace: object) -> None:
     """Where something ended the run: saves its whole steps, if there are any since `start`, and says where."""
-    if fault is None or pipeline.num_done == start or isinstance(fault, CheckpointError):
+    checkpoints = pipeline.checkpoints
+    if fault is None or checkpoints.num_done == start or isinstance(fault, CheckpointError):
         return
-    if pipeline.interrupts.is_held:
-        said = (
-            f"stopped in the middle of a weight update, after {pipeline.num_done} whole steps: nothing is saved of this one. "
-            "Go on from the newest checkpoint with resume_from_checkpoint=true"
+    if checkpoints.is_torn:
+        last = f"the newest checkpoint is {checkpoints.newest}" if checkpoints.newest else "there is no checkpoint yet"
+        _say(
+            f"stopped in the middle of a weight update, after {checkpoints.num_done} whole steps, which can't be saved; {last}"
         )
-    else:
-        try:
-            said = f"saved {pipeline.num_done} steps: {pipeline.do_checkpoint()}\ngo on with resume_from_checkpoint=true"
-        except CheckpointError as second:
-            said = f"the last steps could not be saved: {second}"
-    print(said, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _terminate_like_interrupt() -> Iterator[None]:
-    """Schedulers of clusters end a job by SIGTERM; it is saved like after Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
         return
-    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    pipeline.interrupts.hold("saving")
     try:
-        yield
+        _say(f"saved {checkpoints.num_done} steps: {pipeline.do_checkpoint()}\ngo on with resume_from_checkpoint=true")
+    except CheckpointError as second:
+        _say(f"the last steps could not be saved: {second}")
+    except KeyboardInterrupt:
+        _say(f"the last steps are not saved; the newest checkpoint is {checkpoints.newest}")
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        pipeline.interrupts.restore()
+
+
+def _close(pipeline: Pipeline, kind: object, fault: BaseException | None, trace: object) -> None:
+    """Closes the pipeline. What goes wrong with that is only logged where another error is on its way already."""
+    try:
+        pipeline.close()
+    except (OSError, TurnwiseError) as second:
+        if fault is None:
+            raise
+        logger.error("closing the run failed as well: %s", second)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

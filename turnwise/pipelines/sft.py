@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,8 +37,6 @@ class SFTPipeline:
     folder: RunFolder
     checkpoints: Checkpoints
     interrupts: Interrupts
-    num_done: int = 0
-    """Optimiser steps that are whole."""
 
     @property
     def num_steps(self) -> int:
@@ -50,17 +49,16 @@ class SFTPipeline:
         seed = derive_seed(config.seed, "sft", "shuffle")
         epochs = optimizer_steps(len(self.train_samples), config.samples_per_optimizer_step, seed, config.num_epochs)
         steps = [indices for epoch in epochs for indices in epoch][: self.num_steps]
-        for step in range(self.num_done, len(steps)):
+        for step in range(self.checkpoints.num_done, len(steps)):
             if self.val_samples and config.eval_steps and step % config.eval_steps == 0:
                 log.add(self.validate())
             chosen = [self.train_samples[i] for i in steps[step]]
-            self.interrupts.hold()
-            with log.phase("train") as clock:
+            self.interrupts.hold("finishing this step")
+            with log.phase("train") as clock, self.checkpoints.updating(step):
                 log.add(self.sft.optimizer_step(chosen, self.loss))
             log.add([Metric("system/tps", sum(s.num_tokens for s in chosen) / clock.elapsed_s)])
             log.end_step(step)
-            self.num_done = step + 1
-            if self.checkpoints.is_due(self.num_done):
+            if self.checkpoints.is_due:
                 self.do_checkpoint()
             self.interrupts.release()
         if self.val_samples:
@@ -76,10 +74,11 @@ class SFTPipeline:
         return metrics
 
     def do_checkpoint(self) -> Path:
-        """A model folder with the optimiser's state after `num_done` steps."""
-        return self.checkpoints.save(self.num_done)
+        """A model folder with the optimiser's state after the steps that are whole."""
+        return self.checkpoints.save()
 
     def close(self) -> None:
-        self.log.close()
-        self.interrupts.restore()
-        self.folder.close()
+        """Closes log, signals and folder, each whatever becomes of the others."""
+        with ExitStack() as rest:
+            for close in (self.folder.close, self.interrupts.restore, self.log.close):
+                rest.callback(close)

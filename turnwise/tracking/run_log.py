@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -76,5 +76,6 @@ class RunLog:
                 tracker.log(step, reduced)
 
     def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.close()
+        with ExitStack() as rest:
+            for tracker in self._trackers:
+                rest.callback(tracker.close)

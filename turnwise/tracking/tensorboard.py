@@ -23,9 +23,6 @@ class TensorBoardTracker:
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(folder))
         if first_step:
-            start = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))
-        if first_step:
             # TensorBoard drops the events of older files from this step on.
             start = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))

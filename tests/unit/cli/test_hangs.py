@@ -43,7 +43,7 @@ EmbeddedServer.generate = never
         (
             SILENT_SERVER,
             [
-                "waited 0.5 s for inference replica 0 to answer; raise deadlines.request_s if that may take longer",
+                "waited 2 s for inference replica 0 to answer; raise deadlines.request_s if that may take longer",
                 "in never: await asyncio.Event().wait()",
             ],
         ),
@@ -57,7 +57,7 @@ def test_a_run_that_hangs_ends_with_one_screen(tiny_model, tmp_path, parts, mess
         "rollout_batch_size": 4,
         "sequence_length": 256,
         "parity_max_logprob_diff": 1.0,
-        "deadlines": {"request_s": 0.5},
+        "deadlines": {"request_s": 2.0},
         "train_env_manager": {"num_env_groups": 1, "group_size": 4, "env_step_timeout_s": 0.2, "max_env_retries": 1},
         "custom_envs": {"Toy": {"env_type": "my_parts:Mine", "max_steps": 2, "max_tokens_per_step": 4}},
     }

@@ -41,7 +41,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"actor_infer": {"strategy_args": {"strategy_name": "torch_train"}}}, "use one of embedded, hf, vllm, sglang"),
     ({"actor_train": {"strategy_args": {"strategy_name": "torch_trian"}}}, "Did you mean 'torch_train'"),
     ({"actor_train": {"model_args": {"dtype": "fp16"}}}, "fp16 gradients underflow"),
-    ({"adv_estimator": "gae", "critic": {"model_args": {"dtype": "fp16"}}}, r"critic.model_args.dtype: fp16 gradients underflow"),
+    ({"adv_estimator": "gae", "critic": {"model_args": {"dtype": "fp16"}}}, r"critic.model_args.dtype: fp16 gradients"),
     (
         {"adv_estimator": "gae", "critic": {"model_args": {"model_type": "causal_lm"}}},
         "causal_lm writes text; a critic has a value head, token_classification",
@@ -64,6 +64,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"actor_infer": {"generating_args": {"top_k": 50}}, "use_rollout_log_probs": True}, "use_rollout_log_probs: with top_k"),
     ({"train_infer_correction": {"filters": [{"ratio_low": 2.0, "ratio_high": 1.0}]}}, r"filters\[0\]: ratio_low 2.0 isn't"),
     ({"deterministic": True, "train_env_manager": {"group_size_redundancy": 1}}, "deterministic: true forbids"),
+    ({"deterministic": True, "val_env_manager": {"max_env_num_per_worker": 2}}, "threads answer in any order"),
+    ({"deterministic": True, "custom_envs": {"Lake": LAKE | {"use_thread_lock": True}}}, "threads answer in any order"),
     ({"deterministic": True, "save_steps": 3, "actor_train": {"model_update_frequency": 2}}, "isn't a multiple"),
     ({"deterministic": True, "actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm schedules by time"),
     (

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import CheckpointError
@@ -15,7 +16,6 @@ from turnwise.pipelines.checkpoints import (
     Contents,
     GlobalRandomState,
     all_checkpoints,
-    newest_whole,
     remove_leftovers,
     verify,
 )
@@ -67,15 +67,30 @@ def checkpoints(path, worker=None, *, parts=None, others=None, tokenizer=None, *
     return Checkpoints(path, **{"save_steps": 1, "max_to_keep": 0, "num_steps": 9} | limits, contents=contents)
 
 
+def save(saver, num_done):
+    with saver.updating(num_done - 1):
+        pass
+    return saver.save()
+
+
+def due_after(saver):
+    found = []
+    for step in range(saver.num_steps):
+        with saver.updating(step):
+            pass
+        found += [saver.num_done] if saver.is_due else []
+    return found
+
+
 def names(path):
     return [folder.name for folder in all_checkpoints(path)]
 
 
 def test_the_newest_checkpoints_stay(tmp_path):
     saver = checkpoints(tmp_path / "c", save_steps=2, max_to_keep=2, num_steps=11)
-    assert [n for n in range(1, 12) if saver.is_due(n)] == [2, 4, 6, 8, 10, 11]
+    assert due_after(saver) == [2, 4, 6, 8, 10, 11]
     for num_done in (2, 8, 10):
-        saver.save(num_done)
+        save(saver, num_done)
     assert names(tmp_path / "c") == ["checkpoint-8", "checkpoint-10"]
     assert saver.newest == tmp_path / "c" / "checkpoint-10"
     assert {f.name for f in (tmp_path / "c").iterdir()} == {"checkpoint-8", "checkpoint-10"}
@@ -83,49 +98,79 @@ def test_the_newest_checkpoints_stay(tmp_path):
 
 def test_zero_keeps_all_and_saves_only_at_the_end(tmp_path):
     saver = checkpoints(tmp_path, save_steps=0, max_to_keep=0, num_steps=3)
-    assert [n for n in range(1, 4) if saver.is_due(n)] == [3]
+    assert due_after(saver) == [3]
     for num_done in (1, 2, 3):
-        saver.save(num_done)
+        save(saver, num_done)
     assert len(names(tmp_path)) == 3
 
 
 def test_what_was_saved_comes_back(tmp_path):
     actor, critic, beta = Worker("actor"), Worker("critic"), Number(0.25)
     saver = checkpoints(tmp_path, actor, others={"critic": critic}, parts={"kl_ctrl": beta})
-    folder = saver.save(3)
+    folder = save(saver, 3)
     assert (folder / "critic" / "weights").read_text() == "critic"
     actor.value = critic.value = beta.value = "changed"
-    assert saver.restore(folder) == 3
+    saver.restore(folder)
+    assert saver.num_done == 3
     assert (actor.value, critic.value, beta.value) == ("actor", "critic", 0.25)
 
 
 def test_a_full_disk_leaves_the_older_ones_and_no_half_one(tmp_path):
-    checkpoints(tmp_path).save(1)
+    save(checkpoints(tmp_path), 1)
     with pytest.raises(CheckpointError, match=r"No space left.*the last good one is .*checkpoint-1\b.*resume_from_checkpoint"):
-        checkpoints(tmp_path, FullDisk(), max_to_keep=1).save(2)
+        save(checkpoints(tmp_path, FullDisk(), max_to_keep=1), 2)
     assert [f.name for f in tmp_path.iterdir()] == ["checkpoint-1"]
     verify(tmp_path / "checkpoint-1")
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "missing", "no manifest"])
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_taken(tmp_path, damage):
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing", "no manifest", "empty manifest", "odd manifest"])
+def test_a_damaged_checkpoint_is_noticed(tmp_path, damage):
     saver = checkpoints(tmp_path)
     for num_done in (1, 2):
-        saver.save(num_done)
-    file = tmp_path / "checkpoint-2" / ("manifest.json" if damage == "no manifest" else "weights")
-    if damage in ("cut", "changed"):
-        file.write_text("" if damage == "cut" else "v")
-    else:
-        file.unlink()
+        save(saver, num_done)
+    file = tmp_path / "checkpoint-2" / ("manifest.json" if "manifest" in damage else "weights")
+    file.unlink()
+    texts = {"cut": "", "changed": "v", "empty manifest": "{}", "odd manifest": "[1]"}
+    if damage in texts:
+        file.write_text(texts[damage])
     with pytest.raises(CheckpointError, match="checkpoint-2"):
-        saver.restore(tmp_path / "checkpoint-2")
-    newest, [fault] = newest_whole(tmp_path)
-    assert newest == tmp_path / "checkpoint-1"
-    assert "checkpoint-2" in fault and "going back to the one before" in fault
+        verify(tmp_path / "checkpoint-2")
+    verify(tmp_path / "checkpoint-1")
+
+
+def test_a_step_in_the_middle_changes_nothing_of_what_is_saved(tmp_path):
+    beta = Number(1)
+    saver = checkpoints(tmp_path, parts={"kl_ctrl": beta})
+    with saver.updating(0):
+        beta.value = 2
+    assert not saver.is_torn
+    beta.value = 3
+    folder = saver.save()
+    saver.restore(folder)
+    assert beta.value == 2, "as it was when the step became whole"
+    with pytest.raises(RuntimeError), saver.updating(1):
+        raise RuntimeError
+    assert saver.is_torn and saver.num_done == 1
+
+
+def test_what_another_run_left_under_the_name_is_set_aside(tmp_path):
+    save(checkpoints(tmp_path, Worker("theirs")), 2)
+    folder = save(checkpoints(tmp_path, Worker("ours")), 2)
+    assert (folder / "weights").read_text() == "ours"
+    assert (tmp_path / "checkpoint-2.aside-1" / "weights").read_text() == "theirs"
+    saver = checkpoints(tmp_path, Worker("goes on"))
+    saver.restore(folder)
+    assert saver.save() == folder and (folder / "weights").read_text() == "ours", "it is there already"
+
+
+def test_more_steps_than_the_run_has_are_refused(tmp_path):
+    folder = save(checkpoints(tmp_path), 5)
+    with pytest.raises(CheckpointError, match="5 steps done, and this run has only 3"):
+        checkpoints(tmp_path, num_steps=3).restore(folder)
 
 
 def test_leftovers_of_a_kill_are_no_checkpoints(tmp_path):
-    checkpoints(tmp_path).save(1)
+    save(checkpoints(tmp_path), 1)
     for name in ("checkpoint-2.partial", "checkpoint-0.removed"):
         (tmp_path / name).mkdir()
     assert names(tmp_path) == ["checkpoint-1"]
@@ -134,13 +179,13 @@ def test_leftovers_of_a_kill_are_no_checkpoints(tmp_path):
 
 
 def test_another_runs_parts_are_refused(tmp_path):
-    folder = checkpoints(tmp_path).save(1)
+    folder = save(checkpoints(tmp_path), 1)
     with pytest.raises(CheckpointError, match="holds no critic and no running"):
         checkpoints(tmp_path, others={"critic": Worker()}, parts={"running": Number(1)}).restore(folder)
 
 
 def test_another_tokenizer_is_refused(tmp_path):
-    folder = checkpoints(tmp_path).save(1)
+    folder = save(checkpoints(tmp_path), 1)
     other = byte_tokenizer()
     other.chat_template += " "
     with pytest.raises(CheckpointError, match="another tokenizer or chat template"):
@@ -149,6 +194,6 @@ def test_another_tokenizer_is_refused(tmp_path):
 
 def test_global_generators_go_on_where_they_were():
     state = json.loads(json.dumps(GlobalRandomState().state_dict()))
-    expected = random.random(), np.random.rand(), np.random.randn()
+    expected = random.random(), np.random.rand(), np.random.randn(), torch.rand(()).item()
     GlobalRandomState().load_state_dict(state)
-    assert (random.random(), np.random.rand(), np.random.randn()) == expected
+    assert (random.random(), np.random.rand(), np.random.randn(), torch.rand(()).item()) == expected

@@ -6,60 +6,76 @@ import signal
 
 import pytest
 
+from turnwise.cluster.local import LocalCluster
 from turnwise.errors import CheckpointError, RolloutError
+from turnwise.pipelines.checkpoints import Checkpoints, Contents, all_checkpoints
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.session import run_to_end
+from turnwise.testing.fakes import byte_tokenizer
 
 
 def test_the_first_ctrl_c_waits_for_the_end_of_the_step(capsys):
     before = signal.getsignal(signal.SIGINT)
     interrupts = Interrupts()
-    interrupts.hold()
+    interrupts.hold("finishing this step")
     signal.raise_signal(signal.SIGINT)
-    assert "finishing this step" in capsys.readouterr().err
+    assert "finishing this step; Ctrl-C again drops it" in capsys.readouterr().err
     with pytest.raises(KeyboardInterrupt):
         interrupts.release()
-    assert not interrupts.is_held and signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_second_one_ends_it_in_the_middle():
     before = signal.getsignal(signal.SIGINT)
     interrupts = Interrupts()
-    interrupts.hold()
+    interrupts.hold("saving")
     signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    assert interrupts.is_held
     interrupts.restore()
     assert signal.getsignal(signal.SIGINT) is before
 
 
-class Counting:
-    """A pipeline of numbered steps; `during` is called in the middle of each, `between` after it."""
+class Worker:
+    def save(self, folder):
+        (folder / "config.json").write_text("{}")
 
-    def __init__(self, during=lambda step: None, between=lambda step: None, num_steps=3):
+
+class Counting:
+    """A pipeline of numbered steps; `during` is called in the middle of each, `between` after it, `closing` at the end."""
+
+    def __init__(self, path, num_steps=3, **calls):
+        contents = Contents(LocalCluster().spawn("role", Worker), byte_tokenizer())
         self.interrupts = Interrupts()
-        self.num_done = 0
-        self.saved = []
+        self.checkpoints = Checkpoints(path / "checkpoints", 0, 0, num_steps, contents)
         self.is_closed = False
-        self._during, self._between, self._num_steps = during, between, num_steps
+        self._calls = calls
+
+    def _call(self, moment, step):
+        self._calls.get(moment, lambda step: None)(step)
 
     def run(self):
-        for step in range(self._num_steps):
-            self.interrupts.hold()
-            self._during(step)
-            self.num_done = step + 1
+        for step in range(self.checkpoints.num_steps):
+            self._call("before", step)
+            self.interrupts.hold("finishing this step")
+            with self.checkpoints.updating(step):
+                self._call("during", step)
+            self._call("measuring", step)
             self.interrupts.release()
-            self._between(step)
 
     def do_checkpoint(self):
-        self.saved.append(self.num_done)
-        return f"checkpoint-{self.num_done}"
+        self._call("saving", self.checkpoints.num_done)
+        return self.checkpoints.save()
 
     def close(self):
         self.interrupts.restore()
         self.is_closed = True
+        self._call("closing", 0)
+
+    @property
+    def saved(self):
+        return [folder.name for folder in all_checkpoints(self.checkpoints.path)]
 
 
 def press(signal_number, at, times=1):
@@ -70,22 +86,46 @@ def press(signal_number, at, times=1):
     return call
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["during", "between"])
-def test_an_interrupted_run_saves_its_whole_steps_and_says_where(tmp_path, capsys, signal_number, moment):
-    pipeline = Counting(**{moment: press(signal_number, at=1)})
-    with pytest.raises(KeyboardInterrupt):
+def end(tmp_path, fault, **calls):
+    """The pipeline after a run that ended with `fault`."""
+    pipeline = Counting(tmp_path, **calls)
+    with pytest.raises(fault):
         run_to_end(RunFolder.create(tmp_path, "exp"), lambda: pipeline)
-    assert pipeline.saved == [2] and pipeline.is_closed
-    assert "saved 2 steps: checkpoint-2" in capsys.readouterr().err
+    assert pipeline.is_closed
+    return pipeline
 
 
-def test_half_a_step_is_not_saved(tmp_path, capsys):
-    pipeline = Counting(during=press(signal.SIGINT, at=1, times=2))
-    with pytest.raises(KeyboardInterrupt):
-        run_to_end(RunFolder.create(tmp_path, "exp"), lambda: pipeline)
-    assert pipeline.saved == [] and pipeline.is_closed
-    assert "middle of a weight update, after 1 whole steps" in capsys.readouterr().err
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("signal_number", SIGNALS)
+@pytest.mark.parametrize(("moment", "at"), [("before", 2), ("during", 1), ("measuring", 1)])
+def test_an_interrupted_run_saves_its_whole_steps_and_says_where(tmp_path, capsys, signal_number, moment, at):
+    pipeline = end(tmp_path, KeyboardInterrupt, **{moment: press(signal_number, at=at)})
+    assert pipeline.saved == ["checkpoint-2"]
+    assert f"saved 2 steps: {pipeline.checkpoints.newest}" in capsys.readouterr().err
+
+
+def test_a_job_in_the_background_ends_by_sigterm_too(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert end(tmp_path, KeyboardInterrupt, before=press(signal.SIGTERM, at=2)).saved == ["checkpoint-2"]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_half_an_update_is_not_saved(tmp_path, capsys):
+    assert end(tmp_path, KeyboardInterrupt, during=press(signal.SIGINT, at=1, times=2)).saved == []
+    said = capsys.readouterr().err
+    assert "middle of a weight update, after 1 whole steps" in said and "no checkpoint yet" in said
+
+
+def test_ctrl_c_while_saving_waits_and_a_second_one_is_said(tmp_path, capsys):
+    interrupted = {"before": press(signal.SIGINT, at=2)}
+    assert end(tmp_path, KeyboardInterrupt, **interrupted, saving=press(signal.SIGTERM, at=2)).saved == ["checkpoint-2"]
+    assert end(tmp_path / "b", KeyboardInterrupt, **interrupted, saving=press(signal.SIGINT, at=2, times=2)).saved == []
+    assert "the last steps are not saved; the newest checkpoint is None" in capsys.readouterr().err
 
 
 def fail_with(fault, at):
@@ -96,19 +136,26 @@ def fail_with(fault, at):
     return call
 
 
-def test_an_error_saves_too_but_not_after_a_checkpoint_that_failed(tmp_path):
-    for fault, saved in ((RolloutError("too many failures"), [2]), (CheckpointError("disk full"), [])):
-        pipeline = Counting(between=fail_with(fault, at=1))
-        with pytest.raises(type(fault)):
-            run_to_end(RunFolder.create(tmp_path, "exp"), lambda pipeline=pipeline: pipeline)
-        assert pipeline.saved == saved and pipeline.is_closed
+@pytest.mark.parametrize("fault", [RolloutError("too many failures"), ValueError("a user's own code"), BrokenPipeError()])
+@pytest.mark.parametrize(("moment", "at"), [("before", 2), ("measuring", 1)])
+def test_an_error_of_any_kind_saves_too(tmp_path, fault, moment, at):
+    assert end(tmp_path, type(fault), **{moment: fail_with(fault, at)}).saved == ["checkpoint-2"]
+
+
+def test_after_a_checkpoint_that_failed_no_other_is_tried(tmp_path):
+    assert end(tmp_path, CheckpointError, before=fail_with(CheckpointError("disk full"), at=2)).saved == []
 
 
 def test_an_error_before_the_first_step_saves_nothing(tmp_path):
-    pipeline = Counting(during=fail_with(RolloutError("at once"), at=0))
-    with pytest.raises(RolloutError):
+    assert end(tmp_path, RolloutError, before=fail_with(RolloutError("at once"), at=0)).saved == []
+
+
+def test_an_error_in_closing_does_not_hide_the_first(tmp_path, caplog):
+    end(tmp_path, KeyboardInterrupt, before=press(signal.SIGINT, at=2), closing=fail_with(OSError("disk"), at=0))
+    assert "closing the run failed as well: disk" in caplog.text
+    pipeline = Counting(tmp_path / "b", closing=fail_with(OSError("disk"), at=0))
+    with pytest.raises(OSError, match="disk"):
         run_to_end(RunFolder.create(tmp_path, "exp"), lambda: pipeline)
-    assert pipeline.saved == []
 
 
 def test_a_start_that_fails_leaves_no_folder(tmp_path):

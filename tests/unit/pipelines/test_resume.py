@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
+import signal
+from contextlib import contextmanager
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
-from turnwise.errors import CheckpointError
+from turnwise.errors import CheckpointError, ModelError
 from turnwise.pipelines.build import build_agentic, build_sft, start_run
 from turnwise.pipelines.checkpoints import all_checkpoints
 from turnwise.pipelines.run_folder import RunFolder
+from turnwise.pipelines.session import run_to_end
 from turnwise.tracking.jsonl import read_metrics
+from turnwise.tracking.run_log import RunLog
 
 TIMES = ("time/", "system/tps")
 
@@ -107,6 +112,80 @@ def test_stopping_and_going_on_changes_no_bit(make_config, whole, stop):
     assert_same_run(resumed, whole)
 
 
+@pytest.mark.parametrize("phase", ["rollout", "ref_log_probs_values_reward", "old_log_probs_values", "adv", "train", "val"])
+def test_ctrl_c_in_any_phase_changes_no_bit(make_config, whole, phase):
+    """Ctrl-C is pressed in a later step than the first; a step that has begun to change weights is finished."""
+    config = make_config(save_steps=0)
+    folder = start_run(config)
+    pipeline = build_agentic(config, folder)
+    presses = pipeline.log = Pressing(pipeline.log, phase, times=2 if phase == "val" else 3)
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(folder, lambda: pipeline)
+    assert presses.is_pressed
+    assert_same_run(run(make_config(resume_from_checkpoint=True)), whole)
+
+
+class Pressing(RunLog):
+    """A log that presses Ctrl-C in a phase, once it has begun `times` times."""
+
+    def __init__(self, log, phase, times):
+        vars(self).update(vars(log))
+        self._phase, self._times = phase, times
+        self.is_pressed = False
+
+    @contextmanager
+    def phase(self, name):
+        with super().phase(name) as clock:
+            self._times -= name == self._phase
+            if self._times == 0 and not self.is_pressed:
+                self.is_pressed = True
+                random.random()  # a user's code in the rollouts may draw
+                signal.raise_signal(signal.SIGINT)
+            yield clock
+
+
+def test_checkpoints_that_were_pointed_elsewhere_are_still_found(make_config, whole, tmp_path):
+    stopped = run(make_config(max_steps=2))
+    resumed = run(make_config(resume_from_checkpoint=True, checkpoint_config={"output_dir": str(tmp_path / "disk2")}))
+    assert resumed.folder.path == stopped.folder.path
+    assert_same_run(resumed, whole)
+    again = run(make_config(resume_from_checkpoint=True, max_steps=5))
+    assert [row["step"] for row in measured(again.folder)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_resume_that_fails_in_the_start_changes_no_file(make_config, tmp_path):
+    stopped = run(make_config(max_steps=3))
+    before = {f: f.read_bytes() for f in (stopped.folder.metrics, stopped.folder.rollouts, stopped.folder.config)}
+    (stopped.checkpoints.path / "checkpoint-3" / "model.safetensors").write_bytes(b"")
+    changed = make_config(resume_from_checkpoint=True, pretrain=str(tmp_path / "nowhere"), sequence_length=256)
+    with pytest.raises(ModelError):
+        run_to_end(folder := start_run(changed), lambda: build_agentic(changed, folder))
+    assert all(f.read_bytes() == content for f, content in before.items())
+
+
+def test_where_no_checkpoint_is_whole_nothing_starts_anew(make_config):
+    stopped = run(make_config(max_steps=1))
+    (stopped.checkpoints.path / "checkpoint-1" / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+        run(make_config(resume_from_checkpoint=True))
+
+
+def test_a_renamed_or_linked_checkpoint_is_taken(make_config, tmp_path):
+    stopped = run(make_config(max_steps=2))
+    link = tmp_path / "latest"
+    link.symlink_to(stopped.checkpoints.newest)
+    assert run(make_config(resume_from_checkpoint=str(link), max_steps=3)).folder.path == stopped.folder.path
+    copy = shutil.copytree(stopped.checkpoints.path / "checkpoint-2", tmp_path / "best")
+    assert measured(run(make_config(resume_from_checkpoint=str(copy), max_steps=3)).folder)[0]["step"] == 2
+
+
+def test_a_fixed_kl_coefficient_is_the_settings(make_config):
+    fixed = {"target_kl": None, "reward_normalization": {}}
+    run(make_config(max_steps=1, **fixed))
+    rows = measured(run(make_config(max_steps=2, resume_from_checkpoint=True, init_kl_coef=0.5, **fixed)).folder)
+    assert (rows[0]["critic/kl_coef"], rows[1]["critic/kl_coef"]) == (0.1, 0.5)
+
+
 def test_a_run_that_is_done_goes_on_where_more_steps_are_asked_for_only(make_config, whole):
     run(make_config())
     again = run(make_config(resume_from_checkpoint=True))
@@ -121,7 +200,7 @@ def test_a_corrupted_newest_checkpoint_falls_back_and_says_so(make_config, whole
     resumed = run(make_config(resume_from_checkpoint=True))
     assert "checkpoint-3 is corrupted: model.safetensors" in caplog.text and "checkpoint-2" in caplog.text
     assert_same_run(resumed, whole)
-    assert (stopped.checkpoints.path / "checkpoint-3.broken").is_dir()
+    assert (stopped.checkpoints.path / "checkpoint-3.aside-1").is_dir()
 
 
 def test_a_corrupted_checkpoint_that_was_asked_for_is_refused_with_a_whole_one(make_config):

@@ -98,9 +98,8 @@ def test_a_trainer_that_never_returns_is_named(method):
         workers = LocalCluster().spawn("actor_train", Stuck)
         plan = BatchPlan(samples_per_step=4, max_length=64, seed=0, deadline_s=0.05)
         actor = ModelRole("actor_train", workers, plan, watchdog)
-        calls = {"train_step": lambda: actor.train_step(samples(2), None, 0), "forward": lambda: actor.forward(samples(2), "logprobs")}
         with pytest.raises(DeadlineError) as caught:
-            calls[method]()
+            actor.train_step(samples(2), None, 0) if method == "train_step" else actor.forward(samples(2), "logprobs")
     first, *stacks = str(caught.value).splitlines()
     assert first == f"the pipeline waited 0.05 s for actor_train.{method}; raise deadlines.train_s if that may take longer"
     assert any(f"in {method}: threading.Event().wait()" in line for line in stacks)

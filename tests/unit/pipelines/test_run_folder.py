@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from turnwise.errors import CheckpointError
+from turnwise.errors import CheckpointError, ConfigError
 from turnwise.pipelines.run_folder import RunFolder
 
 
@@ -43,17 +43,30 @@ def test_going_back_cuts_later_steps_and_a_line_that_a_kill_cut(tmp_path):
     rows = [json.dumps({"step": step, "x": 1}) + "\n" for step in range(5)]
     folder.metrics.write_text("".join(rows) + '{"step": 5, "x"')
     folder.rollouts.write_text("".join(row for row in rows for _ in range(2)))
-    folder.go_back_to(3)
+    folder.num_done = 3
+    folder.begin("a: 1")
     assert folder.metrics.read_text() == "".join(rows[:3])
     assert folder.rollouts.read_text() == "".join(row for row in rows[:3] for _ in range(2))
     folder.metrics.write_text("".join(rows) + '{"step": 5, "x"')
-    folder.go_back_to(9)
-    assert folder.metrics.read_text() == "".join(rows)
+    folder.num_done = 9
+    folder.begin("a: 2")
+    assert folder.metrics.read_text() == "".join(rows) and folder.config.read_text() == "a: 2"
+    folder.metrics.write_text("".join(rows[:1]) + "no JSON\n" + rows[1])
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl, line 2 is damaged"):
+        folder.begin("a: 3")
 
 
-def test_only_a_folder_without_measurements_is_discarded(tmp_path):
-    empty, used = RunFolder.create(tmp_path, "exp"), RunFolder.create(tmp_path, "exp")
-    used.metrics.write_text('{"step": 0}\n')
-    for folder in (empty, used):
-        folder.discard()
-    assert not empty.path.exists() and used.path.exists()
+def test_only_a_folder_of_its_own_is_discarded(tmp_path):
+    made = RunFolder.create(tmp_path, "exp")
+    made.discard()
+    assert not made.path.exists()
+    made = RunFolder.create(tmp_path, "exp")
+    made.close()
+    RunFolder.reopen(made.path).discard()
+    assert made.path.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"output_dir .*file"):
+        RunFolder.create(tmp_path / "file", "exp")
