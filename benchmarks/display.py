@@ -40,6 +40,8 @@ from turnwise.tracking.screen import Screen
 from turnwise.tracking.tensorboard import TensorBoardTracker
 from turnwise.types import Group, Metric, samples_of
 
+MEASURED = ("rollout/", "env/", "tokens/", "system/", "time/step_log")
+"""What is measured again."""
 TERMINAL = {"force_terminal": True, "width": 120, "height": 40, "color_system": "256"}
 
 
@@ -100,8 +102,8 @@ def step_costs(rows: list[dict[str, float]], batches: dict[int, list[Group]], fo
     for row in rows:
         step = int(row["step"])
         groups = batches[step]
-        others = [Metric(name, value) for name, value in row.items() if not name.startswith(("rollout/", "env/", "tokens/"))]
-        reduced = [Metric(name, value) for name, value in row.items()]
+        others = [Metric(name, value) for name, value in row.items() if not name.startswith(MEASURED)]
+        reduced = [Metric(name, value) for name, value in row.items() if name != "time/step_log"]
         spent["measuring"].append(cpu_seconds(measure, reducer, groups, others))
         spent["reducing"].append(cpu_seconds(reducer.end_step, step))
         spent["sample log"].append(cpu_seconds(log_samples, step, groups, str))

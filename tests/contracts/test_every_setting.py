@@ -92,7 +92,7 @@ class Bench:
 
 
 STAMP = re.compile(r"\d{8}-\d{6}(-\d+)?|(?<=tfevents\.).*")
-TIMES = re.compile(r"\d+\.\d+|\d+(?=s)|\d{8}-\d{6}")
+TIMES = re.compile(r"(?<=tok/s )[\d,]+|\d+\.\d+|\d+(?=s)|\d{8}-\d{6}")
 
 
 def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:

@@ -81,11 +81,11 @@ RUN = (
     Live("checkpoint_config.output_dir", "saved", "files"),
     Live("track_with", ["tensorboard"], "files"),
     Live("tracker_kwargs", {"log_dir": "elsewhere"}, "files", {"track_with": ["tensorboard"]}),
-    Live("logging_steps", 2, "output", {"track_with": ["stdout"]}),
+    Live("logging_steps", 2, "output", {"track_with": ["stdout"], "max_steps": 3}),
     Live("max_steps", 1, "metrics"),
     Live("max_grad_norm", 1e-6, "weights"),
     Live("deterministic", True, "table"),
-    Live("resume_from_checkpoint", "$checkpoint", "calls", {"max_steps": 3}),
+    Live("resume_from_checkpoint", "$checkpoint", "files", {"max_steps": 3}),
 )
 """The keys that both kinds of config have."""
 
