@@ -1,14 +1,17 @@
-"""What trust costs in a run: checkpoints, the parity gate and the log, as shares of its time; and how far sampler and trainer
-were apart over all of it.
+"""What trust costs in a run: checkpoints, the parity gate and the log, as shares of its time; how far sampler and trainer
+were apart over all of it; and what the run reached.
 
     turnwise train examples/frozen_lake/agentic.yaml pretrain=SFT_MODEL save_steps=10 eval_steps=80
-    python benchmarks/overheads.py RUN_FOLDER
+    python benchmarks/overheads.py RUN_FOLDER --name grpo
+    turnwise train examples/frozen_lake/ppo.yaml pretrain=SFT_MODEL save_steps=10 eval_steps=80 val_batch_size=1000
+    python benchmarks/overheads.py RUN_FOLDER --name ppo
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 from machine import describe_machine
@@ -16,6 +19,7 @@ from machine import describe_machine
 from turnwise.tracking.jsonl import read_metrics
 
 SHARES = {"checkpoints": "time/step_checkpoint", "parity gate": "time/parity_s", "metrics and display": "time/step_log"}
+SUCCESS = re.compile(r"val/env/[^/]+/success")
 PHASES = ("time/step_total", "time/step_model_update", "time/step_val", "time/step_checkpoint", "time/step_log")
 """What the time of a run is made of; the parity gate is part of the model update."""
 
@@ -23,7 +27,9 @@ PHASES = ("time/step_total", "time/step_model_update", "time/step_val", "time/st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the folder of a finished run")
-    run = parser.parse_args().run
+    parser.add_argument("--name", required=True, help="of the result, results/NAME.json")
+    options = parser.parse_args()
+    run = options.run
     rows = read_metrics(run / "metrics.jsonl")
 
     def total(name: str) -> float:
@@ -31,6 +37,8 @@ def main() -> None:
 
     run_s = sum(total(name) for name in PHASES)
     shares = {title: total(name) / run_s for title, name in SHARES.items()}
+    validations = [row for row in rows if "val/num_episodes" in row]
+    success = [next(value for name, value in row.items() if SUCCESS.fullmatch(name)) for row in validations]
     steps = [row for row in rows if "actor/train_infer_diff_token_mean" in row]
     result = {
         "machine": describe_machine(),
@@ -38,14 +46,17 @@ def main() -> None:
         "num_checkpoints": sum("time/step_checkpoint" in row for row in rows) + 1,
         "run_s": round(run_s, 1),
         "shares": {title: round(share, 5) for title, share in shares.items()},
+        "success": {int(row["step"]): round(value, 4) for row, value in zip(validations, success, strict=True)},
+        "episodes_a_validation": validations[-1]["val/num_episodes"],
         "logprob_diff_mean": sum(row["actor/train_infer_diff_token_mean"] for row in steps) / len(steps),
         "logprob_diff_largest_mean": max(row["actor/train_infer_diff_token_mean"] for row in steps),
         "logprob_diff_max": max(row["actor/train_infer_diff_token_max"] for row in steps),
     }
     for title, share in shares.items():
         print(f"{title:<20} {share:7.2%} of {run_s:.0f} s")
+    print(f"success {result['success']}")
     print(f"|Δ log-prob| mean {result['logprob_diff_mean']:.2g}, max {result['logprob_diff_max']:.2g} over {len(steps)} steps")
-    out = Path(__file__).parent / "results" / "overheads.json"
+    out = Path(__file__).parent / "results" / f"{options.name}.json"
     out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 

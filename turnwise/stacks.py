@@ -30,6 +30,7 @@ Stack = tuple[Place, ...]
 """Outermost call first."""
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_OWN = str(Path(__file__).parent)
 _EVENT_LOOP = str(Path(asyncio.__file__).parent)
 """Its own calls say nothing of who waits for whom."""
 
@@ -59,7 +60,7 @@ def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Threa
 
 def _is_of_libraries(stack: Stack) -> bool:
     """Whether none of its calls is of turnwise or of a user: a writer or monitor that waits for something to do."""
-    return all(place.file.startswith(_LIBRARIES) for place in stack)
+    return all(place.file.startswith(_LIBRARIES) and not place.file.startswith(_OWN) for place in stack)
 
 
 def _of_thread(frame: FrameType | None) -> Stack:

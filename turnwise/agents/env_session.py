@@ -36,6 +36,13 @@ class CallSettings:
     place_timeout_s: float | None = None
     """Seconds that a blocking environment waits for its turn to be called."""
     watchdog: Watchdog = field(default_factory=Watchdog)
+    places: asyncio.Semaphore | None = field(init=False, default=None, compare=False)
+    """Of blocking environments in threads; all agents with these settings share them."""
+
+    def __post_init__(self) -> None:
+        num_places = 1 if self.use_thread_lock else self.max_in_threads
+        if num_places:
+            object.__setattr__(self, "places", asyncio.Semaphore(num_places))
 
     def limit(self, tag: str, call: str) -> Wait:
         """The deadline of one call: past it an `EnvironmentFault` names tag, environment, method, seconds and setting."""
@@ -43,10 +50,9 @@ class CallSettings:
 
     def opener(self, tag: str) -> Callable[[], EnvSession]:
         """Opens one session after another; they share the places in threads."""
-        num_places = 1 if self.use_thread_lock else self.max_in_threads
-        if not num_places:
+        if self.places is None:
             return partial(EnvSession, tag, self)
-        return partial(ThreadSession, tag, self, asyncio.Semaphore(num_places))
+        return partial(ThreadSession, tag, self, self.places)
 
 
 class EnvSession:

@@ -284,9 +284,7 @@ def _deterministic(config: AgenticConfig) -> Iterator[Problem]:
     every = config.actor_train.model_update_frequency
     if config.save_steps % every:
         message = f"{config.save_steps} isn't a multiple of actor_train.model_update_frequency {every}"
-        yield Problem.at(
-            "save_steps", f"{message}: a run that goes on would sample from other weights (deterministic: true)"
-        )
+        yield Problem.at("save_steps", f"{message}: a run that goes on would sample from other weights (deterministic: true)")
     if config.train_env_manager.group_size_redundancy:
         message = "lets the quickest episodes win, which deterministic: true forbids; set it to 0"
         yield Problem.at("train_env_manager.group_size_redundancy", message)

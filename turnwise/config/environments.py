@@ -83,7 +83,7 @@ class EnvManager(Section):
     """Times that a failed episode is started again with its seed."""
     env_step_timeout_s: Positive = 60.0
     """Time of one call: the constructor, reset, step, close."""
-    episode_timeout_s: Positive | None = None
-    """Time of one episode."""
+    episode_timeout_s: Positive = 3600.0
+    """Time of one episode, whatever its agent waits for."""
     max_failed_fraction: Fraction = 0.2
     """Beyond this share of failed episodes in a batch the run stops."""

@@ -64,8 +64,9 @@ class AgenticPipeline:
     def run(self) -> None:
         """Plays, gives credit, trains; until `max_steps` steps are done."""
         config, log = self.pipeline_config, self.log
-        for step in range(self.checkpoints.num_done, config.max_steps):
-            if step % config.actor_train.model_update_frequency == 0:
+        first = self.checkpoints.num_done
+        for step in range(first, config.max_steps):
+            if step == first or step % config.actor_train.model_update_frequency == 0:
                 self.model_update(step)
             if config.eval_steps and step % config.eval_steps == 0:
                 self.validate()

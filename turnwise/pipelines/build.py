@@ -118,7 +118,7 @@ def build_agentic(config: AgenticConfig, folder: RunFolder, is_quiet: bool = Fal
         checkpoints=checkpoints,
         interrupts=Interrupts(),
     )
-    _begin(config, folder, checkpoints)
+    _begin(config, folder, pipeline)
     return logged(pipeline)
 
 
@@ -227,11 +227,14 @@ def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_
     return Checkpoints(path, config.save_steps, config.max_ckpt_to_keep, num_steps, contents, dump_yaml(config))
 
 
-def _begin(config: AgenticConfig | SFTConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:
+def _begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: AgenticPipeline | SFTPipeline) -> None:
     """The last of a start: everything is built, so the run's files may be changed."""
-    if folder.resumed_from is not None:
-        checkpoints.restore(folder.resumed_from)
-    folder.begin(dump_yaml(config))
+    with ExitStack() as on_error:
+        on_error.callback(pipeline.close)
+        if folder.resumed_from is not None:
+            pipeline.checkpoints.restore(folder.resumed_from)
+        folder.begin(dump_yaml(config))
+        on_error.pop_all()
 
 
 def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
@@ -333,7 +336,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
         checkpoints=checkpoints,
         interrupts=Interrupts(),
     )
-    _begin(config, folder, checkpoints)
+    _begin(config, folder, pipeline)
     return logged(pipeline)
 
 

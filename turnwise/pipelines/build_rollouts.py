@@ -140,12 +140,10 @@ def build_scheduler(
 ) -> RolloutScheduler:
     """The rollouts of one split. Validation plays the same tasks every time."""
     manager = config.env_manager(split)
-    agents = {tag: build_agent(config, tag, split, watchdog=policy.watchdog) for tag in manager.tags}
-    if pictures is not None:
-        for tag in agents:
-            agents[tag] = pictures.recorded(
-                partial(build_agent, config, tag, split, watchdog=policy.watchdog), env_factory(config, tag, split)
-            )
+    agents = {}
+    for tag in manager.tags:
+        build = partial(build_agent, config, tag, split, settings=agent_settings(config, tag, split, policy.watchdog))
+        agents[tag] = build() if pictures is None else pictures.recorded(build, env_factory(config, tag, split))
     return RolloutScheduler(
         run_async=policy.event_loop.run,
         tasks=tasks or task_source(config, split),
@@ -195,15 +193,15 @@ def check_rollouts(config: AgenticConfig) -> None:
 
 
 def build_agent(
-    config: AgenticConfig, tag: str, split: Split, make_env: MakeEnv | None = None, watchdog: Watchdog | None = None
+    config: AgenticConfig, tag: str, split: Split, make_env: MakeEnv | None = None, settings: EnvAgentSettings | None = None
 ) -> AgentLoop:
     """The agent that plays the environment of a tag: a built-in one, or a user's class called like `EnvAgent`.
 
-    `make_env` takes the place of the tag's `env_factory`. `watchdog` ends calls of the environment that don't return.
+    `make_env` and `settings` take the place of the tag's `env_factory` and `agent_settings`.
     """
     name = config.custom_envs[tag].agent_name
     found = load_class(AGENTS.get(name) or name, f"custom_envs.{tag}.agent_name", ConfigError)
-    agent: AgentLoop = found(make_env or env_factory(config, tag, split), agent_settings(config, tag, split, watchdog))
+    agent: AgentLoop = found(make_env or env_factory(config, tag, split), settings or agent_settings(config, tag, split))
     return agent
 
 

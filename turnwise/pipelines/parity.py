@@ -19,7 +19,7 @@ from torch import Tensor
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig
 from turnwise.errors import ParityError
-from turnwise.pipelines.build_rollouts import ServedPolicy, build_agent, sampling_params
+from turnwise.pipelines.build_rollouts import ServedPolicy, agent_settings, build_agent, sampling_params
 from turnwise.pipelines.parity_causes import Evidence, Suspects, diagnose
 from turnwise.pipelines.parity_probe import Played, Probe, Prompt, Scored, first_prompts
 from turnwise.pipelines.roles import ModelRole
@@ -113,6 +113,7 @@ class ParityGate:
                 change_since = (last_version, float(np.abs(last.sampled - measured.sampled).mean()))
         # One replica alone may be at fault, so the conversations that agree are no evidence.
         failing = [conversation for conversation in played if not self._scored([conversation]).difference <= self._max_diff]
+        failing = failing or list(played)
         return Evidence(
             version, failing, self._scored(failing), self._max_diff, partial(self._ask_afresh, version, played), change_since
         )
@@ -163,7 +164,8 @@ def build_parity_gate(
 ) -> ParityGate:
     """The gate of a run, with the first prompts of its tags. `weights` are the trainer's, by their Hugging Face names."""
     manager, sampling = config.train_env_manager, sampling_params(config, "train")
-    agents = {tag: build_agent(config, tag, "train", watchdog=policy.watchdog) for tag in manager.tags}
+    settings = {tag: agent_settings(config, tag, "train", policy.watchdog) for tag in manager.tags}
+    agents = {tag: build_agent(config, tag, "train", settings=settings[tag]) for tag in manager.tags}
     heard = policy.event_loop.run(first_prompts(agents, config.seed, sampling, config.sequence_length))
     room = config.sequence_length - _TOKENS_PER_TURN
     prompts = [prompt for prompt in heard.values() if len(policy.template.start(prompt)) <= room] or [_PLAIN_PROMPT]

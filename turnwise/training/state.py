@@ -71,7 +71,7 @@ def _continue(optimizer: Optimizer, scheduler: LRScheduler, state: dict[str, Any
     have been changed; with the same ones every number is the saved run's."""
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-    place = {"last_epoch": state["scheduler"]["last_epoch"] - 1, "_step_count": state["scheduler"]["_step_count"]}
+    place = {"last_epoch": state["scheduler"]["last_epoch"] - 1, "_step_count": state["scheduler"]["_step_count"] - 1}
     scheduler.load_state_dict(scheduler.state_dict() | place)
     scheduler.step()
 
