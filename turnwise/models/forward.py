@@ -23,6 +23,8 @@ from turnwise.types import Batch, ModelOutputs
 logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 8
+_CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings of transformers' architectures for what happens between projection and logits."""
 
 
 def make_forward(model: PreTrainedModel, temperature: float = 1.0) -> PackedForward:
@@ -169,6 +171,10 @@ def _logprobs_of(logits: Tensor, targets: Tensor, temperature: float, with_entro
 
 @torch.no_grad()
 def _has_plain_head(model: PreTrainedModel) -> bool:
+    settings = model.config.to_dict()
+    # A cap can't be seen while logits are far below it, as those of a new model are.
+    if any(settings.get(name) not in (None, 1, 1.0) for name in _CHANGES_LOGITS):
+        return False
     weight = model.get_output_embeddings().weight
     inputs = {"input_ids": torch.arange(_PROBE_TOKENS, device=weight.device)[None] % len(weight)}
     logits, hidden = _run(model, inputs, True), _run(model, inputs, False)

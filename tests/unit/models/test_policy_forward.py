@@ -50,6 +50,8 @@ def test_a_batch_equals_each_sample_alone(settings: dict[str, Any]) -> None:
 def test_heads_that_change_their_logits_are_found() -> None:
     assert PolicyForward(toy_model()).has_plain_head
     assert not PolicyForward(toy_model(model_type="cohere", logit_scale=0.3)).has_plain_head
+    capped = toy_model(model_type="gemma2", final_logit_softcapping=30.0)
+    assert not PolicyForward(capped).has_plain_head, "though its logits are far below the cap"
 
 
 def test_values_come_from_a_value_head_alone() -> None:
