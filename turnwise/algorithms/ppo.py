@@ -52,6 +52,11 @@ class PPO:
                 "with reward_placement turn, adv_estimator gae works on single turn rewards, which can't be normalised; use "
                 "reward_normalization.method identity, or reward_placement final"
             )
+        if settings.add_token_level_kl and (self.normalizer.mean_type, self.normalizer.std_type) != ("none", "none"):
+            raise ConfigError(
+                "adv_estimator gae takes the KL off token rewards, and reward_normalization is of whole scores: the KL couldn't "
+                "be normalised with them. Use use_kl_loss instead of add_token_level_kl, or reward_normalization.method identity"
+            )
         by_turn = settings.gae_granularity == "turn"
         self.lambd = settings.lambd if settings.lambd is not None else (0.95 if by_turn else 1.0)
         self.running = self.normalizer.running

@@ -303,6 +303,18 @@ def test_single_turn_rewards_are_not_normalised():
         PPO(AlgorithmSettings(adv_estimator="gae", reward_normalization=RewardNormalization(method="mean_std")))
 
 
+def test_a_kl_of_tokens_is_not_normalised_with_scores():
+    settings = AlgorithmSettings(
+        adv_estimator="gae",
+        reward_placement="final",
+        reward_normalization=RewardNormalization(method="mean_std", grouping="batch"),
+        add_token_level_kl=True,
+        init_kl_coef=0.1,
+    )
+    with pytest.raises(ConfigError, match="use_kl_loss instead of add_token_level_kl"):
+        PPO(settings)
+
+
 def test_without_values_credit_is_refused():
     trajectory, sample = flat_example()
     sample.values = None
