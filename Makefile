@@ -10,7 +10,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python examples/frozen_lake/quickstart.py
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore=tests/extras
 
 # What takes minutes: twenty kills of a run. The heavy engines (vLLM, Ray, DeepSpeed, Megatron) arrive with later issues.
 test-extras: $(VENV)/.installed-dev

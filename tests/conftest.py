@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,16 @@ TINY = {
     "intermediate_size": 64,
     "max_position_embeddings": 512,
 }
+
+
+@pytest.fixture(autouse=True, scope="session")
+def signals_of_a_terminal() -> Iterator[None]:
+    """A shell starts what runs in the background with Ctrl-C ignored, and nohup ignores a closed terminal: tests press both."""
+    signals = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in signals.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

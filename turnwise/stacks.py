@@ -12,6 +12,8 @@ from pathlib import Path
 from types import CoroutineType, FrameType
 from typing import Any, NamedTuple
 
+WATCHDOG = "watchdog"
+"""Name of the threads that look at all others, and wait for nobody."""
 MAX_CALLS = 8
 """Calls of one stack that are shown: the innermost."""
 MAX_STACKS = 4
@@ -44,6 +46,7 @@ def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Threa
     frames = sys._current_frames()
     left_out = (but, threading.current_thread())
     threads = [thread for thread in threading.enumerate() if thread.ident in frames and thread not in left_out]
+    threads = [thread for thread in threads if thread.name != WATCHDOG]
     threads.sort(key=lambda thread: thread is not threading.main_thread())
     names = {thread: thread.name for thread in threads}
     if running is not None and threading.main_thread() in names:

@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from turnwise.errors import DeadlineError, TurnwiseError
-from turnwise.stacks import describe_stacks
+from turnwise.stacks import WATCHDOG, describe_stacks
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class Watchdog:
             self._previous = signal.signal(_SIGNAL, self._on_signal)
             self._thread_id = threading.get_ident()
         self._stop.clear()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name=WATCHDOG, daemon=True)
         self._thread.start()
 
     def close(self) -> None:

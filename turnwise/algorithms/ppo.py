@@ -54,8 +54,8 @@ class PPO:
             )
         if settings.add_token_level_kl and (self.normalizer.mean_type, self.normalizer.std_type) != ("none", "none"):
             raise ConfigError(
-                "adv_estimator gae takes the KL off token rewards, and reward_normalization is of whole scores: the KL couldn't "
-                "be normalised with them. Use use_kl_loss instead of add_token_level_kl, or reward_normalization.method identity"
+                "adv_estimator gae takes the KL off token rewards, and reward_normalization is of whole scores: the KL can't "
+                "be normalised with them. Use use_kl_loss instead of add_token_level_kl, or the method identity"
             )
         by_turn = settings.gae_granularity == "turn"
         self.lambd = settings.lambd if settings.lambd is not None else (0.95 if by_turn else 1.0)

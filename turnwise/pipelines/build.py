@@ -27,7 +27,14 @@ from turnwise.models.load import load_model, load_tokenizer, parse_dtype
 from turnwise.models.value_head import load_value_model
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.applied import applied_evaluation, log_applied, logged
-from turnwise.pipelines.build_rollouts import build_pictures, build_policy, build_scheduler, check_rollouts, choose_device
+from turnwise.pipelines.build_rollouts import (
+    ServedPolicy,
+    build_pictures,
+    build_policy,
+    build_scheduler,
+    check_rollouts,
+    choose_device,
+)
 from turnwise.pipelines.checkpoints import Checkpoints, Contents, Fingerprint, GlobalRandomState
 from turnwise.pipelines.evaluate import Evaluation, evaluate
 from turnwise.pipelines.interrupt import Interrupts
@@ -65,8 +72,26 @@ def build_agentic(config: AgenticConfig, folder: RunFolder, is_quiet: bool = Fal
     kl_ctrl = make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon)
     algorithm = build_algorithm(config, kl_ctrl)
     device = choose_device(config)
-    cluster = LocalCluster()
     policy = build_policy(config, device, is_trained=True)
+    with ExitStack() as on_error:
+        on_error.callback(policy.close)
+        pipeline = _assemble(config, folder, policy, device, algorithm, kl_ctrl, is_quiet)
+        _begin(config, folder, pipeline)
+        on_error.pop_all()
+    return logged(pipeline)
+
+
+def _assemble(
+    config: AgenticConfig,
+    folder: RunFolder,
+    policy: ServedPolicy,
+    device: torch.device,
+    algorithm: Algorithm,
+    kl_ctrl: KLController,
+    is_quiet: bool,
+) -> AgenticPipeline:
+    """The pipeline around a policy that is served."""
+    cluster = LocalCluster()
     strategy = _train_strategy(config, "actor_train", policy.model, device)
     actor_train = ModelRole(
         "actor_train",
@@ -90,7 +115,7 @@ def build_agentic(config: AgenticConfig, folder: RunFolder, is_quiet: bool = Fal
         parts["running"] = algorithm.running
     contents = Contents(actor_train.workers, policy.tokenizer, {"critic": critic.workers} if critic else {}, parts)
     checkpoints = build_checkpoints(config, folder, config.max_steps, contents)
-    pipeline = AgenticPipeline(
+    return AgenticPipeline(
         pipeline_config=config,
         actor_train=actor_train,
         actor_infer=policy.servers,
@@ -118,8 +143,6 @@ def build_agentic(config: AgenticConfig, folder: RunFolder, is_quiet: bool = Fal
         checkpoints=checkpoints,
         interrupts=Interrupts(),
     )
-    _begin(config, folder, pipeline)
-    return logged(pipeline)
 
 
 def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
@@ -229,12 +252,9 @@ def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_
 
 def _begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: AgenticPipeline | SFTPipeline) -> None:
     """The last of a start: everything is built, so the run's files may be changed."""
-    with ExitStack() as on_error:
-        on_error.callback(pipeline.close)
-        if folder.resumed_from is not None:
-            pipeline.checkpoints.restore(folder.resumed_from)
-        folder.begin(dump_yaml(config))
-        on_error.pop_all()
+    if folder.resumed_from is not None:
+        pipeline.checkpoints.restore(folder.resumed_from)
+    folder.begin(dump_yaml(config))
 
 
 def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:

@@ -44,4 +44,4 @@ def test_a_quiet_fine_tuning_says_where_its_model_is(run, tmp_path):
     row = {"messages": [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": "Right"}]}
     (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 4)
     out, _ = run("sft", {"train_files": "rows.jsonl"}, "--quiet")
-    assert [line.partition(":")[0] for line in out] == ["model"]
+    assert [line.partition(":")[0] for line in out] == ["model", "learning curve"]

@@ -75,10 +75,10 @@ def test_a_wrong_argument_names_the_allowed_ones() -> None:
         registry.make_env("frozen_lake", {"is_slipery": False}, "train")
 
 
-def test_a_module_that_lacks_something_itself_raises_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_fails_when_it_is_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lacking_env.py").write_text("import something_that_is_not_installed\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ModuleNotFoundError, match="something_that_is_not_installed"):
+    with pytest.raises(EnvironmentFault, match=r"importing lacking_env failed.*something_that_is_not_installed.*line 1"):
         registry.env_class("lacking_env:Env")
 
 
