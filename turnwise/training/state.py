@@ -71,9 +71,12 @@ def _continue(optimizer: Optimizer, scheduler: LRScheduler, state: dict[str, Any
     have been changed; with the same ones every number is the saved run's."""
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-    place = {"last_epoch": state["scheduler"]["last_epoch"] - 1, "_step_count": state["scheduler"]["_step_count"] - 1}
-    scheduler.load_state_dict(scheduler.state_dict() | place)
+    saved = state["scheduler"]
+    # `step` computes the rates of the next place from this run's own; it warns where it counts itself as the first one.
+    before = {"last_epoch": saved["last_epoch"] - 1, "_step_count": saved["_step_count"] + 1}
+    scheduler.load_state_dict(scheduler.state_dict() | before)
     scheduler.step()
+    scheduler.load_state_dict(scheduler.state_dict() | {"_step_count": saved["_step_count"]})
 
 
 @torch.no_grad()
