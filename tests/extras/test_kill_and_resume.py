@@ -36,14 +36,14 @@ sign = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)
 begin = RunLog.phase
 
 def phase(log, name):
-    os.pwrite(sign, name.ljust(20).encode(), 0)
+    os.pwrite(sign, name.ljust(40).encode(), 0)
     return begin(log, name)
 
 RunLog.phase = phase
 folder = start_run(config)
 run_to_end(folder, lambda: build_agentic(config, folder))
 """
-"""A run that says, in the first bytes of a file, which phase it is in."""
+"""A run that says, in the first 40 bytes of a file, which phase it is in."""
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def job(tmp_path):
 
 def start(job, output_dir, *overrides):
     sign = job / f"{output_dir}.phase"
-    sign.write_text(" " * 20)
+    sign.write_text(" " * 40)
     command = [sys.executable, "driver.py", "job.yaml", str(sign), f"output_dir={output_dir}", *overrides]
     with (job / f"{output_dir}.err").open("ab") as err:
         return subprocess.Popen(command, cwd=job, stdout=subprocess.DEVNULL, stderr=err), sign
