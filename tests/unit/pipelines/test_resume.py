@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
@@ -123,6 +124,17 @@ def test_ctrl_c_in_any_phase_changes_no_bit(make_config, whole, phase):
         run_to_end(folder, lambda: pipeline)
     assert presses.is_pressed
     assert_same_run(run(make_config(resume_from_checkpoint=True)), whole)
+
+
+def test_a_critic_goes_on_bit_by_bit(make_config, tmp_path):
+    ppo = {"adv_estimator": "gae", "critic_warmup": 1, "reward_normalization": {}, "ppo_epochs": 2}
+    ppo["critic"] = {"training_args": {"learning_rate": 1e-2, "per_device_train_batch_size": 4}}
+    whole = run(make_config(output_dir=str(tmp_path / "whole"), **ppo))
+    run(make_config(max_steps=2, **ppo))
+    resumed = run(make_config(resume_from_checkpoint=True, **ppo))
+    assert_same_run(resumed, whole)
+    ours, theirs = (load_file(pipeline.checkpoints.newest / "critic" / "model.safetensors") for pipeline in (resumed, whole))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 class Pressing(RunLog):
