@@ -256,6 +256,8 @@ class Group:
     trajectories: list[Trajectory]
     index: int = 0
     """Order of admission; the deterministic profile consumes groups in this order."""
+    greedy: Trajectory | None = None
+    """The same task played greedily, as a baseline of its siblings (ReMax); never trained on."""
 
     @property
     def samples(self) -> list[Sample]:
