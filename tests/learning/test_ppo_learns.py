@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from turnwise.config import AgenticConfig, parse_config
-from turnwise.pipelines.build import build_agentic, start_run
+from turnwise.pipelines.build import build_agentic
+from turnwise.pipelines.build_run import start_run
 from turnwise.tracking.jsonl import read_metrics
 
 

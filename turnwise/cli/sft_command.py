@@ -21,7 +21,8 @@ def run(options: argparse.Namespace) -> int:
 
 def fine_tune(config: SFTConfig, is_quiet: bool = False) -> Path:
     """Runs the pipeline of a config; returns the folder of the model."""
-    from turnwise.pipelines.build import build_sft, start_run
+    from turnwise.pipelines.build_run import start_run
+    from turnwise.pipelines.build_sft import build_sft
     from turnwise.pipelines.session import run_to_end
     from turnwise.report.curve import learning_curve
     from turnwise.tracking.jsonl import read_metrics

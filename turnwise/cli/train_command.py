@@ -22,7 +22,8 @@ def run(options: argparse.Namespace) -> int:
 
 def train(config: AgenticConfig, is_quiet: bool = False) -> dict[str, str]:
     """Runs the pipeline of a config; returns where the run, its model and its curve are."""
-    from turnwise.pipelines.build import build_agentic, start_run
+    from turnwise.pipelines.build import build_agentic
+    from turnwise.pipelines.build_run import start_run
     from turnwise.pipelines.session import run_to_end
     from turnwise.report.curve import learning_curve
     from turnwise.tracking.jsonl import read_metrics

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
-from turnwise.pipelines.build import build_agentic, build_sft, start_run
+from turnwise.pipelines.build import build_agentic
+from turnwise.pipelines.build_run import start_run
+from turnwise.pipelines.build_sft import build_sft
 from turnwise.tracking.jsonl import read_metrics
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"

@@ -15,8 +15,9 @@ from turnwise.batching.samples import build_samples
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, NotAvailableError, RolloutError
 from turnwise.models.load import load_model
-from turnwise.pipelines.build import build_agentic, evaluate_model, start_run
+from turnwise.pipelines.build import build_agentic, evaluate_model
 from turnwise.pipelines.build_rollouts import build_policy
+from turnwise.pipelines.build_run import start_run
 from turnwise.rollout.journal import read_journal
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.torch_strategy import TorchStrategy

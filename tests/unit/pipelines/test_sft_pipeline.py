@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from turnwise.config import SFTConfig, parse_config
 from turnwise.errors import DataError
-from turnwise.pipelines.build import build_sft, start_run
+from turnwise.pipelines.build_run import start_run
+from turnwise.pipelines.build_sft import build_sft
 from turnwise.tracking.jsonl import read_metrics
 
 

@@ -1,0 +1,69 @@
+"""From a role of the config to the strategy that trains or only runs its model."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from turnwise.config import AgenticConfig
+from turnwise.config.roles import TrainingArgs
+from turnwise.models.load import load_model, parse_dtype
+from turnwise.models.value_head import load_value_model
+from turnwise.pipelines.roles import BatchPlan
+from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.torch_strategy import TorchStrategy
+
+
+def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
+    """How a role's samples are cut into optimiser steps and micro-batches."""
+    role = config.roles[role_name]
+    return BatchPlan(
+        samples_per_step=role.samples_per_optimizer_step,
+        max_length=config.sequence_length,
+        seed=config.seed,
+        num_epochs=config.ppo_epochs,
+        max_sequences=role.training_args.per_device_train_batch_size,
+        max_tokens_train=role.max_tokens_per_microbatch_in_train if role.use_dynamic_batching_in_train else None,
+        max_tokens_infer=role.max_tokens_per_microbatch_in_infer if role.use_dynamic_batching_in_infer else None,
+        deadline_s=config.deadlines.train_s,
+    )
+
+
+def train_strategy(config: AgenticConfig, name: str, model: PreTrainedModel, device: torch.device) -> TorchStrategy:
+    role = config.roles[name]
+    total_steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
+    return TorchStrategy(
+        model,
+        optimizer=optimizer_settings(role.training_args, total_steps),
+        temperature=config.sampling("train").temperature,
+        max_grad_norm=config.max_grad_norm,
+        dtype=parse_dtype(role.model_args.dtype),
+        device=device,
+        is_gradient_checkpointing=not role.model_args.disable_gradient_checkpointing,
+    )
+
+
+def critic_strategy(config: AgenticConfig, device: torch.device) -> TorchStrategy:
+    arguments = config.critic.model_args
+    path, attention = arguments.model_name_or_path, arguments.attn_implementation
+    return train_strategy(config, "critic", load_value_model(path, device=device, attn_implementation=attention), device)
+
+
+def frozen_strategy(config: AgenticConfig, device: torch.device) -> TorchStrategy:
+    arguments = config.reference.model_args
+    model = load_model(arguments.model_name_or_path, device=device, attn_implementation=arguments.attn_implementation)
+    temperature = config.sampling("train").temperature
+    return TorchStrategy(model, temperature=temperature, dtype=parse_dtype(arguments.dtype), device=device)
+
+
+def optimizer_settings(arguments: TrainingArgs, total_steps: int) -> OptimizerSettings:
+    """`training_args` of a role as the optimiser takes them."""
+    return OptimizerSettings(
+        learning_rate=arguments.learning_rate,
+        weight_decay=arguments.weight_decay,
+        betas=(arguments.adam_beta1, arguments.adam_beta2),
+        scheduler=arguments.lr_scheduler_type,
+        warmup_steps=arguments.warmup_steps,
+        warmup_ratio=arguments.warmup_ratio,
+        total_steps=total_steps,
+    )

@@ -1,0 +1,80 @@
+"""What every run has, whatever it trains: a folder, trackers, checkpoints, and a profile of determinism."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from turnwise.config import AgenticConfig, SFTConfig, dump_yaml
+from turnwise.pipelines.agentic import AgenticPipeline
+from turnwise.pipelines.checkpoints import Checkpoints, Contents
+from turnwise.pipelines.resume import checkpoints_folder, open_run
+from turnwise.pipelines.run_folder import RunFolder
+from turnwise.pipelines.sft import SFTPipeline
+from turnwise.protocols import Tracker
+from turnwise.tracking.columns import Columns
+from turnwise.tracking.jsonl import JsonlTracker
+from turnwise.tracking.live import stdout_tracker
+from turnwise.tracking.tensorboard import TensorBoardTracker
+from turnwise.types import derive_seed
+
+logger = logging.getLogger(__name__)
+
+
+def build_trackers(
+    config: AgenticConfig | SFTConfig, folder: RunFolder, columns: Columns, num_steps: int, is_quiet: bool
+) -> list[Tracker]:
+    """`metrics.jsonl` always, and what `track_with` names; a quiet run prints no steps."""
+    trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
+    if "tensorboard" in config.track_with:
+        # Arguments stand under the tracker's name, or alone where there is only one tracker to take them.
+        arguments = config.tracker_kwargs.get("tensorboard", config.tracker_kwargs)
+        trackers.append(TensorBoardTracker(Path(arguments.get("log_dir", folder.tensorboard)), first_step=folder.num_done))
+    if "stdout" in config.track_with and not is_quiet:
+        view = stdout_tracker(config.exp_name, columns, num_steps, every=config.logging_steps, num_done=folder.num_done)
+        trackers.append(view)
+    return trackers
+
+
+def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_steps: int, contents: Contents) -> Checkpoints:
+    """Where and when the checkpoints of a run are saved, and what they hold."""
+    path = checkpoints_folder(config, folder.path)
+    return Checkpoints(path, config.save_steps, config.max_ckpt_to_keep, num_steps, contents, dump_yaml(config))
+
+
+def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: AgenticPipeline | SFTPipeline) -> None:
+    """The last of a start: everything is built, so the run's files may be changed."""
+    if folder.resumed_from is not None:
+        pipeline.checkpoints.restore(folder.resumed_from)
+    folder.begin(dump_yaml(config))
+
+
+def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
+    """Makes the run's folder, or opens it again, with its log.
+
+    Raises:
+        CheckpointError: `resume_from_checkpoint` asks for what isn't there or can't be continued.
+    """
+    folder, notes = open_run(config)
+    with ExitStack() as on_error:
+        on_error.callback(folder.discard)
+        folder.open_log(Path(config.logging_dir) if config.logging_dir else None)
+        for note in notes:
+            logger.warning(note)
+        on_error.pop_all()
+    return folder
+
+
+def set_profile(config: AgenticConfig | SFTConfig) -> None:
+    """Seeds torch and says which profile of determinism holds.
+
+    `deterministic: true` also makes torch refuse kernels that add up in no fixed order. On a CPU the embedded server and
+    cooperative environments give bit-identical runs without it, as long as the number of threads stays the same.
+    """
+    torch.manual_seed(derive_seed(config.seed, "torch"))
+    torch.use_deterministic_algorithms(config.deterministic)
+    profile = "deterministic" if config.deterministic else "not asked to be deterministic"
+    logger.info("profile: %s, %d threads, seed %d", profile, torch.get_num_threads(), config.seed)
