@@ -198,6 +198,10 @@ class Sample:
     """What an episode that was cut after a token could still have earned; credit reads it at a trajectory's last token."""
     advantages: FloatArray | None = None
     returns: FloatArray | None = None
+    kept: NDArray[np.bool_] | None = None
+    """`TokenFacts` of the optimiser step at hand, like the next two."""
+    importance: FloatArray | None = None
+    chosen: NDArray[np.bool_] | None = None
     media: tuple[Media, ...] = ()
     media_positions: tuple[int, ...] = ()
 
@@ -210,8 +214,9 @@ class Sample:
         return int(self.response_mask.sum())
 
     @property
-    def num_trained_turns(self) -> int:
-        return sum(bool(self.response_mask[span.start : span.stop].any()) for span in self.turn_spans)
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """The trained tokens that the loss counts."""
+        return self.response_mask if self.kept is None else self.response_mask & self.kept
 
 
 @dataclass(slots=True)
@@ -278,6 +283,20 @@ class Denominators(NamedTuple):
     num_turns: float = 0.0
 
 
+class TokenFacts(NamedTuple):
+    """What a loss must know of single tokens that follows from its whole optimiser step: arrays [N], None for nothing to say.
+
+    They are made before the step is cut into micro-batches, so that no result depends on the cut.
+    """
+
+    kept: Any = None
+    """bool: False takes a token out of the loss and of its denominators. It stays in the ratios of its turn and sequence."""
+    importance: Any = None
+    """float32: constant factors of the tokens' policy losses."""
+    chosen: Any = None
+    """bool: tokens that the loss treats in another way."""
+
+
 @dataclass(slots=True)
 class Batch:
     """Samples packed one after another, as one micro-batch. A closed schema: `[N]` tokens of `S` samples.
@@ -307,12 +326,20 @@ class Batch:
     values: Any = None
     advantages: Any = None
     returns: Any = None
+    kept: Any = None
+    importance: Any = None
+    chosen: Any = None
     media: tuple[Media, ...] = ()
     media_positions: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def loss_mask(self) -> Any:
+        """bool [N]: the trained tokens that the loss counts, and the denominators with it."""
+        return self.response_mask if self.kept is None else self.response_mask & self.kept
 
     def map(self, convert: Callable[[Any], Any]) -> Batch:
         """The same batch with `convert` applied to every array that is there."""

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any, ClassVar, Literal
 
@@ -53,6 +53,27 @@ class IdentityEnv(TextEnv):
         is_over = self._turn == self._num_turns
         observation = "done" if is_over else self._shown[self._turn]
         return observation, is_right / self._num_turns, is_over, False, {"metrics": {"success": float(is_right)}}
+
+
+class KindsEnv(TextEnv):
+    """Each turn names a kind of character and wants one of it, so that random answers are right now and then and the right
+    ones depend on what is shown. Every right answer is worth its share of 1."""
+
+    metric_reductions: ClassVar[Mapping[str, Reduction]] = {"success": "mean"}
+    KINDS: ClassVar[Mapping[str, Callable[[str], bool]]] = {"l": str.islower, "u": str.isupper, "d": str.isdigit}
+
+    def __init__(self, num_turns: int = 3) -> None:
+        self._num_turns = num_turns
+        self._wanted: list[str] = []
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        self._wanted = random.Random(seed).choices(list(self.KINDS), k=self._num_turns)
+        return self._wanted[0], {}
+
+    def step(self, action: str) -> Step:
+        is_right = self.KINDS[self._wanted.pop(0)](action)
+        observation = self._wanted[0] if self._wanted else "done"
+        return observation, is_right / self._num_turns, not self._wanted, False, {"metrics": {"success": float(is_right)}}
 
 
 class LettersEnv(TextEnv):

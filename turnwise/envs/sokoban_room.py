@@ -1,0 +1,203 @@
+"""Rooms of Sokoban: moving, telling apart, reading and drawing at random.
+
+A cell is row · width + column; an action is 0 up, 1 down, 2 left, 3 right. All around a room is wall, so that no step leaves it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from turnwise.errors import EnvironmentFault
+from turnwise.types import Split
+
+LETTERS = "# .*$@+"
+"""The usual letters of Sokoban collections, by number: wall, floor, target, box on target, box, player, player on target."""
+WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
+
+FLOOR_SHARE = (0.5, 0.9)
+"""Bounds of the share of inner cells that are floor, drawn anew for each room."""
+MAX_DRAWS = 5_000
+"""Rooms that are drawn before giving up on arguments that (almost) never yield one."""
+
+
+class Layout(NamedTuple):
+    """What no move changes."""
+
+    height: int
+    width: int
+    walls: frozenset[int]
+    targets: frozenset[int]
+
+    @property
+    def steps(self) -> tuple[int, int, int, int]:
+        """What each action adds to a cell."""
+        return (-self.width, self.width, -1, 1)
+
+
+class State(NamedTuple):
+    """What moves change."""
+
+    player: int
+    boxes: frozenset[int]
+
+
+def move(layout: Layout, state: State, action: int) -> State:
+    """The state after an action: the player walks, or pushes the one box ahead of him, or stays where neither goes.
+
+    >>> layout, state = read_room(["######", "#@$ .#", "######"])
+    >>> move(layout, state, 3)
+    State(player=8, boxes=frozenset({9}))
+    """
+    step = layout.steps[action]
+    ahead = state.player + step
+    if ahead in layout.walls:
+        return state
+    if ahead not in state.boxes:
+        return State(ahead, state.boxes)
+    beyond = ahead + step
+    if beyond in layout.walls or beyond in state.boxes:
+        return state
+    return State(ahead, state.boxes - {ahead} | {beyond})
+
+
+def cell_numbers(layout: Layout, state: State) -> list[int]:
+    """What is on each cell, by its number in `LETTERS`."""
+    cells = [FLOOR] * (layout.height * layout.width)
+    for cell in layout.walls:
+        cells[cell] = WALL
+    for cell in layout.targets:
+        cells[cell] = TARGET
+    for cell in state.boxes:
+        cells[cell] = BOX_ON_TARGET if cell in layout.targets else BOX
+    cells[state.player] = PLAYER_ON_TARGET if state.player in layout.targets else PLAYER
+    return cells
+
+
+def layout_hash(layout: Layout) -> int:
+    """A hash in [0, 2⁶⁴) of walls and targets: the same in every process."""
+    cells = ["#" if cell in layout.walls else "." if cell in layout.targets else " " for cell in range(num_cells(layout))]
+    text = f"{layout.width}:{''.join(cells)}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def num_cells(layout: Layout) -> int:
+    return layout.height * layout.width
+
+
+def in_split(layout: Layout, split: Split | None) -> bool:
+    """Whether a room belongs to `split`: by its content a quarter of all rooms validate and the others train.
+
+    The content that counts is what no move changes, so that no state of a held-out room is ever met in training.
+    """
+    return split is None or (layout_hash(layout) % 4 == 0) == (split == "val")
+
+
+def random_room(
+    seed: int, dim_room: tuple[int, int] = (6, 6), num_boxes: int = 1, search_depth: int = 300, split: Split | None = None
+) -> tuple[Layout, State]:
+    """A room of `dim_room` (height, width; walls included) that can be solved and isn't yet; it follows from the arguments.
+
+    A floor grows cell by cell, targets fall on it, and a game is played backwards from the solved room: `search_depth`
+    random moves, pulling. The room starts in the state that this game discovered last and in which no box is on a target.
+
+    Raises:
+        EnvironmentFault: an argument is out of range, or no such room turns up in `MAX_DRAWS` draws.
+    """
+    height, width = dim_room
+    if min(height, width) < 3 or num_boxes < 1 or search_depth < 1:
+        raise EnvironmentFault(
+            f"got dim_room {list(dim_room)}, num_boxes {num_boxes} and search_depth {search_depth} for Sokoban; "
+            f"sides must be at least 3, boxes and depth at least 1"
+        )
+    rng = random.Random(seed)
+    for _ in range(MAX_DRAWS):
+        floor = _grown_floor(rng, height, width)
+        if len(floor) < 2 * num_boxes + 1:
+            continue
+        targets = frozenset(_taken(rng, floor) for _ in range(num_boxes))
+        walls = frozenset(range(height * width)) - targets - frozenset(floor)
+        layout = Layout(height, width, walls, targets)
+        if in_split(layout, split):
+            start = _played_backwards(rng, layout, State(_picked(rng, floor), targets), search_depth)
+            if start is not None:
+                return layout, start
+    raise EnvironmentFault(
+        f"no {height}×{width} room with {num_boxes} boxes for split {split!r} in {MAX_DRAWS} draws; in env_config raise "
+        f"dim_room or search_depth, lower num_boxes, or, for tiny rooms, which are too few to share out, set split: null"
+    )
+
+
+def read_room(rows: Sequence[str]) -> tuple[Layout, State]:
+    """A given room in the letters of Sokoban collections.
+
+    Raises:
+        EnvironmentFault: it isn't a rectangle of those letters with walls all around, one player, and as many boxes as
+            targets, at least one.
+    """
+    letters = "".join(rows)
+    if not letters or len({len(row) for row in rows}) != 1 or set(letters) - set(LETTERS):
+        raise EnvironmentFault(f"room_rows {list(rows)!r} must be rows of one length, of the letters {LETTERS!r}")
+    border = rows[0] + rows[-1] + "".join(row[0] + row[-1] for row in rows)
+    if set(border) != {"#"}:
+        raise EnvironmentFault(f"room_rows {list(rows)!r} must have walls (#) all around")
+    walls, targets, boxes, players = (
+        frozenset(cell for cell, letter in enumerate(letters) if letter in wanted) for wanted in ("#", ".*+", "$*", "@+")
+    )
+    if len(players) != 1 or not boxes or len(boxes) != len(targets):
+        raise EnvironmentFault(
+            f"room_rows {list(rows)!r} has {len(players)} players, {len(boxes)} boxes and {len(targets)} targets; "
+            f"it must have one player, and as many boxes as targets, at least one"
+        )
+    return Layout(len(rows), len(rows[0]), walls, targets), State(next(iter(players)), boxes)
+
+
+def _grown_floor(rng: random.Random, height: int, width: int) -> list[int]:
+    """Inner cells that hang together, in the order in which they were added."""
+    inner = [row * width + column for row in range(1, height - 1) for column in range(1, width - 1)]
+    low, high = FLOOR_SHARE
+    size = round(len(inner) * (low + (high - low) * rng.random()))
+    is_free = dict.fromkeys(inner, True)
+    floor: list[int] = []
+    edge = [_picked(rng, inner)]
+    while len(floor) < size:
+        cell = _taken(rng, edge)
+        if is_free[cell]:
+            is_free[cell] = False
+            floor.append(cell)
+            edge += [next_to for next_to in (cell - width, cell + width, cell - 1, cell + 1) if is_free.get(next_to)]
+    return floor
+
+
+def _played_backwards(rng: random.Random, layout: Layout, state: State, search_depth: int) -> State | None:
+    """The state without a box on a target that the backward game discovered last, None if it met none.
+
+    Each move undoes one of `move`, so whatever state it reaches is solved by the same moves in reverse.
+    """
+    seen: set[State] = set()
+    last = None
+    for _ in range(search_depth):
+        step = layout.steps[int(4 * rng.random())]
+        player, behind, boxes = state.player - step, state.player + step, state.boxes
+        if player in layout.walls or player in boxes:
+            continue
+        if behind in boxes:
+            boxes = boxes - {behind} | {state.player}
+        state = State(player, boxes)
+        if state not in seen and boxes.isdisjoint(layout.targets):
+            seen.add(state)
+            last = state
+    return last
+
+
+# Of all methods of `random.Random`, only `random()` is promised to give the same numbers in every version of Python.
+
+
+def _picked(rng: random.Random, cells: Sequence[int]) -> int:
+    return cells[int(len(cells) * rng.random())]
+
+
+def _taken(rng: random.Random, cells: list[int]) -> int:
+    return cells.pop(int(len(cells) * rng.random()))
