@@ -97,7 +97,15 @@ def run(job: Job, algorithm: str, seed: int, options: argparse.Namespace) -> dic
     folder = max(path.parent for path in (work / name).glob("*/metrics.jsonl"))
     model = max((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.removeprefix("checkpoint-")))
     after = score(work / f"{name}.json", common, str(model))
-    row = {"algorithm": algorithm, "seed": seed, "after_sft": before, "after_rl": after, **curves(folder, job.tag)}
+    environment = json.loads((folder / "environment.json").read_text())
+    row = {
+        "algorithm": algorithm,
+        "seed": seed,
+        "revision": environment["git_revision"],
+        "after_sft": before,
+        "after_rl": after,
+        **curves(folder, job.tag),
+    }
     print(f"{options.task} {name}: {before['success']:.3f} → {after['success']:.3f} in {row['train_s']:.0f} s", flush=True)
     return row
 

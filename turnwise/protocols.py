@@ -23,6 +23,7 @@ from turnwise.types import (
     Reduction,
     SamplingParams,
     Task,
+    TokenFacts,
     Trajectory,
     Turn,
 )
@@ -108,6 +109,15 @@ class HasStateKey(Protocol):
     """An environment that names its true state, where equal observations may hide different states (GiGPO)."""
 
     def state_key(self) -> Hashable: ...
+
+
+@runtime_checkable
+class HasExpert(Protocol):
+    """An environment that can play itself: a baseline to compare with, and a teacher."""
+
+    def expert_action(self) -> str:
+        """A good action in the current state."""
+        ...
 
 
 class Conversation(Protocol):
@@ -306,14 +316,14 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class PreparesStep(Protocol):
-    """An algorithm whose loss needs facts of the whole optimiser step (`clip_cov`, `kl_cov`)."""
+    """A loss that must know of single tokens what only the whole optimiser step tells: which are chosen, masked, weighted."""
 
-    def prepare(self, step_batch: Batch) -> None:
-        """Chooses what the micro-batches of the next optimiser step need to know, and keeps it in `loss`.
+    def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenFacts, list[Metric]]:
+        """What the tokens of the next optimiser step are to know, numpy arrays [N] of the step batch, and what was measured.
 
-        The role (`pipelines.roles`) calls it once an optimiser step, with all of the step's samples as one packed batch of
-        numpy arrays, before it hands the micro-batches and `loss` to the ranks. A position in the step batch is none in a
-        micro-batch: what is kept must be a fact of the step (a mean, a threshold, a seed).
+        The role (`pipelines.roles`) calls it once an optimiser step, in the pipeline's process, with all of the step's samples
+        as one packed batch of numpy arrays and a seed of the step. The facts travel with their tokens into the micro-batches,
+        whose denominators count what is kept. The loss itself keeps nothing.
         """
         ...
 

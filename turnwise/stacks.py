@@ -7,6 +7,7 @@ import linecache
 import sys
 import sysconfig
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CoroutineType, FrameType
@@ -59,6 +60,14 @@ def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Threa
         *_groups("task", ((task.get_name(), _of_task(task)) for task in tasks)),
     ]
     return "\n".join(f"  {line}" for line in lines)
+
+
+def describe_error(error: BaseException, max_calls: int = 3) -> str:
+    """What was raised, and the innermost calls that led to it: those of a user, where there are any."""
+    calls = traceback.extract_tb(error.__traceback__)
+    foreign = [call for call in calls if not call.filename.startswith((*_LIBRARIES, _OWN))]
+    lines = [f"{call.filename}:{call.lineno} in {call.name}: {call.line}" for call in (foreign or calls)[-max_calls:]]
+    return "\n".join([*lines, "".join(traceback.format_exception_only(error)).strip()])
 
 
 def _is_of_libraries(stack: Stack) -> bool:

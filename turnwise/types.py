@@ -215,8 +215,13 @@ class Sample:
 
     @property
     def loss_mask(self) -> NDArray[np.bool_]:
-        """The trained tokens that the loss counts."""
+        """bool [N]: the trained tokens that the loss counts."""
         return self.response_mask if self.kept is None else self.response_mask & self.kept
+
+    @property
+    def num_counted_turns(self) -> int:
+        mask = self.loss_mask
+        return sum(bool(mask[span.start : span.stop].any()) for span in self.turn_spans)
 
 
 @dataclass(slots=True)
@@ -272,9 +277,8 @@ class Group:
 class Denominators(NamedTuple):
     """What the losses of one *optimiser step* are divided by, known before its first micro-batch.
 
-    `num_tokens` = Σ weight·trained tokens, `num_sequences` = Σ weight over samples with a trained token, `num_turns` =
-    Σ weight·turns with a trained token, all over all micro-batches and all ranks; `max_length` is the constant
-    `sequence_length`.
+    `num_tokens` = Σ weight·tokens of the loss mask, `num_sequences` = Σ weight over samples that have one, `num_turns` =
+    Σ weight·turns that have one, all over all micro-batches and all ranks; `max_length` is the constant `sequence_length`.
     """
 
     num_tokens: float

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.types import Batch, Denominators, Sample
+from turnwise.types import Batch, Denominators, Sample, TokenFacts
 
-_OPTIONAL = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns")
+_OPTIONAL = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", *TokenFacts._fields)
 
 
 def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:

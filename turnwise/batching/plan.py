@@ -66,8 +66,8 @@ def denominators(samples: Sequence[Sample], max_length: int) -> Denominators:
     Denominators(num_tokens=3.0, num_sequences=1.5, max_length=8, num_turns=1.5)
     """
     return Denominators(
-        num_tokens=float(sum(sample.weight * sample.num_trained for sample in samples)),
-        num_sequences=float(sum(sample.weight for sample in samples if sample.num_trained)),
+        num_tokens=float(sum(sample.weight * int(sample.loss_mask.sum()) for sample in samples)),
+        num_sequences=float(sum(sample.weight for sample in samples if sample.loss_mask.any())),
         max_length=max_length,
-        num_turns=float(sum(sample.weight * sample.num_trained_turns for sample in samples)),
+        num_turns=float(sum(sample.weight * sample.num_counted_turns for sample in samples)),
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from turnwise.envs.frozen_lake import FrozenLakeEnv
 from turnwise.envs.frozen_lake_map import shortest_path
 
 
+@runtime_checkable
 class HasActions(Protocol):
     """An environment with a fixed list of action words."""
 

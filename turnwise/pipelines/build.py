@@ -35,7 +35,7 @@ from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.parity import build_parity_gate
 from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.run_folder import RunFolder
-from turnwise.protocols import Algorithm, PreparesStep, Stateful
+from turnwise.protocols import Algorithm, Stateful
 from turnwise.rollout.journal import Journal
 from turnwise.spec import ESTIMATORS
 from turnwise.tracking.columns import AGENTIC_COLUMNS
@@ -80,7 +80,6 @@ def _assemble(
         cluster.spawn("actor_train", lambda: strategy),
         batch_plan(config, "actor_train"),
         policy.watchdog,
-        prepare=algorithm.prepare if isinstance(algorithm, PreparesStep) else None,
     )
     reference = None
     if "ref_logprobs" in algorithm.needs:

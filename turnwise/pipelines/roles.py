@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
-from turnwise.protocols import Loss, Output, Workers
-from turnwise.types import Batch, FloatArray, Metric, Sample, derive_seed
+from turnwise.protocols import Loss, Output, PreparesStep, Workers
+from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
 from turnwise.watchdog import Watchdog
 
 LogprobField = Literal["old_logprobs", "ref_logprobs"]
@@ -48,23 +48,14 @@ class BatchPlan:
 class ModelRole:
     """`actor_train`, `reference` or `critic`, on whatever workers they run.
 
-    `watchdog` ends a call of the workers that takes longer than the plan's deadline. `prepare` is shown all samples of an
-    optimiser step as one batch, before its micro-batches (`protocols.PreparesStep`).
+    `watchdog` ends a call of the workers that takes longer than the plan's deadline.
     """
 
-    def __init__(
-        self,
-        name: str,
-        workers: Workers,
-        plan: BatchPlan,
-        watchdog: Watchdog,
-        prepare: Callable[[Batch], None] | None = None,
-    ) -> None:
+    def __init__(self, name: str, workers: Workers, plan: BatchPlan, watchdog: Watchdog) -> None:
         self.name = name
         self.workers = workers
         self.plan = plan
         self.watchdog = watchdog
-        self._prepare = prepare
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> None:
         """Fills `into` of every sample with this model's log-probs of its tokens."""
@@ -99,26 +90,38 @@ class ModelRole:
         """Trains on the samples: `num_epochs` seeded passes, each in optimiser steps of `samples_per_step`."""
         seed = derive_seed(self.plan.seed, self.name, "shuffle", step)
         metrics: list[Metric] = []
-        for epoch in optimizer_steps(len(samples), self.plan.samples_per_step, seed, self.plan.num_epochs):
-            for indices in epoch:
-                metrics += self.optimizer_step([samples[i] for i in indices], loss)
+        plan = optimizer_steps(len(samples), self.plan.samples_per_step, seed, self.plan.num_epochs)
+        for number, indices in enumerate(indices for epoch in plan for indices in epoch):
+            metrics += self.optimizer_step([samples[i] for i in indices], loss, derive_seed(seed, number))
         return metrics
 
-    def optimizer_step(self, samples: Sequence[Sample], loss: Loss) -> list[Metric]:
-        """One optimiser step on all of the samples; none where no token of them is trained on.
+    def optimizer_step(self, samples: Sequence[Sample], loss: Loss, seed: int = 0) -> list[Metric]:
+        """One optimiser step on all of the samples; none where no token of them counts. `seed` is for what a loss draws.
 
         The metrics of the strategy come back under this role's name, by the published spelling: `actor_train/grad_norm`, but
         `actor/lr`.
         """
         divisors = denominators(samples, self.plan.max_length)
-        if divisors.num_tokens == 0:
-            return [self._own(Metric("backward_steps", 0.0, "sum"))]
-        if self._prepare is not None:
-            self._prepare(pack(samples, divisors))
-        cuts = self.plan.cut(samples, self.plan.max_tokens_train)
-        batches = [pack([samples[i] for i in cut], divisors) for cut in cuts]
-        metrics: list[Metric] = self._call("train_step", batches, loss=loss)
-        return [self._own(metric) for metric in (*metrics, Metric("backward_steps", 1.0, "sum"))]
+        metrics: list[Metric] = []
+        if isinstance(loss, PreparesStep) and divisors.num_tokens:
+            samples, metrics = self._prepared(samples, divisors, loss, seed)
+            divisors = denominators(samples, self.plan.max_length)
+        if divisors.num_tokens:
+            cuts = self.plan.cut(samples, self.plan.max_tokens_train)
+            batches = [pack([samples[i] for i in cut], divisors) for cut in cuts]
+            metrics += self._call("train_step", batches, loss=loss)
+        num_steps = Metric("backward_steps", float(divisors.num_tokens > 0), "sum")
+        return [self._own(metric) for metric in (*metrics, num_steps)]
+
+    def _prepared(
+        self, samples: Sequence[Sample], divisors: Denominators, loss: PreparesStep, seed: int
+    ) -> tuple[list[Sample], list[Metric]]:
+        """Copies of the samples that know what the loss says of their tokens in this step, and what it measured."""
+        step_batch = pack(samples, divisors)
+        facts, metrics = loss.prepare(step_batch, seed)
+        known = {name: unpack(array, step_batch.lengths) for name, array in facts._asdict().items() if array is not None}
+        own = [{name: parts[index] for name, parts in known.items()} for index in range(len(samples))]
+        return [replace(sample, **facts) for sample, facts in zip(samples, own, strict=True)], metrics
 
     def _own(self, metric: Metric) -> Metric:
         if "/" in metric.name:

@@ -1,0 +1,145 @@
+"""One environment under examination: every call timed, with a deadline, and whatever goes wrong told as one kind of fault."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import TimeoutError as CallTimeout
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from turnwise.envs.check_moments import Moment, read_state_key, start_moment, step_moment
+from turnwise.envs.contract import read_reset, read_step
+from turnwise.errors import EnvironmentFault, TurnwiseError
+from turnwise.protocols import Env
+from turnwise.stacks import describe_error
+from turnwise.threads import DaemonThread
+from turnwise.types import Reduction
+
+
+class BrokenCall(EnvironmentFault):
+    """A call that hung, raised, or returned what the contract forbids."""
+
+    def __init__(self, method: str, problem: str, trace: str = "", hangs: bool = False) -> None:
+        super().__init__(problem)
+        self.method = method
+        self.problem = problem
+        self.trace = trace
+        """Where it was raised; empty for what was returned."""
+        self.hangs = hangs
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds of the calls of one method, over all environments: on the clock, and of a processor."""
+
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    is_async: bool = False
+
+
+@dataclass(slots=True)
+class Clock:
+    """The timings of an examination by method."""
+
+    timings: dict[str, Timings] = field(default_factory=dict)
+
+    def of(self, method: str) -> Timings:
+        return self.timings.setdefault(method, Timings())
+
+
+class CheckedEnv:
+    """An environment in a thread of its own, so that a call which never returns can be left behind.
+
+    Every method raises BrokenCall.
+
+    Raises:
+        TurnwiseError: the constructor refuses its arguments with a sentence of its own.
+        BrokenCall: the constructor raises anything else, or hangs.
+    """
+
+    def __init__(self, make: Callable[[], Env], timeout_s: float, clock: Clock) -> None:
+        self._thread = DaemonThread("check-env")
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._runner: asyncio.Runner | None = None
+        self._num_steps = 0
+        self.env: Env = self.call("the constructor", make)
+        self.name = type(self.env).__name__
+        self.reductions: Mapping[str, Reduction] = self.call("metric_reductions", lambda: self.env.metric_reductions)
+
+    def reset(self, seed: int) -> Moment:
+        self._num_steps = 0
+        result = self.call("reset", partial(self.env.reset, seed=seed))
+        observation, info = self._checked("reset", partial(read_reset, result, self.name))
+        return start_moment(observation, info, self._state_key())
+
+    def step(self, action: str) -> Moment:
+        self._num_steps += 1
+        result = self.call("step", partial(self.env.step, action))
+        step = self._checked("step", partial(read_step, result, self.name, self._num_steps, self.reductions))
+        return step_moment(step, self._state_key())
+
+    def render(self) -> Any:
+        return self.call("render", self.env.render)
+
+    def close(self) -> None:
+        self.call("close", self.env.close)
+
+    def end(self) -> None:
+        """Ends the thread, after a call that is stuck should that ever return."""
+        if self._runner is not None:
+            self._thread.start(self._runner.close)
+        self._thread.end()
+
+    def call(self, method: str, function: Callable[[], Any]) -> Any:
+        """What a function returns, or what its coroutine does."""
+        call = self._thread.start(self._timed, self._clock.of(method), function)
+        try:
+            error = call.exception(self._timeout_s)
+        except CallTimeout:
+            raise BrokenCall(method, f"hangs in {method}: no answer within {self._timeout_s:g} s", hangs=True) from None
+        if error is None:
+            return call.result()
+        if isinstance(error, TurnwiseError) and method == "the constructor":
+            raise error
+        told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise BrokenCall(method, f"{method} raises {told}", describe_error(error)) from error
+
+    def _timed(self, timings: Timings, function: Callable[[], Any]) -> Any:
+        started, cpu_started = time.perf_counter(), time.thread_time()
+        result = function()
+        if inspect.isawaitable(result):
+            timings.is_async = True
+            self._runner = self._runner or asyncio.Runner()
+            result = self._runner.run(_awaited(result))
+        timings.wall_s.append(time.perf_counter() - started)
+        timings.cpu_s.append(time.thread_time() - cpu_started)
+        return result
+
+    def _state_key(self) -> Hashable:
+        found = self.call("state_key", lambda: _attempt(partial(read_state_key, self.env)))
+        if isinstance(found, EnvironmentFault):
+            raise BrokenCall("state_key", str(found))
+        return found
+
+    def _checked(self, method: str, read: Callable[[], Any]) -> Any:
+        found = _attempt(read)
+        if isinstance(found, EnvironmentFault):
+            raise BrokenCall(method, str(found))
+        return found
+
+
+def _attempt(read: Callable[[], Any]) -> Any:
+    """What `read` returns, or the fault that it raises."""
+    try:
+        return read()
+    except EnvironmentFault as fault:
+        return fault
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
