@@ -42,7 +42,7 @@ class Job:
 
 
 LAKE, SOKOBAN = EXAMPLES / "frozen_lake", EXAMPLES / "sokoban"
-SIX = ("custom_envs.FrozenLake.env_config.size=6", "custom_envs.FrozenLake.max_steps=20")
+SIX = ("custom_envs.FrozenLake.env_config.size=6", "custom_envs.FrozenLake.max_steps=20", "sequence_length=1024")
 TASKS = {
     "frozen_lake": Job(
         "FrozenLake",

@@ -1,9 +1,12 @@
-"""`module:Class` → the class, imported when it is first needed."""
+"""`module:name` → the class or the function, imported when it is first needed."""
 
 from __future__ import annotations
 
 import importlib
 import traceback
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
 
 from turnwise.errors import TurnwiseError, nearest
 
@@ -17,9 +20,24 @@ def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
     Raises:
         error: the text isn't `module:Class`, there is no such module or class, or the module fails when it is imported.
     """
-    module_name, _, class_name = entry_point.partition(":")
-    if not module_name or not class_name:
-        raise error(f"{key} {entry_point!r} must be 'module:Class'")
+    found: type = _load(entry_point, key, error, type, "class")
+    return found
+
+
+def load_function(entry_point: str, key: str, error: type[TurnwiseError]) -> Callable[..., Any]:
+    """The function that an entry point names, with the same errors.
+
+    >>> load_function("textwrap:dedent", "group_filter", TurnwiseError).__name__
+    'dedent'
+    """
+    found: Callable[..., Any] = _load(entry_point, key, error, FunctionType, "function")
+    return found
+
+
+def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type, noun: str) -> Any:
+    module_name, _, name = entry_point.partition(":")
+    if not module_name or not name:
+        raise error(f"{key} {entry_point!r} must be 'module:{'Class' if kind is type else noun}'")
     try:
         module = importlib.import_module(module_name)
     except Exception as fault:  # boundary: a user's module may raise anything
@@ -31,14 +49,15 @@ def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
         where = traceback.extract_tb(fault.__traceback__)[-1]
         raise error(
             f"{key} {entry_point!r}: importing {module_name} failed with {type(fault).__name__}: {fault} "
-            f"({where.filename}, line {where.lineno}); mend it, or name another class"
+            f"({where.filename}, line {where.lineno}); mend it, or name another {noun}"
         ) from fault
     names = vars(module)
-    found = names.get(class_name)
-    if not isinstance(found, type):
-        classes = [name for name, value in names.items() if isinstance(value, type) and value.__module__ == module_name]
+    found = names.get(name)
+    if not isinstance(found, kind):
+        own = [n for n, value in names.items() if isinstance(value, kind) and value.__module__ == module_name]
+        plural = "classes" if kind is type else "functions"
         raise error(
-            f"{key} {entry_point!r}: {module_name} has no class {class_name!r}; its classes are "
-            f"{', '.join(classes) or 'none'}.{nearest(class_name, classes)}"
+            f"{key} {entry_point!r}: {module_name} has no {noun} {name!r}; its {plural} are "
+            f"{', '.join(own) or 'none'}.{nearest(name, own)}"
         )
     return found

@@ -262,9 +262,10 @@ class TrainStrategy(Protocol):
         """Named numpy arrays [N] for each batch, without gradients. Computed inside, since a vocabulary may be sharded."""
         ...
 
-    def train_step(self, micro_batches: Sequence[Batch], loss: Loss) -> list[Metric]:
-        """One optimiser step over the *list* of its micro-batches (pipeline schedules and engines that own accumulation,
-        clipping and scheduler need them together)."""
+    def train_step(self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0) -> list[Metric]:
+        """One optimiser step over the *list* of its micro-batches (pipeline schedules and engines that own accumulation and
+        clipping need them together), at the learning rate of this `position` in the schedule: the optimiser steps that were
+        planned up to here. It need not be whole; docs/design/training.md says what it counts."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Any]]:

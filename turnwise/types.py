@@ -24,6 +24,8 @@ Split = Literal["train", "val"]
 FinishReason = Literal["stop", "length", "aborted"]
 Status = Literal["finished", "truncated", "failed"]
 Limit = Literal["max_steps", "sequence_length", "environment", "time"]
+Rejection = Literal["failed", "filtered"]
+"""Why a group that was played isn't trained on: an episode failed for good, or the group filter didn't keep it."""
 Reduction = Literal["mean", "sum", "max", "min", "last"]
 """How numbers combine into one."""
 PooledReduction = Literal["p99", "ess"]
@@ -268,6 +270,8 @@ class Group:
     """Order of admission; the deterministic profile consumes groups in this order."""
     greedy: Trajectory | None = None
     """The same task played greedily, as a baseline of its siblings (ReMax); never trained on."""
+    rejected: Rejection | None = None
+    """Set where it isn't trained on."""
 
     @property
     def samples(self) -> list[Sample]:

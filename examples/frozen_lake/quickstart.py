@@ -63,6 +63,7 @@ def main() -> None:
 
     announce("3/4  supervised fine-tuning: imitate the erring player")
     sft_overrides = [f"pretrain={made.folder}", f"train_files=[{demos}]", f"output_dir={out}", f"seed={options.seed}"]
+    sft_overrides += [f"sequence_length={config.sequence_length}"]
     sft_config, _ = load_config(HERE / "sft.yaml", sft_overrides, SFTConfig)
     sft_model = named(fine_tune(sft_config), out / "sft_model")
     after_sft = success(config, sft_model, options.episodes)

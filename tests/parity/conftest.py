@@ -83,7 +83,7 @@ def walker(tmp_path_factory) -> Path:
     strategy = TorchStrategy(model, optimizer=optimizer)
     for start in range(0, len(samples), BATCH):
         batch = samples[start : start + BATCH]
-        strategy.train_step([pack(batch, denominators(batch, max_length=512))], CrossEntropy())
+        strategy.train_step([pack(batch, denominators(batch, max_length=512))], CrossEntropy(), position=start // BATCH)
     save_model(model, tokenizer, folder)
     return folder
 

@@ -106,6 +106,8 @@ class CheckedEnv:
             return call.result()
         if isinstance(error, TurnwiseError) and method == "the constructor":
             raise error
+        if isinstance(error, EnvironmentFault):
+            raise BrokenCall(method, str(error)) from error
         told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise BrokenCall(method, f"{method} raises {told}", describe_error(error)) from error
 
@@ -121,24 +123,13 @@ class CheckedEnv:
         return result
 
     def _state_key(self) -> Hashable:
-        found = self.call("state_key", lambda: _attempt(partial(read_state_key, self.env)))
-        if isinstance(found, EnvironmentFault):
-            raise BrokenCall("state_key", str(found))
-        return found
+        return self.call("state_key", partial(read_state_key, self.env))
 
     def _checked(self, method: str, read: Callable[[], Any]) -> Any:
-        found = _attempt(read)
-        if isinstance(found, EnvironmentFault):
-            raise BrokenCall(method, str(found))
-        return found
-
-
-def _attempt(read: Callable[[], Any]) -> Any:
-    """What `read` returns, or the fault that it raises."""
-    try:
-        return read()
-    except EnvironmentFault as fault:
-        return fault
+        try:
+            return read()
+        except EnvironmentFault as fault:
+            raise BrokenCall(method, str(fault)) from None
 
 
 async def _awaited(result: Any) -> Any:

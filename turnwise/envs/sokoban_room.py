@@ -76,15 +76,15 @@ def cell_numbers(layout: Layout, state: State) -> list[int]:
     return cells
 
 
+def inner_walls(layout: Layout) -> frozenset[int]:
+    """The walls but for those around the room."""
+    return layout.walls.intersection(_inner_cells(layout.height, layout.width))
+
+
 def layout_hash(layout: Layout) -> int:
     """A hash in [0, 2⁶⁴) of walls and targets: the same in every process."""
-    cells = ["#" if cell in layout.walls else "." if cell in layout.targets else " " for cell in range(num_cells(layout))]
-    text = f"{layout.width}:{''.join(cells)}"
+    text = f"{layout.height},{layout.width}:{sorted(layout.walls)}:{sorted(layout.targets)}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def num_cells(layout: Layout) -> int:
-    return layout.height * layout.width
 
 
 def in_split(layout: Layout, split: Split | None) -> bool:
@@ -154,9 +154,13 @@ def read_room(rows: Sequence[str]) -> tuple[Layout, State]:
     return Layout(len(rows), len(rows[0]), walls, targets), State(next(iter(players)), boxes)
 
 
+def _inner_cells(height: int, width: int) -> list[int]:
+    return [row * width + column for row in range(1, height - 1) for column in range(1, width - 1)]
+
+
 def _grown_floor(rng: random.Random, height: int, width: int) -> list[int]:
     """Inner cells that hang together, in the order in which they were added."""
-    inner = [row * width + column for row in range(1, height - 1) for column in range(1, width - 1)]
+    inner = _inner_cells(height, width)
     low, high = FLOOR_SHARE
     size = round(len(inner) * (low + (high - low) * rng.random()))
     is_free = dict.fromkeys(inner, True)

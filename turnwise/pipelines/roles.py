@@ -31,6 +31,10 @@ class BatchPlan:
     max_tokens_train: int | None = None
     max_tokens_infer: int | None = None
     deadline_s: float | None = None
+    samples_per_batch: int | None = None
+    """That the schedule counts on, one a trajectory; None = as many as there are."""
+    first_step: int = 0
+    """Step of the pipeline in which the role is trained first."""
 
     def cut(self, samples: Sequence[Sample], max_tokens: int | None) -> list[list[int]]:
         """Indices of each micro-batch. Samples that begin alike stand together, so that their prefix is computed once."""
@@ -43,6 +47,20 @@ class BatchPlan:
     def num_optimizer_steps(self, num_samples: int) -> int:
         """Optimiser steps that a batch of `num_samples` makes."""
         return self.num_epochs * -(-num_samples // self.samples_per_step)
+
+    def position(self, step: int, number: int, num_samples: int) -> float:
+        """Where in the schedule optimiser step `number` of the pipeline's step begins, which trains on `num_samples`.
+
+        A step of the pipeline is always worth the optimiser steps that were planned for it, however many it makes.
+
+        >>> plan = BatchPlan(samples_per_step=4, max_length=64, seed=0, samples_per_batch=8)
+        >>> [plan.position(5, number, num_samples=8) for number in range(2)]
+        [10.0, 11.0]
+        >>> [plan.position(5, number, num_samples=16) for number in range(4)]
+        [10.0, 10.5, 11.0, 11.5]
+        """
+        planned = self.num_optimizer_steps(self.samples_per_batch or num_samples)
+        return (step - self.first_step) * planned + number * planned / self.num_optimizer_steps(num_samples)
 
 
 class ModelRole:
@@ -92,11 +110,13 @@ class ModelRole:
         metrics: list[Metric] = []
         plan = optimizer_steps(len(samples), self.plan.samples_per_step, seed, self.plan.num_epochs)
         for number, indices in enumerate(indices for epoch in plan for indices in epoch):
-            metrics += self.optimizer_step([samples[i] for i in indices], loss, derive_seed(seed, number))
+            position = self.plan.position(step, number, len(samples))
+            metrics += self.optimizer_step([samples[i] for i in indices], loss, position, derive_seed(seed, number))
         return metrics
 
-    def optimizer_step(self, samples: Sequence[Sample], loss: Loss, seed: int = 0) -> list[Metric]:
-        """One optimiser step on all of the samples; none where no token of them counts. `seed` is for what a loss draws.
+    def optimizer_step(self, samples: Sequence[Sample], loss: Loss, position: float, seed: int = 0) -> list[Metric]:
+        """One optimiser step on all of the samples; none where no token of them counts. `position` is its place in the
+        schedule, `seed` for what a loss draws.
 
         The metrics of the strategy come back under this role's name, by the published spelling: `actor_train/grad_norm`, but
         `actor/lr`.
@@ -109,7 +129,7 @@ class ModelRole:
         if divisors.num_tokens:
             cuts = self.plan.cut(samples, self.plan.max_tokens_train)
             batches = [pack([samples[i] for i in cut], divisors) for cut in cuts]
-            metrics += self._call("train_step", batches, loss=loss)
+            metrics += self._call("train_step", batches, loss=loss, position=position)
         num_steps = Metric("backward_steps", float(divisors.num_tokens > 0), "sum")
         return [self._own(metric) for metric in (*metrics, num_steps)]
 

@@ -55,7 +55,7 @@ class SFTPipeline:
             chosen = [self.train_samples[i] for i in steps[step]]
             self.interrupts.hold("finishing this step")
             with log.phase("train") as clock, self.checkpoints.updating(step):
-                log.add(self.sft.optimizer_step(chosen, self.loss))
+                log.add(self.sft.optimizer_step(chosen, self.loss, position=step))
             log.add([Metric("system/tps", sum(s.num_tokens for s in chosen) / clock.elapsed_s)])
             log.end_step(step)
             if self.checkpoints.is_due:

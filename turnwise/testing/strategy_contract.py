@@ -127,14 +127,14 @@ class StrategyContract(ABC):
     def test_a_loaded_strategy_continues_bit_by_bit(self, tmp_path: Path) -> None:
         batches = toy_batches(toy_samples(4))
         first = self.make_strategy()
-        for _ in range(2):
-            first.train_step(batches, self.loss())
+        for position in range(2):
+            first.train_step(batches, self.loss(), position)
         first.save(tmp_path / "state")
         first.save(tmp_path / "state")
         second = self.make_strategy()
         second.load(tmp_path / "state")
-        for _ in range(2):
-            expected, got = (metric(s.train_step(batches, self.loss()), "lr") for s in (first, second))
+        for position in range(2, 4):
+            expected, got = (metric(s.train_step(batches, self.loss(), position), "lr") for s in (first, second))
             assert expected == got
         for name, tensor in weights_of(first).items():
             assert torch.equal(tensor, weights_of(second)[name]), name

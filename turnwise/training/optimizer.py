@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.optim import AdamW
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import SGD, AdamW
 from transformers import get_scheduler
 
 from turnwise.errors import ConfigError, nearest
@@ -27,7 +26,7 @@ _SCHEDULES = {
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules, in optimiser steps.
+    """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules, in planned optimiser steps (see `Schedule`).
 
     `warmup_steps` wins over `warmup_ratio`, a share of `total_steps`.
 
@@ -88,15 +87,44 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
     )
 
 
-def build_scheduler(optimizer: AdamW, settings: OptimizerSettings) -> LRScheduler:
-    """The schedule. `constant` with warm-up steps warms up, where transformers' own would ignore them."""
+class Schedule:
+    """The learning rate as a function of the position in the run: the optimiser steps that were planned up to there.
+
+    A position needn't be whole: where episodes make more samples than were planned for, an optimiser step is a part of one.
+    `constant` with warm-up steps warms up, where transformers' own would ignore them.
+
+    >>> schedule = Schedule(OptimizerSettings(1.0, scheduler="linear", total_steps=4))
+    >>> [schedule.rate(position) for position in (0, 1, 1.5, 4, 5)]
+    [1.0, 0.75, 0.625, 0.0, 0.0]
+    """
+
+    def __init__(self, settings: OptimizerSettings) -> None:
+        self._peak = settings.learning_rate
+        self._factor = _factor(settings)
+
+    def rate(self, position: float) -> float:
+        """The learning rate of the optimiser step that begins at `position`."""
+        return self._peak * self._factor(position)
+
+    def apply(self, optimizer: AdamW, position: float) -> float:
+        """Gives every parameter the rate at `position`, and returns it."""
+        rate = self.rate(position)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+
+def _factor(settings: OptimizerSettings) -> Callable[[float], float]:
+    """What the peak is multiplied by at a position. transformers hands its functions out with an optimiser only."""
     warms_up = settings.scheduler == "constant" and settings.num_warmup_steps > 0
-    return get_scheduler(
+    scheduler = get_scheduler(
         "constant_with_warmup" if warms_up else settings.scheduler,
-        optimizer,
+        SGD([nn.Parameter(torch.zeros(1))], lr=settings.learning_rate),
         num_warmup_steps=settings.num_warmup_steps,
         num_training_steps=settings.total_steps,
     )
+    factor: Callable[[float], float] = scheduler.lr_lambdas[0]
+    return factor
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:

@@ -6,11 +6,9 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
@@ -21,15 +19,14 @@ _FULL_BYTES = 2**20
 """Free space below which a disk counts as full."""
 
 
-def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None, scheduler: LRScheduler | None) -> None:
-    """Writes weights as a Hugging Face folder, and optimiser, schedule and random states beside them.
+def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None) -> None:
+    """Writes weights as a Hugging Face folder, and optimiser and random states beside them.
 
     Raises:
         OSError: they can't be written.
     """
     state = {
         "optimizer": None if optimizer is None else optimizer.state_dict(),
-        "scheduler": None if scheduler is None else scheduler.state_dict(),
         "cpu_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all(),
     }
@@ -44,7 +41,7 @@ def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
         raise OSError(f"{folder / _TRAINER_FILE}: {reason}") from fault
 
 
-def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None, scheduler: LRScheduler | None) -> None:
+def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None) -> None:
     """Copies a saved state into the live objects, whose tensors stay where they are (an engine may share them).
 
     Raises:
@@ -57,26 +54,15 @@ def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
     require_weights(folder, missing)
     copy_weights(saved, model)
     state = torch.load(file, map_location="cpu", weights_only=True)
-    if optimizer is not None and scheduler is not None:
+    if optimizer is not None:
         if state["optimizer"] is None:
             raise ModelError(f"{folder}: was saved without an optimiser and can't continue training")
-        _continue(optimizer, scheduler, state)
+        # The moments alone: rates, betas and decay are those of this run's settings, which may have been changed.
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
     torch.set_rng_state(state["cpu_rng"])
     if len(state["cuda_rng"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda_rng"])
-
-
-def _continue(optimizer: Optimizer, scheduler: LRScheduler, state: dict[str, Any]) -> None:
-    """Takes over the moments and the place in the schedule. Rates, betas and decay are those of this run's settings, which may
-    have been changed; with the same ones every number is the saved run's."""
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-    saved = state["scheduler"]
-    # `step` computes the rates of the next place from this run's own; it warns where it counts itself as the first one.
-    before = {"last_epoch": saved["last_epoch"] - 1, "_step_count": saved["_step_count"] + 1}
-    scheduler.load_state_dict(scheduler.state_dict() | before)
-    scheduler.step()
-    scheduler.load_state_dict(scheduler.state_dict() | {"_step_count": saved["_step_count"]})
 
 
 @torch.no_grad()

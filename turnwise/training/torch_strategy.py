@@ -18,7 +18,7 @@ from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.models.facts import dtype_name, loaded_model
 from turnwise.models.forward import make_forward
 from turnwise.protocols import Loss, MemoryKind, Output, StrategyFacts
-from turnwise.training.optimizer import OptimizerSettings, build_optimizer, build_scheduler, clip_gradients
+from turnwise.training.optimizer import OptimizerSettings, Schedule, build_optimizer, clip_gradients
 from turnwise.training.state import load_state, save_state
 from turnwise.types import Batch, Metric, ModelOutputs
 
@@ -53,7 +53,7 @@ class TorchStrategy:
         self.dtype = dtype
         self.max_grad_norm = max_grad_norm
         self._outputs = make_forward(self.model, temperature)
-        self._optimizer = self._scheduler = None
+        self._optimizer = self._schedule = None
         self._checkpointed: list[torch.nn.Module] = []
         self._has_skipped = False
         self._settings = optimizer
@@ -62,7 +62,7 @@ class TorchStrategy:
         else:
             _require_trainable(self.model, dtype)
             self._optimizer = build_optimizer(self.model, optimizer)
-            self._scheduler = build_scheduler(self._optimizer, optimizer)
+            self._schedule = Schedule(optimizer)
             self._checkpointed = _checkpoint_layers(self.model) if is_gradient_checkpointing else []
 
     def forward(self, batches: Sequence[Batch], outputs: frozenset[Output]) -> list[dict[str, Any]]:
@@ -78,15 +78,15 @@ class TorchStrategy:
             results.append({name: _to_numpy(tensor) for name, tensor in tensors.named().items() if name in outputs})
         return results
 
-    def train_step(self, micro_batches: Sequence[Batch], loss: Loss) -> list[Metric]:
+    def train_step(self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0) -> list[Metric]:
         """One optimiser step. Adds `grad_norm` (before clipping), `lr` and `skipped_steps` to the loss's metrics.
 
-        A loss or a gradient that isn't finite leaves weights, optimiser and schedule as they are.
+        A loss or a gradient that isn't finite leaves weights and optimiser as they are.
 
         Raises:
             NotAvailableError: the strategy has no optimiser.
         """
-        if self._optimizer is None or self._scheduler is None:
+        if self._optimizer is None or self._schedule is None:
             raise NotAvailableError("a torch_infer strategy can't train; use strategy_name: torch_train")
         self._optimizer.zero_grad(set_to_none=True)
         metrics: list[Metric] = []
@@ -99,13 +99,12 @@ class TorchStrategy:
             is_finite = is_finite and bool(torch.isfinite(value.detach()))
             metrics.extend(loss_metrics)
         grad_norm = clip_gradients(self._parameters(), self.max_grad_norm).item()
-        learning_rate = self._scheduler.get_last_lr()[0]
+        learning_rate = self._schedule.apply(self._optimizer, position)
         is_skipped = not (is_finite and np.isfinite(grad_norm))
         if is_skipped:
             self._report_skip(grad_norm)
         else:
             self._optimizer.step()
-            self._scheduler.step()
             metrics.append(Metric("grad_norm", grad_norm))
         self._optimizer.zero_grad(set_to_none=True)
         return [*metrics, Metric("lr", learning_rate, "last"), Metric("skipped_steps", float(is_skipped), "sum")]
@@ -116,8 +115,8 @@ class TorchStrategy:
             yield name, parameter.detach()
 
     def save(self, folder: Path) -> None:
-        """Writes the model as a Hugging Face folder, with optimiser, schedule and random states."""
-        save_state(folder, self.model, self._optimizer, self._scheduler)
+        """Writes the model as a Hugging Face folder, with optimiser and random states."""
+        save_state(folder, self.model, self._optimizer)
 
     def load(self, folder: Path) -> None:
         """Continues from what `save` wrote, bit by bit.
@@ -125,7 +124,7 @@ class TorchStrategy:
         Raises:
             ModelError: the folder holds no such state.
         """
-        load_state(folder, self.model, self._optimizer, self._scheduler)
+        load_state(folder, self.model, self._optimizer)
 
     def offload(self, kinds: Iterable[MemoryKind]) -> None:
         """Moves `weights` and `optimizer` to host memory; nothing to do on a CPU."""

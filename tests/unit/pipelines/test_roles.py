@@ -17,9 +17,11 @@ from turnwise.watchdog import Watchdog
 class Recorder:
     def __init__(self):
         self.steps = []
+        self.positions = []
 
-    def train_step(self, batches, loss):
+    def train_step(self, batches, loss, position):
         self.steps.append(batches)
+        self.positions.append(position)
         return [Metric("grad_norm", 1.0), Metric("lr", 0.1, "last"), Metric("actor/pg_loss", 2.0)]
 
     def forward(self, batches, outputs):
@@ -88,7 +90,7 @@ def test_a_step_without_trained_tokens_is_left_out_and_counted():
 @pytest.mark.parametrize("method", ["train_step", "forward"])
 def test_a_trainer_that_never_returns_is_named(method):
     class Stuck(Recorder):
-        def train_step(self, batches, loss):
+        def train_step(self, batches, loss, position):
             threading.Event().wait()
 
         def forward(self, batches, outputs):
