@@ -61,9 +61,14 @@ HEAVY: dict[str, str] = {
     "deepspeed": "training/",
     "megatron": "training/",
     "mlflow": "tracking/",
+    "peft": "models/lora.py",
     "langgraph": "agents/",
     "langchain": "agents/",
     "langchain_core": "agents/",
+    "gymnasium": "envs/",
+    "minigrid": "envs/",
+    "textarena": "envs/textarena_env.py",
+    "reasoning_gym": "envs/reasoning_gym_env.py",
 }
 """Optional libraries and the one module or folder that imports each."""
 
@@ -72,6 +77,7 @@ BROAD_EXCEPT = {
     "inference/embedded/server.py",
     "inference/server_manager.py",
     "pipelines/parity_probe.py",
+    "rollout/group_filter.py",
     "rollout/scheduler.py",
     "threads.py",
 }

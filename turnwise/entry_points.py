@@ -1,4 +1,4 @@
-"""`module:name` → the class or the function, imported when it is first needed."""
+"""`module:Class` or `module:function` → the object, imported when it is first needed."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
     Raises:
         error: the text isn't `module:Class`, there is no such module or class, or the module fails when it is imported.
     """
-    found: type = _load(entry_point, key, error, type, "class")
+    found: type = _load(entry_point, key, error, type, "class", "classes")
     return found
 
 
 def load_function(entry_point: str, key: str, error: type[TurnwiseError]) -> Callable[..., Any]:
-    """The function that an entry point names, with the same errors.
+    """The function that an entry point names; the rest as `load_class`.
 
-    >>> load_function("textwrap:dedent", "group_filter", TurnwiseError).__name__
-    'dedent'
+    >>> load_function("textwrap:dedent", "pg_variant", TurnwiseError)("  a")
+    'a'
     """
-    found: Callable[..., Any] = _load(entry_point, key, error, FunctionType, "function")
+    found: Callable[..., Any] = _load(entry_point, key, error, FunctionType, "function", "functions")
     return found
 
 
-def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type, noun: str) -> Any:
+def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type, noun: str, nouns: str) -> Any:
     module_name, _, name = entry_point.partition(":")
     if not module_name or not name:
-        raise error(f"{key} {entry_point!r} must be 'module:{'Class' if kind is type else noun}'")
+        raise error(f"{key} {entry_point!r} must be 'module:{noun.capitalize() if kind is type else noun}'")
     try:
         module = importlib.import_module(module_name)
     except Exception as fault:  # boundary: a user's module may raise anything
@@ -54,10 +54,9 @@ def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type, no
     names = vars(module)
     found = names.get(name)
     if not isinstance(found, kind):
-        own = [n for n, value in names.items() if isinstance(value, kind) and value.__module__ == module_name]
-        plural = "classes" if kind is type else "functions"
+        own = [other for other, value in names.items() if isinstance(value, kind) and value.__module__ == module_name]
         raise error(
-            f"{key} {entry_point!r}: {module_name} has no {noun} {name!r}; its {plural} are "
+            f"{key} {entry_point!r}: {module_name} has no {noun} {name!r}; its {nouns} are "
             f"{', '.join(own) or 'none'}.{nearest(name, own)}"
         )
     return found

@@ -50,7 +50,7 @@ class WatchedRunner:
 
     def __init__(self, watchdog: Watchdog, turn_s: float | None = None, setting: str = "deadlines.env_s") -> None:
         self.watchdog = watchdog
-        self._runner = asyncio.Runner(loop_factory=_new_loop)
+        self._runner = asyncio.Runner(loop_factory=new_loop)
         self._turn_s = turn_s
         self._setting = setting
 
@@ -86,7 +86,8 @@ class WatchedRunner:
         self.close()
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop whose `asyncio.to_thread` keeps no process from ending."""
     loop = asyncio.new_event_loop()
     loop.set_default_executor(DaemonExecutor())
     return loop

@@ -59,6 +59,8 @@ class StrategyFacts:
     optimizer: str = ""
     """The optimiser with its schedule; empty for a frozen model."""
     recomputes_activations: bool = False
+    adapters: str = ""
+    """Rank, scale and modules of what is trained in place of the model's own parameters; empty where those are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,12 @@ class Conversation(Protocol):
 
         Raises:
             ServerError: the request can't be served.
-            RolloutError: the very first prompt doesn't fit into the context.
+            RolloutError: the very first prompt of the episode doesn't fit into its context.
         """
+        ...
+
+    async def close(self) -> None:
+        """The context is over: nothing more is said in it, and servers may forget it. Closing again changes nothing."""
         ...
 
     def remaining_tokens(self) -> int:
@@ -258,8 +264,11 @@ class Loss(Protocol):
 class TrainStrategy(Protocol):
     """One role's model and optimiser on this rank. Blind to the algorithm; at most eight methods."""
 
-    def forward(self, batches: Sequence[Batch], outputs: frozenset[Output]) -> list[dict[str, Any]]:
-        """Named numpy arrays [N] for each batch, without gradients. Computed inside, since a vocabulary may be sharded."""
+    def forward(
+        self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
+    ) -> list[dict[str, Any]]:
+        """Named numpy arrays [N] for each batch, without gradients. Computed inside, since a vocabulary may be sharded.
+        `without_adapter` asks for those of the model under a LoRA adapter: the reference that needs no second model."""
         ...
 
     def train_step(self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0) -> list[Metric]:

@@ -36,7 +36,7 @@ LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
 class EstimatorSpec:
     """One `adv_estimator`, and which keys of the config mean something to it.
 
-    `entry` is `module:Class` of the Algorithm, empty where it isn't available. `placement` is the default
+    `entry` is `module:Class` of the Algorithm. `placement` is the default
     `reward_placement`: `score` means that the estimator works on trajectory scores. `normalization` is the default
     `(grouping, method)`; `own` estimators define their own and refuse `reward_normalization`.
     """
@@ -57,6 +57,8 @@ class EstimatorSpec:
     """`step_reward_gamma`"""
     mixes_step_advantages: bool = False
     """`episode_reward_weight`, `step_reward_weight`"""
+    whitens_advantages: bool = False
+    """Always, so that `whiten_advantages` adds nothing."""
     is_own: bool = False
     """A user's class, which may read anything."""
     paper: str = ""
@@ -66,18 +68,33 @@ class EstimatorSpec:
         """A user's `module:Class`: nothing is known of it, so no key is called useless."""
         return cls(entry, discounts=True, has_td_errors=True, has_step_returns=True, mixes_step_advantages=True, is_own=True)
 
-    @property
-    def is_available(self) -> bool:
-        return bool(self.entry)
+
+Granularity = Literal["token", "segment", "geometric", "sequence"]
+"""Over what a ratio of probabilities is taken: a token; a turn or a sequence (the geometric mean of their tokens' ratios); or
+the whole sequence (their product)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VariantSpec:
-    """One `pg_variant`: its `pg_args` with defaults, and the `loss_agg_mode` that it uses unless told otherwise."""
+    """One `pg_variant`: its `pg_args` with defaults, and the `loss_agg_mode` that it uses unless told otherwise.
+
+    `granularities` are those that its ratio can have, its own first. Empty for a loss without a ratio.
+    """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
     aggregation: str = "token-mean"
-    is_available: bool = False
+    granularities: tuple[Granularity, ...] = ("token", "segment")
+    chooses_tokens: bool = False
+    """Over the whole optimiser step, from old log-probs."""
+    paper: str = ""
+
+    def ratio_refusal(self, name: str, ratio_type: Granularity | None) -> str:
+        """Why this variant can't have the `ratio_type`; empty where it can."""
+        if ratio_type is None or ratio_type in self.granularities:
+            return ""
+        if not self.granularities:
+            return f"pg_variant {name} has no probability ratio; leave ratio_type out"
+        return f"pg_variant {name} takes its ratio over a whole sequence; use segment for turns, or pg_variant ppo for tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +121,9 @@ ESTIMATORS: dict[str, EstimatorSpec] = {
         has_td_errors=True,
         paper="Schulman et al. 2016, arXiv:1506.02438",
     ),
-    "reinforce": EstimatorSpec(placement="turn", discounts=True, paper="Williams 1992"),
+    "reinforce": EstimatorSpec(
+        "turnwise.algorithms.reinforce:Reinforce", placement="turn", discounts=True, paper="Williams 1992"
+    ),
     "grpo": EstimatorSpec(
         "turnwise.algorithms.grpo:GRPO",
         normalization=_GROUP,
@@ -112,20 +131,66 @@ ESTIMATORS: dict[str, EstimatorSpec] = {
         compares_siblings=True,
         paper="Shao et al. 2024, arXiv:2402.03300",
     ),
-    "rloo": EstimatorSpec(normalization="own", compares_siblings=True, paper="Ahmadian et al. 2024, arXiv:2402.14740"),
-    "reinforce_plus_plus": EstimatorSpec(placement="final", discounts=True, paper="Hu 2025, arXiv:2501.03262"),
+    "rloo": EstimatorSpec(
+        "turnwise.algorithms.rloo:RLOO",
+        normalization="own",
+        compares_siblings=True,
+        paper="Ahmadian et al. 2024, arXiv:2402.14740",
+    ),
+    "reinforce_plus_plus": EstimatorSpec(
+        "turnwise.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
+        placement="final",
+        discounts=True,
+        whitens_advantages=True,
+        paper="Hu 2025, arXiv:2501.03262",
+    ),
     "reinforce_plus_plus_baseline": EstimatorSpec(
-        normalization="own", compares_siblings=True, paper="Hu 2025, arXiv:2501.03262"
+        "turnwise.algorithms.reinforce_plus_plus:ReinforcePlusPlusBaseline",
+        normalization="own",
+        compares_siblings=True,
+        whitens_advantages=True,
+        paper="Hu 2025, arXiv:2501.03262",
     ),
-    "agentic_reinforce": EstimatorSpec(placement="turn", discounts=True),
-    "step_reinforce": EstimatorSpec(placement="turn", normalization=_GROUP, compares_siblings=True, has_step_returns=True),
+    "agentic_reinforce": EstimatorSpec(
+        "turnwise.algorithms.agentic_reinforce:AgenticReinforce", placement="turn", discounts=True
+    ),
+    "step_reinforce": EstimatorSpec(
+        "turnwise.algorithms.step_reinforce:StepReinforce",
+        placement="turn",
+        normalization=_GROUP,
+        compares_siblings=True,
+        has_step_returns=True,
+    ),
     "gigpo": EstimatorSpec(
-        normalization=_GROUP, has_step_returns=True, mixes_step_advantages=True, paper="Feng et al. 2025, arXiv:2505.10978"
+        "turnwise.algorithms.gigpo:GiGPO",
+        placement="turn",
+        normalization=_GROUP,
+        needs_mean=True,
+        compares_siblings=True,
+        has_step_returns=True,
+        mixes_step_advantages=True,
+        paper="Feng et al. 2025, arXiv:2505.10978",
     ),
-    "opo": EstimatorSpec(normalization="own", compares_siblings=True, paper="Hao et al. 2025, arXiv:2505.23585"),
-    "grpo_passk": EstimatorSpec(normalization="own", compares_siblings=True, paper="Tang et al. 2025, arXiv:2503.19595"),
-    "gpg": EstimatorSpec(normalization="own", compares_siblings=True, paper="Chu et al. 2025, arXiv:2504.02546"),
+    "opo": EstimatorSpec(
+        "turnwise.algorithms.opo:OPO",
+        normalization="own",
+        compares_siblings=True,
+        paper="Hao et al. 2025, arXiv:2505.23585",
+    ),
+    "grpo_passk": EstimatorSpec(
+        "turnwise.algorithms.grpo_passk:GRPOPassK",
+        normalization="own",
+        compares_siblings=True,
+        paper="Tang et al. 2025, arXiv:2503.19595",
+    ),
+    "gpg": EstimatorSpec(
+        "turnwise.algorithms.gpg:GPG",
+        normalization="own",
+        compares_siblings=True,
+        paper="Chu et al. 2025, arXiv:2504.02546",
+    ),
     "remax": EstimatorSpec(
+        "turnwise.algorithms.remax:ReMax",
         needs=frozenset({"greedy_sibling"}),
         placement="final",
         normalization="own",
@@ -136,18 +201,28 @@ ESTIMATORS: dict[str, EstimatorSpec] = {
 
 _CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 
+_BY_SEQUENCE: tuple[Granularity, ...] = ("geometric", "segment")
+
 PG_VARIANTS: dict[str, VariantSpec] = {
-    "ppo": VariantSpec({**_CLIP, "dual_clip": 3.0}, is_available=True),
-    "gspo": VariantSpec({"clip_low": 3e-4, "clip_high": 4e-4}, "seq-mean-token-mean"),
-    "gmpo": VariantSpec({"clip_low": 0.4, "clip_high": 0.4}, "seq-mean-token-mean"),
-    "cispo": VariantSpec(dict(_CLIP)),
-    "sapo": VariantSpec({"tau_positive": 1.0, "tau_negative": 1.05}),
-    "vanilla": VariantSpec(),
-    "tis": VariantSpec({"cap": 2.0}),
-    "topr": VariantSpec({"weight_positive": 1.0, "weight_negative": 1.0}),
-    "kimi15": VariantSpec({"tau": 0.1}),
-    "clip_cov": VariantSpec({**_CLIP, "fraction": 2e-4, "covariance_low": 1.0, "covariance_high": 5.0}),
-    "kl_cov": VariantSpec({"fraction": 2e-4, "coef": 1.0}),
+    "ppo": VariantSpec({**_CLIP, "dual_clip": 3.0}, paper="Schulman et al. 2017, arXiv:1707.06347"),
+    "gspo": VariantSpec(
+        {"clip_low": 3e-4, "clip_high": 4e-4}, "seq-mean-token-mean", _BY_SEQUENCE, paper="Zheng et al. 2025, arXiv:2507.18071"
+    ),
+    "gmpo": VariantSpec(
+        {"clip_low": 0.4, "clip_high": 0.4}, "seq-mean-token-mean", _BY_SEQUENCE, paper="Zhao et al. 2025, arXiv:2507.20673"
+    ),
+    "cispo": VariantSpec(dict(_CLIP), paper="MiniMax 2025, arXiv:2506.13585"),
+    "sapo": VariantSpec({"tau_positive": 1.0, "tau_negative": 1.05}, paper="Gao et al. 2025, arXiv:2511.20347"),
+    "vanilla": VariantSpec(granularities=(), paper="Williams 1992"),
+    "tis": VariantSpec({"cap": 2.0}, paper="Ionides 2008"),
+    "topr": VariantSpec({"weight_positive": 1.0, "weight_negative": 1.0}, paper="Le Roux et al. 2025, arXiv:2503.14286"),
+    "kimi15": VariantSpec({"tau": 0.1}, granularities=(), paper="Kimi Team 2025, arXiv:2501.12599"),
+    "clip_cov": VariantSpec(
+        {**_CLIP, "fraction": 2e-4, "covariance_low": 1.0, "covariance_high": 5.0},
+        chooses_tokens=True,
+        paper="Cui et al. 2025, arXiv:2505.22617",
+    ),
+    "kl_cov": VariantSpec({"fraction": 2e-4, "coef": 1.0}, chooses_tokens=True, paper="Cui et al. 2025, arXiv:2505.22617"),
 }
 
 STRATEGIES: dict[str, StrategySpec] = {
@@ -177,7 +252,14 @@ AGENT_ALIASES: dict[str, str] = {
     "ReactAgentLoop": "react_agent",
 }
 
-ENVS: dict[str, str] = {"frozen_lake": "turnwise.envs.frozen_lake:FrozenLakeEnv", "sokoban": "", "webshop": ""}
+ENVS: dict[str, str] = {
+    "frozen_lake": "turnwise.envs.frozen_lake:FrozenLakeEnv",
+    "sokoban": "turnwise.envs.sokoban:SokobanEnv",
+    "gymnasium": "turnwise.envs.gymnasium_env:GymnasiumEnv",
+    "textarena": "turnwise.envs.textarena_env:TextArenaEnv",
+    "reasoning_gym": "turnwise.envs.reasoning_gym_env:ReasoningGymEnv",
+    "webshop": "",
+}
 """Built-in `env_type`s; others are registered at run time or named `module:Class`."""
 
 
@@ -198,6 +280,9 @@ TRACKERS: dict[str, TrackerSpec] = {
     "mlflow": TrackerSpec("mlflow"),
 }
 
+ContextMode = Literal["trajectory", "step"]
+"""One growing context an episode, or a fresh one each turn."""
+
 ANSWER_PATTERN = r"<answer>(.*?)</answer>"
 THINK_ANSWER_PATTERN = r"<think>(.*?)</think>\s*<answer>(.*?)</answer>"
 DEFAULT_ACTION_PATTERN = ANSWER_PATTERN
@@ -207,6 +292,12 @@ DEFAULT_TURN_TEMPLATE = (
     "Turn {turn_idx}:\n{observation}\n{suffix}You have {actions_left} actions left. "
     "Give your next action as <answer>action</answer>, in at most {max_response_length} tokens."
 )
+DEFAULT_STEP_TEMPLATE = (
+    "Earlier steps ({history_length} of {step_count}):\n{history}\n\nStep {current_step}:\n{current_observation}\n{suffix}"
+    "You have {actions_left} actions left. Give your next action as <answer>action</answer>, in at most {max_response_length} "
+    "tokens."
+)
+"""`agent_template` in mode `step`."""
 TURN_PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length", "env_instruction", "suffix")
 """What an `agent_template` can show of a turn."""
 STEP_PLACEHOLDERS = ("history", "history_length", "step_count", "current_step", "current_observation")

@@ -63,10 +63,10 @@ def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Threa
 
 
 def describe_error(error: BaseException, max_calls: int = 3) -> str:
-    """What was raised, and the innermost calls that led to it: those of a user, where there are any."""
+    """What was raised, and the innermost calls that led to it, of a user's own code where it is in any."""
     calls = traceback.extract_tb(error.__traceback__)
     foreign = [call for call in calls if not call.filename.startswith((*_LIBRARIES, _OWN))]
-    lines = [f"{call.filename}:{call.lineno} in {call.name}: {call.line}" for call in (foreign or calls)[-max_calls:]]
+    lines = [f"{call.filename}:{call.lineno} in {call.name}: {call.line}" for call in (foreign or calls[-1:])[-max_calls:]]
     return "\n".join([*lines, "".join(traceback.format_exception_only(error)).strip()])
 
 

@@ -24,13 +24,10 @@ Split = Literal["train", "val"]
 FinishReason = Literal["stop", "length", "aborted"]
 Status = Literal["finished", "truncated", "failed"]
 Limit = Literal["max_steps", "sequence_length", "environment", "time"]
-Rejection = Literal["failed", "filtered"]
-"""Why a group that was played isn't trained on: an episode failed for good, or the group filter didn't keep it."""
 Reduction = Literal["mean", "sum", "max", "min", "last"]
 """How numbers combine into one."""
 PooledReduction = Literal["p99", "ess"]
-"""Statistics that don't follow from those of parts, so all values come together first: the 99th percentile, and the effective
-sample size (Σρ)² / (n·Σρ²) of n importance ratios ρ, the share of them that equally weighted ones would need."""
+"""Of all values together, not of parts: the 99th percentile, the effective sample size (Σρ)² / (n·Σρ²) of n ratios ρ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +267,8 @@ class Group:
     """Order of admission; the deterministic profile consumes groups in this order."""
     greedy: Trajectory | None = None
     """The same task played greedily, as a baseline of its siblings (ReMax); never trained on."""
-    rejected: Rejection | None = None
-    """Set where it isn't trained on."""
+    rejected: Literal["failed", "filtered"] | None = None
+    """Why it isn't trained on: an episode failed for good, or the group filter didn't keep it."""
 
     @property
     def samples(self) -> list[Sample]:

@@ -28,10 +28,10 @@ from turnwise.config import AgenticConfig, SFTConfig, load_config
 from turnwise.data.demonstrations import read_demonstrations
 from turnwise.envs.frozen_lake import FrozenLakeEnv
 from turnwise.envs.frozen_lake_map import best_blind_path
-from turnwise.envs.players import BlindPlayer, ErringPlayer, Player, RandomPlayer, ShortestPathPlayer
+from turnwise.envs.players import BlindPlayer, ErringPlayer, ExpertPlayer, Player, RandomPlayer
 from turnwise.models.make import make_model
-from turnwise.pipelines.build import evaluate_model
 from turnwise.pipelines.build_rollouts import agent_settings, env_factory
+from turnwise.pipelines.build_saved import evaluate_model
 from turnwise.pipelines.corpus import message_text
 from turnwise.pipelines.evaluate import Score, success_table
 from turnwise.report.curve import learning_curve
@@ -126,7 +126,7 @@ def tasks_of(config: AgenticConfig, split: Split, num_tasks: int) -> list[Task]:
 
 
 def erring_player(env: FrozenLakeEnv, task: Task) -> Player:
-    return ErringPlayer(ShortestPathPlayer(env), ERROR_RATE, seed=derive_seed(task.seed, "player"))
+    return ErringPlayer(ExpertPlayer(env), ERROR_RATE, seed=derive_seed(task.seed, "player"))
 
 
 def baselines(config: AgenticConfig, num_episodes: int) -> list[tuple[str, Score]]:
@@ -138,7 +138,7 @@ def baselines(config: AgenticConfig, num_episodes: int) -> list[tuple[str, Score
     players: dict[str, Callable[..., Player]] = {
         "random player": lambda env, task: RandomPlayer(env, seed=derive_seed(task.seed, "player")),
         "best blind path": lambda env, task: BlindPlayer(env, path),
-        "shortest path": lambda env, task: ShortestPathPlayer(env),
+        "shortest path": lambda env, task: ExpertPlayer(env),
     }
     rows = []
     for name, make_player in players.items():

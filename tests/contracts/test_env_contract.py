@@ -10,12 +10,16 @@ from typing import Any, ClassVar
 import pytest
 
 from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.gymnasium_env import GymnasiumEnv
+from turnwise.envs.sokoban import SokobanEnv
 from turnwise.errors import EnvironmentFault
 from turnwise.protocols import Env
 from turnwise.testing.env_contract import check_env_contract
 from turnwise.testing.toy_envs import BanditEnv, IdentityEnv, NaNEnv, RaisingEnv, SlowEnv, WrongTupleEnv
 
 MOVES = ["Right", "down", "Jump", "Down", "Left", "Right", "Down", "Right"]
+DRIVES = ["south", "pickup", "north", "east", "fly", "dropoff", "west", "West"]
+WALKS = ["forward", "left", "forward", "toggle", "pickup", "right", "forward", "drop", "done", "forward"]
 TOKENS = ["a", "b", "c", "d"]
 
 
@@ -26,6 +30,20 @@ TOKENS = ["a", "b", "c", "d"]
         (partial(FrozenLakeEnv, size=8, observation="both", split="val"), MOVES),
         (partial(FrozenLakeEnv, observation="coordinates", format_penalty=-0.1, split="train"), MOVES),
         (partial(FrozenLakeEnv, render_mode="rgb_array"), MOVES),
+        (SokobanEnv, MOVES),
+        (partial(SokobanEnv, dim_room=[8, 8], num_boxes=2, observation="both", split="val"), MOVES),
+        (partial(SokobanEnv, observation="coordinates", format_penalty=-0.1, split="train"), MOVES),
+        (partial(SokobanEnv, render_mode="rgb_array", room_rows=["#####", "#@$.#", "#####"]), MOVES),
+        (partial(GymnasiumEnv, "Taxi-v4", kwargs={"is_rainy": True, "fickle_passenger": True}), DRIVES),
+        (partial(GymnasiumEnv, "Taxi-v4", renderer="ansi", format_penalty=-1.0, split="val"), DRIVES),
+        (partial(GymnasiumEnv, "CliffWalkingSlippery-v1", render_mode="rgb_array"), MOVES),
+        (partial(GymnasiumEnv, "FrozenLake-v1", renderer="ansi"), MOVES),
+        (partial(GymnasiumEnv, "Blackjack-v1", split="train"), ["hit", "hit", "stick"]),
+        (partial(GymnasiumEnv, "CartPole-v1"), ["left", "right", "jump", "right"] * 5),
+        (partial(GymnasiumEnv, "minigrid:MiniGrid-MultiRoom-N2-S4-v0"), WALKS),
+        (partial(GymnasiumEnv, "minigrid:MiniGrid-Dynamic-Obstacles-5x5-v0", renderer="minigrid_full"), WALKS),
+        (partial(GymnasiumEnv, "minigrid:MiniGrid-Fetch-5x5-N2-v0", split="val"), WALKS),
+        (partial(GymnasiumEnv, "minigrid:BabyAI-GoToRedBall-v0", render_mode="rgb_array", renderer="minigrid"), WALKS),
         (BanditEnv, TOKENS),
         (IdentityEnv, TOKENS),
         (partial(SlowEnv, delay_s=0.0), TOKENS),

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from turnwise.models.freeze import freeze
+from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.testing.strategy_contract import VALUES, StrategyContract
 from turnwise.testing.toy_model import toy_model, toy_value_model
 from turnwise.training.optimizer import OptimizerSettings
@@ -28,6 +30,26 @@ class TestWithGradientCheckpointing(TestTorchStrategy):
 class TestPadded(TestTorchStrategy):
     def make_strategy(self) -> TorchStrategy:
         return TorchStrategy(toy_model(attn_implementation="sdpa"), optimizer=SETTINGS)
+
+
+class TestLoRA(TestTorchStrategy):
+    def make_strategy(self) -> TorchStrategy:
+        model = toy_model()
+        return TorchStrategy(model, adapters=Adapters(model, LoRASettings(rank=4, alpha=8)), optimizer=SETTINGS)
+
+
+class TestLoRAPaddedWithGradientCheckpointing(TestTorchStrategy):
+    def make_strategy(self) -> TorchStrategy:
+        model = toy_model(attn_implementation="sdpa")
+        adapters = Adapters(model, LoRASettings(rank=4, alpha=8, targets=("q_proj", "down_proj")))
+        return TorchStrategy(model, adapters=adapters, optimizer=SETTINGS, is_gradient_checkpointing=True)
+
+
+class TestPartlyFrozen(TestTorchStrategy):
+    def make_strategy(self) -> TorchStrategy:
+        model = toy_model()
+        freeze(model, ["model.embed_tokens", "model.layers.0."])
+        return TorchStrategy(model, optimizer=SETTINGS)
 
 
 class TestCritic(TestTorchStrategy):

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from turnwise.batching.pack import pack
+from turnwise.batching.plan import denominators
+from turnwise.chat.demonstration import encode_demonstration
+from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig, parse_config
+from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
 from turnwise.tracking.jsonl import read_metrics
+from turnwise.training.cross_entropy import CrossEntropy
+from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.torch_strategy import TorchStrategy
 
 
 class Unlearner:
@@ -25,16 +33,19 @@ class Unlearner:
         return metrics
 
 
-def train(tiny_model, tmp_path, flip):
+def train(tiny_model, tmp_path, flip, max_steps=35, **model_args):
     values = {
         "pretrain": str(tiny_model),
         "output_dir": str(tmp_path),
-        "max_steps": 35,
+        "max_steps": max_steps,
         "save_steps": 0,
         "rollout_batch_size": 64,
         "sequence_length": 96,
         "track_with": [],
-        "actor_train": {"training_args": {"learning_rate": 1e-2, "per_device_train_batch_size": 64}},
+        "actor_train": {
+            "model_args": model_args,
+            "training_args": {"learning_rate": 1e-2, "per_device_train_batch_size": 64},
+        },
         "train_env_manager": {"num_env_groups": 8, "group_size": 8},
         "custom_envs": {
             "Bandit": {
@@ -67,3 +78,27 @@ def test_grpo_finds_the_right_word(tiny_model, tmp_path, flip):
         assert scores[-1] < 0.05
     else:
         assert scores[0] < 0.3 and scores[-1] > 0.8
+
+
+@pytest.fixture(scope="module")
+def wavering_model(tiny_model, tmp_path_factory):
+    """Answers P with each of four words equally often, and knows when to say which. Adapters can't teach a new model to: its
+    embeddings, which they leave as they are, are so small that no hidden state tells between them."""
+    folder = tmp_path_factory.mktemp("models") / "wavering"
+    model, tokenizer = load_model(tiny_model), load_tokenizer(tiny_model)
+    words = ("Left", "Right", "Up", "Down")
+    told = [*(("P", word) for word in words), *((str(number), word) for number, word in enumerate(words))]
+    rows = [[{"role": "user", "content": prompt}, {"role": "assistant", "content": word}] for prompt, word in told]
+    samples = [encode_demonstration(ChatTemplate(tokenizer), row) for row in rows]
+    strategy = TorchStrategy(model, optimizer=OptimizerSettings(1e-2))
+    for _ in range(60):
+        strategy.train_step([pack(samples, denominators(samples, max_length=96))], CrossEntropy())
+    save_model(model, tokenizer, folder)
+    return folder
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_adapters_alone_find_it_too(wavering_model, tmp_path, flip):
+    scores = train(wavering_model, tmp_path, flip, max_steps=10, lora_rank=4)
+    assert 0.1 < scores[0] < 0.4
+    assert scores[-1] < 0.05 if flip else scores[-1] > 0.9

@@ -21,7 +21,7 @@ from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig, load_config
 from turnwise.envs.frozen_lake import FrozenLakeEnv
-from turnwise.envs.players import ErringPlayer, Player, ShortestPathPlayer
+from turnwise.envs.players import ErringPlayer, ExpertPlayer, Player
 from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.models.make import make_model
 from turnwise.pipelines.build import build_agentic
@@ -89,7 +89,7 @@ def walker(tmp_path_factory) -> Path:
 
 
 def _erring_player(env: FrozenLakeEnv, task: Task) -> Player:
-    return ErringPlayer(ShortestPathPlayer(env), error_rate=0.5, seed=task.seed)
+    return ErringPlayer(ExpertPlayer(env), error_rate=0.5, seed=task.seed)
 
 
 @dataclass(slots=True)

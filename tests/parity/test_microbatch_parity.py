@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from turnwise.batching.pack import unpack
 from turnwise.batching.plan import micro_batches
 from turnwise.models.forward import PolicyForward
+from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.testing.strategy_contract import OUTPUTS, WeightedLoss
 from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 from turnwise.training.optimizer import OptimizerSettings
@@ -37,21 +39,36 @@ def assert_equal(got: torch.Tensor, expected: torch.Tensor) -> None:
     assert difference.mean() <= 1e-6 and difference.max() <= 1e-4
 
 
-def loss_and_gradients(plan: Sequence[Sequence[int]], attention: str) -> tuple[torch.Tensor, torch.Tensor]:
-    model = toy_model(attn_implementation=attention)
+def adapted_model(attn_implementation: str) -> PreTrainedModel:
+    """With adapters that have learnt something: as long as B is 0, A has no gradient."""
+    model = toy_model(attn_implementation=attn_implementation)
+    Adapters(model, LoRASettings(rank=4, alpha=8))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def loss_and_gradients(
+    plan: Sequence[Sequence[int]], attention: str, make_model: Callable[..., PreTrainedModel]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    model = make_model(attn_implementation=attention)
     policy, loss, total = PolicyForward(model), WeightedLoss(), torch.zeros(())
     for batch in toy_batches(SAMPLES, plan):
         tensors = batch.map(torch.as_tensor)
         value, _ = loss(policy(tensors, OUTPUTS), tensors)
         value.backward()
         total += value.detach()
-    return total, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    return total, torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.requires_grad])
 
 
+@pytest.mark.parametrize("make_model", [toy_model, adapted_model])
 @pytest.mark.parametrize(("plan", "attention"), LAYOUTS)
-def test_losses_and_gradients(plan: str, attention: str) -> None:
-    loss, gradients = loss_and_gradients(PLANS[plan], attention)
-    expected_loss, expected_gradients = loss_and_gradients(PLANS["one by one"], "sdpa")
+def test_losses_and_gradients(plan: str, attention: str, make_model: Callable[..., PreTrainedModel]) -> None:
+    loss, gradients = loss_and_gradients(PLANS[plan], attention, make_model)
+    expected_loss, expected_gradients = loss_and_gradients(PLANS["one by one"], "sdpa", make_model)
     assert expected_gradients.abs().max() > 0.05
     assert_equal(loss, expected_loss)
     assert_equal(gradients, expected_gradients)

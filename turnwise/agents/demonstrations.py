@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class Outcome(NamedTuple):
 
 
 class PlayerConversation:
-    """A Conversation in which a player answers: text without tokens, and room for everything."""
+    """A Conversation in which a player answers: text without tokens, and room for everything. A player may answer in several."""
 
     def __init__(self, player: Player, answer_template: str, action_pattern: str | None) -> None:
         self.turns: list[Turn] = []
@@ -59,6 +60,9 @@ class PlayerConversation:
         self.turns.append(Turn(prompt_ids=no_ids, response_ids=no_ids, logprobs=np.zeros(0, np.float32), text=text))
         return reply
 
+    async def close(self) -> None:
+        return None
+
     def remaining_tokens(self) -> int:
         return 2**31
 
@@ -69,14 +73,19 @@ def demonstrations(
     make_player: MakePlayer,
     tasks: Iterable[Task],
     answer_template: str = ANSWER_TEMPLATE,
+    only_successes: bool = False,
 ) -> Iterator[list[Message]]:
-    """The messages of one episode a task, from its first prompt to the player's last answer.
+    """The messages of one episode a task, from its first prompt to the player's last answer; in mode `step` each turn's alone.
+
+    `only_successes` leaves out the episodes that the player lost: what it does where nothing helps teaches nothing.
 
     Raises:
         ConfigError: `settings.action_pattern` can't read what `answer_template` writes.
     """
-    for conversation, _ in _episodes(make_env, settings, make_player, tasks, answer_template):
-        yield conversation.messages
+    for contexts, trajectory in _episodes(make_env, settings, make_player, tasks, answer_template):
+        if not only_successes or _outcome(trajectory).is_success:
+            for conversation in contexts:
+                yield conversation.messages
 
 
 def play(
@@ -92,10 +101,7 @@ def play(
         ConfigError: `settings.action_pattern` can't read what `answer_template` writes.
     """
     episodes = _episodes(make_env, settings, make_player, tasks, answer_template)
-    return [
-        Outcome(is_success=trajectory.metrics.get("success", trajectory.score) > 0, score=trajectory.score)
-        for _, trajectory in episodes
-    ]
+    return [_outcome(trajectory) for _, trajectory in episodes]
 
 
 def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
@@ -109,19 +115,34 @@ def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
     return count
 
 
+def _outcome(trajectory: Trajectory) -> Outcome:
+    return Outcome(is_success=trajectory.metrics.get("success", trajectory.score) > 0, score=trajectory.score)
+
+
 def _episodes(
     make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task], answer_template: str
-) -> Iterator[tuple[PlayerConversation, Trajectory]]:
+) -> Iterator[tuple[list[PlayerConversation], Trajectory]]:
     sampling = SamplingParams(max_new_tokens=settings.max_tokens_per_step)
     with asyncio.Runner() as runner:
         for task in tasks:
             env = make_env(task)
-            conversation = PlayerConversation(make_player(env, task), answer_template, settings.action_pattern)
-            agent = EnvAgent(_always(env), settings)
-            [trajectory] = runner.run(agent.run(task, 0, _always(conversation), sampling))
-            yield conversation, trajectory
+            contexts = _Contexts(make_player(env, task), answer_template, settings.action_pattern)
+            agent = EnvAgent(partial(_existing, env), settings)
+            [trajectory] = runner.run(agent.run(task, 0, contexts, sampling))
+            yield contexts.opened, trajectory
 
 
-def _always(value: Any) -> Callable[..., Any]:
-    """A factory that returns what exists already."""
-    return lambda *_, **__: value
+class _Contexts:
+    """Opens the conversations of one episode, all with one player."""
+
+    def __init__(self, player: Player, answer_template: str, action_pattern: str | None) -> None:
+        self.opened: list[PlayerConversation] = []
+        self._arguments = (player, answer_template, action_pattern)
+
+    def __call__(self, *_: Any, **__: Any) -> PlayerConversation:
+        self.opened.append(PlayerConversation(*self._arguments))
+        return self.opened[-1]
+
+
+def _existing(env: Env, task: Task) -> Env:
+    return env

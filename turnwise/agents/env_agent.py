@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,10 +11,12 @@ from turnwise.agents.env_session import CallSettings, EnvSession
 from turnwise.agents.prompts import EnvPrompt
 from turnwise.envs.contract import StepResult, reduce_metric
 from turnwise.envs.parsing import compile_pattern, parse_action
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.protocols import Conversation, Env, HasStateKey, OpenConversation
-from turnwise.spec import DEFAULT_ACTION_PATTERN, DEFAULT_TURN_TEMPLATE
-from turnwise.types import Limit, Message, Observation, Reduction, SamplingParams, Task, Trajectory
+from turnwise.spec import DEFAULT_ACTION_PATTERN, DEFAULT_TURN_TEMPLATE, ContextMode
+from turnwise.types import Limit, Observation, Reduction, SamplingParams, Task, Trajectory, Turn
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,12 @@ class EnvAgentSettings:
     turn_template: str = DEFAULT_TURN_TEMPLATE
     action_pattern: str | None = DEFAULT_ACTION_PATTERN
     """None takes the whole response as the action."""
+    mode: ContextMode = "trajectory"
+    """`step` writes the prompt of every turn afresh, in a context of its own that ends with the response."""
+    history_length: int | None = None
+    """Earlier turns that a step's prompt shows; None = all."""
+    episode_timeout_s: float | None = None
+    """Seconds of play; past them the turns that the environment has answered are the episode, truncated with the limit `time`."""
     calls: CallSettings = field(default_factory=CallSettings)
 
     def __post_init__(self) -> None:
@@ -43,7 +52,8 @@ class EnvAgentSettings:
 
 
 class EnvAgent:
-    """Plays the tasks of one environment tag, each in an environment and a conversation of its own (mode `trajectory`).
+    """Plays the tasks of one environment tag, each in an environment of its own and in one growing context (mode
+    `trajectory`) or in a fresh one each turn (mode `step`).
 
     What an environment raises is passed on; what it returns against the contract, and a call without end, raises
     `EnvironmentFault`. The environment is closed on every path.
@@ -52,7 +62,7 @@ class EnvAgent:
     def __init__(self, make_env: Callable[[Task], Env], settings: EnvAgentSettings) -> None:
         self._make_env = make_env
         self._settings = settings
-        self._prompt = EnvPrompt(settings.system_template, settings.turn_template)
+        self._prompt = EnvPrompt(settings.system_template, settings.turn_template, settings.mode, settings.history_length)
         self._open_session = settings.calls.opener(settings.tag)
 
     async def run(
@@ -64,22 +74,36 @@ class EnvAgent:
             EnvironmentFault: the environment broke its contract, or didn't answer; the message names it, the turn or method,
                 and what was allowed.
         """
-        session = self._open_session()
+        session, episode = self._open_session(), _Episode()
         try:
             await session.make(self._make_env, task)
             try:
-                return [await self._play(session, task, sibling, open_conversation(sampling))]
+                await self._play_in_time(session, episode, task, lambda: open_conversation(sampling))
+                return [episode.trajectory(task, sibling, session.env.metric_reductions)]
             finally:
                 await session.close()
         finally:
             session.end()
 
-    async def _play(self, session: EnvSession, task: Task, sibling: int, conversation: Conversation) -> Trajectory:
+    async def _play_in_time(
+        self, session: EnvSession, episode: _Episode, task: Task, open_context: Callable[[], Conversation]
+    ) -> None:
+        settings = self._settings
+        awaited = f"an episode of {settings.tag} to end"
+        timeout_s = settings.episode_timeout_s
+        try:
+            async with settings.calls.watchdog.waiting("the rollouts", awaited, timeout_s, "episode_timeout_s", _TimeIsUp):
+                await self._play(session, episode, task, open_context)
+        except _TimeIsUp:
+            if not episode.turns:
+                raise
+            logger.warning("%s was cut after %d turns: episode_timeout_s %g s", task.id, len(episode.turns), timeout_s)
+
+    async def _play(self, session: EnvSession, episode: _Episode, task: Task, open_context: Callable[[], Conversation]) -> None:
         settings = self._settings
         observation, info = await session.reset(task.seed)
         instruction = str(info.get("env_instruction", ""))
-        steps: list[StepResult] = []
-        limit: Limit | None = "max_steps"
+        conversation = open_context()
         for turn_idx in range(1, settings.max_steps + 1):
             messages = self._prompt.messages(
                 observation,
@@ -88,39 +112,61 @@ class EnvAgent:
                 max_response_length=settings.max_tokens_per_step,
                 env_instruction=instruction,
                 suffix=str(info.get("suffix", "")),
+                earlier=episode.turns,
             )
+            if settings.mode == "step" and turn_idx > 1:
+                conversation = open_context()
             reply = await conversation.generate(messages, max_new_tokens=settings.max_tokens_per_step)
+            if settings.mode == "step":
+                await conversation.close()
             if reply is None:
-                limit = "sequence_length"
-                break
-            step = await self._take_turn(session, turn_idx, observation, reply, conversation)
-            steps.append(step)
+                episode.limit = "sequence_length"
+                return
+            step = await self._take_turn(session, turn_idx, observation, conversation.turns[-1], reply["content"])
+            episode.turns.append(conversation.turns[-1])
+            episode.steps.append(step)
             observation, info = step.observation, step.info
             if step.is_terminated or step.is_truncated:
-                limit = None if step.is_terminated else "environment"
-                break
-        return Trajectory(
-            task=task,
-            sibling=sibling,
-            turns=conversation.turns,
-            status="finished" if limit is None else "truncated",
-            limit=limit,
-            metrics=_episode_metrics(steps, session.env.metric_reductions),
-        )
+                episode.limit = None if step.is_terminated else "environment"
+                return
+        episode.limit = "max_steps"
 
     async def _take_turn(
-        self, session: EnvSession, turn_idx: int, observation: Observation, reply: Message, conversation: Conversation
+        self, session: EnvSession, turn_idx: int, observation: Observation, turn: Turn, text: str
     ) -> StepResult:
-        """Hands the parsed action to the environment and writes what came of it into the conversation's last turn."""
-        turn, env = conversation.turns[-1], session.env
+        """Hands the parsed action to the environment and writes what came of it into the turn."""
+        env = session.env
         turn.observation, turn.media = observation.text, observation.media
         turn.state_key = env.state_key() if isinstance(env, HasStateKey) else observation.text
-        turn.action = parse_action(reply["content"], self._settings.action_pattern)
+        turn.action = parse_action(text, self._settings.action_pattern)
         started = time.perf_counter()
         step = await session.step(turn.action or "", turn_idx)
         turn.step_s = time.perf_counter() - started
         turn.reward, turn.metrics = step.reward, step.metrics
         return step
+
+
+class _TimeIsUp(EnvironmentFault):
+    """The episode took longer than `episode_timeout_s`."""
+
+
+@dataclass(slots=True)
+class _Episode:
+    """The turns that the environment has answered, and what cut them short: time, unless something else ended them."""
+
+    turns: list[Turn] = field(default_factory=list)
+    steps: list[StepResult] = field(default_factory=list)
+    limit: Limit | None = "time"
+
+    def trajectory(self, task: Task, sibling: int, reductions: Mapping[str, Reduction]) -> Trajectory:
+        return Trajectory(
+            task=task,
+            sibling=sibling,
+            turns=self.turns,
+            status="finished" if self.limit is None else "truncated",
+            limit=self.limit,
+            metrics=_episode_metrics(self.steps, reductions),
+        )
 
 
 def _episode_metrics(steps: list[StepResult], reductions: Mapping[str, Reduction]) -> dict[str, float]:

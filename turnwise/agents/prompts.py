@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from string import Formatter
 from typing import Any
 
 from turnwise.errors import ConfigError, nearest
-from turnwise.spec import STEP_PLACEHOLDERS, TURN_PLACEHOLDERS
-from turnwise.types import Message, Observation
+from turnwise.spec import STEP_PLACEHOLDERS, TURN_PLACEHOLDERS, ContextMode
+from turnwise.types import Message, Observation, Turn
 
 
 class EnvPrompt:
-    """Writes the messages before each response: the system message and the rules first, then one user message a turn.
+    """Writes the messages before each response.
 
-    `system_template` is used as it is, "" for none. `turn_template` is filled with `TURN_PLACEHOLDERS`; a brace of its own is
-    written twice. What an environment returned is inserted as it is, braces and all. The environment's instruction
-    opens the first user message, or stands where the template has `{env_instruction}`.
+    In mode `trajectory` the system message and the rules come first, then one user message a turn. In mode `step` every turn
+    opens a context, so each has them all, and `{history}` shows the last `history_length` turns before it (None = all).
+
+    `system_template` is used as it is, "" for none. `turn_template` is filled with `TURN_PLACEHOLDERS`, in mode `step` with
+    `STEP_PLACEHOLDERS` as well; a brace of its own is written twice. What an environment returned is inserted as it is, braces
+    and all. The environment's instruction opens the user message, or stands where the template has `{env_instruction}`.
 
     Raises:
         ConfigError: `turn_template` has a placeholder that doesn't exist, or a lone brace.
@@ -25,10 +29,18 @@ class EnvPrompt:
     [{'role': 'user', 'content': 'Walk.\\nTurn 1: {P}'}]
     """
 
-    def __init__(self, system_template: str, turn_template: str) -> None:
+    def __init__(
+        self,
+        system_template: str,
+        turn_template: str,
+        mode: ContextMode = "trajectory",
+        history_length: int | None = None,
+    ) -> None:
         self._system = system_template
-        self._pieces = _parse(turn_template)
-        self._shows_instruction = any(name == "env_instruction" for _, name in self._pieces)
+        self._pieces = _parse(turn_template, mode)
+        self._names = frozenset(name for _, name in self._pieces)
+        self._mode = mode
+        self._history_length = history_length
 
     def messages(
         self,
@@ -39,8 +51,9 @@ class EnvPrompt:
         max_response_length: int,
         env_instruction: str = "",
         suffix: str = "",
+        earlier: Sequence[Turn] = (),
     ) -> list[Message]:
-        """What is added to the conversation before the response of turn `turn_idx`, which counts from 1."""
+        """What is added to the context before the response of turn `turn_idx`, which counts from 1 and has `earlier` turns."""
         values = {
             "observation": observation.text,
             "turn_idx": str(turn_idx),
@@ -49,12 +62,45 @@ class EnvPrompt:
             "env_instruction": env_instruction,
             "suffix": suffix,
         }
+        if self._mode == "step":
+            values |= self._of_step(observation, turn_idx, earlier)
         text = "".join(literal + (values[name] if name else "") for literal, name in self._pieces)
-        is_first = turn_idx == 1
-        if is_first and env_instruction and not self._shows_instruction:
+        opens_context = turn_idx == 1 or self._mode == "step"
+        if opens_context and env_instruction and "env_instruction" not in self._names:
             text = f"{env_instruction}\n{text}"
         user = {"role": "user", "content": _content(text, observation)}
-        return [{"role": "system", "content": self._system}, user] if is_first and self._system else [user]
+        return [{"role": "system", "content": self._system}, user] if opens_context and self._system else [user]
+
+    def _of_step(self, observation: Observation, turn_idx: int, earlier: Sequence[Turn]) -> dict[str, str]:
+        """The values of `STEP_PLACEHOLDERS`."""
+        length = len(earlier) if self._history_length is None else min(self._history_length, len(earlier))
+        first = len(earlier) - length
+        return {
+            "history": _history(earlier[first:], first + 1) if "history" in self._names else "",
+            "history_length": str(length),
+            "step_count": str(turn_idx - 1),
+            "current_step": str(turn_idx),
+            "current_observation": observation.text,
+        }
+
+
+def _history(turns: Sequence[Turn], first_step: int) -> str:
+    """What was seen and done in each of the turns, whose numbers begin at `first_step`.
+
+    >>> turn = Turn([], [], [], observation="P _ G", action="Right")
+    >>> print(_history([turn, Turn([], [], [], observation="_ P G")], first_step=3))
+    Step 3:
+    P _ G
+    Action: Right
+    Step 4:
+    _ P G
+    No action could be read from the answer.
+    """
+    lines = []
+    for step, turn in enumerate(turns, first_step):
+        done = "No action could be read from the answer." if turn.action is None else f"Action: {turn.action}"
+        lines += [f"Step {step}:", turn.observation, done]
+    return "\n".join(lines)
 
 
 def _content(text: str, observation: Observation) -> str | list[dict[str, Any]]:
@@ -65,23 +111,24 @@ def _content(text: str, observation: Observation) -> str | list[dict[str, Any]]:
     return [*images, {"type": "text", "text": text}]
 
 
-def _parse(template: str) -> tuple[tuple[str, str], ...]:
+def _parse(template: str, mode: ContextMode) -> tuple[tuple[str, str], ...]:
     """`(literal, name of the placeholder after it or "")` pairs."""
+    allowed = TURN_PLACEHOLDERS if mode == "trajectory" else TURN_PLACEHOLDERS + STEP_PLACEHOLDERS
     try:
         fields = list(Formatter().parse(template))
     except ValueError as error:
         raise ConfigError(f"agent_template: {error}; write a brace that is part of the text twice") from error
     pieces = []
     for literal, name, format_spec, conversion in fields:
-        if name in STEP_PLACEHOLDERS:
+        if name in STEP_PLACEHOLDERS and name not in allowed:
             raise ConfigError(
                 f"agent_template: {{{name}}} belongs to mode: step, where each turn's prompt is written afresh; "
                 f"in mode: trajectory the history is in the conversation and {{observation}} is the new part of it"
             )
-        if name is not None and (name not in TURN_PLACEHOLDERS or format_spec or conversion):
+        if name is not None and (name not in allowed or format_spec or conversion):
             raise ConfigError(
-                f"agent_template: {{{name}}} is no placeholder; those are {', '.join(TURN_PLACEHOLDERS)}, without formats; "
-                f"write a brace that is part of the text twice.{nearest(name, TURN_PLACEHOLDERS)}"
+                f"agent_template: {{{name}}} is no placeholder; those are {', '.join(allowed)}, without formats; "
+                f"write a brace that is part of the text twice.{nearest(name, allowed)}"
             )
         pieces.append((literal, name or ""))
     return tuple(pieces)

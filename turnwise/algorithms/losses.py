@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from turnwise.algorithms.aggregation import aggregate, check_mode, token_factors
+from turnwise.algorithms.choices import CHOICES, token_covariances
+from turnwise.algorithms.correction import correction_metrics, importance_weights, kept_tokens
 from turnwise.algorithms.kl import check_loss_type, k1, k2, kl_divergence
 from turnwise.algorithms.masks import masked_mean, replace_outside
 from turnwise.algorithms.mismatch import token_mismatch
+from turnwise.algorithms.ratios import Spans
 from turnwise.algorithms.settings import AlgorithmSettings
-from turnwise.algorithms.variants import VARIANTS, PolicyInputs
-from turnwise.errors import NotAvailableError
+from turnwise.algorithms.variants import PolicyInputs, find_variant
 from turnwise.protocols import Output
-from turnwise.types import Batch, Metric, ModelOutputs
+from turnwise.types import Batch, Metric, ModelOutputs, TokenFacts
 
 
 class PolicyLoss:
-    """pg + `kl_loss_coef`·KL(lp, ref) − `entropy_loss_coef`·entropy, a `protocols.Loss`.
+    """pg + `kl_loss_coef`·KL(lp, ref) − `entropy_loss_coef`·entropy, a `protocols.Loss` that `PreparesStep`.
 
     Returns a micro-batch's part of its optimiser step's loss: the parts of a step add up. Without `old_logprobs` on the
     batch, old is the current log-prob without its gradient: a ratio of 1, right only while the policy that sampled is the
@@ -28,23 +31,17 @@ class PolicyLoss:
     policy's at the start of the update by what earlier optimiser steps on the same samples have changed.
 
     Raises:
-        ConfigError: a name or parameter that doesn't exist, or an estimator of the KL that can't be a loss.
-        NotAvailableError: a variant, or a correction, that isn't in this version.
+        ConfigError: a name or parameter that doesn't exist, or settings that contradict each other.
     """
 
     outputs: frozenset[Output]
 
     def __init__(self, settings: AlgorithmSettings) -> None:
         self.parameters = settings.variant_parameters()
-        if settings.pg_variant not in VARIANTS:
-            raise NotAvailableError(
-                f"pg_variant {settings.pg_variant!r} isn't in this version; available: {', '.join(VARIANTS)}."
-            )
-        if settings.train_infer_correction is not None:
-            raise NotAvailableError("train_infer_correction isn't in this version; remove it (the mismatch is logged anyway).")
-        if settings.ratio_type not in (None, "token"):
-            raise NotAvailableError(f"ratio_type {settings.ratio_type!r} isn't in this version; use 'token'.")
         self.variant = settings.pg_variant
+        self.granularity = settings.granularity
+        self.compute = find_variant(self.variant, self.parameters)
+        self.correction = settings.train_infer_correction
         self.mode = check_mode(settings.aggregation)
         self.kl_type = check_loss_type(settings.kl_loss_type)
         self.kl_coef = settings.kl_loss_coef if settings.use_kl_loss else 0.0
@@ -52,31 +49,59 @@ class PolicyLoss:
         self.uses_rollout_logprobs = settings.use_rollout_log_probs
         self.outputs = frozenset({"logprobs", "entropy"})
 
+    def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenFacts, list[Metric]]:
+        """Importance weights, masks and chosen tokens of an optimiser step, from its batch of numpy arrays.
+
+        Raises:
+            ValueError: they need `old_logprobs`, which aren't there.
+        """
+        batch = step_batch.map(torch.as_tensor)
+        kept, weights = kept_tokens(batch, self.correction), importance_weights(batch, self.correction)
+        metrics = correction_metrics(batch, kept, weights)
+        facts = TokenFacts(None if kept is None else kept.numpy(), None if weights is None else weights.numpy())
+        if self.variant in CHOICES:
+            counted = step_batch.response_mask if facts.kept is None else facts.kept
+            facts = facts._replace(chosen=self._choose(step_batch, counted & (step_batch.weights > 0), seed))
+        return facts, metrics
+
+    def _choose(self, step_batch: Batch, counted: Any, seed: int) -> Any:
+        """bool [N]: the tokens among `counted` [N] that the variant chooses."""
+        if step_batch.old_logprobs is None:
+            raise ValueError(f"pg_variant {self.variant} needs old_logprobs on every sample before the loss is prepared")
+        advantages, old = (array[counted].astype(np.float64) for array in (step_batch.advantages, step_batch.old_logprobs))
+        chosen = np.zeros(len(counted), np.bool_)
+        if counted.any():
+            picked = CHOICES[self.variant](token_covariances(advantages, old), seed, **self.parameters)
+            chosen[np.flatnonzero(counted)[picked]] = True
+        return chosen
+
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Tensor, list[Metric]]:
         """`(part of the step's loss, metrics)` from tensors [N]. What lies outside the response mask is never read."""
-        mask = batch.response_mask
+        mask, counted = batch.response_mask, batch.loss_mask
         logprobs = replace_outside(outputs.logprobs.float(), mask)
         inputs = PolicyInputs(
             logprobs=logprobs,
             old_logprobs=logprobs.detach() if batch.old_logprobs is None else replace_outside(batch.old_logprobs, mask),
             advantages=replace_outside(batch.advantages, mask),
-            mask=mask,
-            sequence_id=batch.sequence_id,
-            num_sequences=len(batch.lengths),
+            spans=Spans.of(batch),
+            granularity=self.granularity,
+            chosen=batch.chosen,
         )
-        losses, measured = VARIANTS[self.variant](inputs, **self.parameters)
-        factors = token_factors(mask, batch.weights, batch.sequence_id, len(batch.lengths), batch.denominators, self.mode)
-        total = aggregate(losses, mask, factors)
+        losses, measured = self.compute(inputs, **self.parameters)
+        if batch.importance is not None:
+            losses = losses * replace_outside(batch.importance, mask)
+        factors = token_factors(counted, batch.weights, batch.sequence_id, len(batch.lengths), batch.denominators, self.mode)
+        total = aggregate(losses, counted, factors)
         parts = {"actor/pg_loss": total}
         if self.kl_coef:
             reference = replace_outside(batch.ref_logprobs, mask)
-            parts["actor/kl_loss"] = aggregate(kl_divergence(logprobs, reference, self.kl_type), mask, factors)
+            parts["actor/kl_loss"] = aggregate(kl_divergence(logprobs, reference, self.kl_type), counted, factors)
             total = total + self.kl_coef * parts["actor/kl_loss"]
         # Always measured, in nats a token: a policy that collapses shows it here first.
         if outputs.entropy is not None:
             measured["actor/entropy"] = outputs.entropy.detach()
         if self.entropy_coef:
-            total = total - self.entropy_coef * aggregate(outputs.entropy.float(), mask, factors)
+            total = total - self.entropy_coef * aggregate(outputs.entropy.float(), counted, factors)
         parts["actor/total_loss"] = total
         metrics = loss_metrics(parts, batch) + token_metrics(inputs, measured, batch.weights)
         if batch.rollout_logprobs is not None:
@@ -88,9 +113,9 @@ class PolicyLoss:
 def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
     """Parts of a step's losses as metrics whose mean is the mean over *optimiser steps*, however each was cut.
 
-    Each part is weighed by the micro-batch's share of the step's trained tokens; the shares of a step add up to 1.
+    Each part is weighed by the micro-batch's share of the step's tokens that count; the shares of a step add up to 1.
     """
-    tokens = replace_outside(batch.weights, batch.response_mask).sum()
+    tokens = replace_outside(batch.weights, batch.loss_mask).sum()
     share = tokens / max(batch.denominators.num_tokens, torch.finfo(torch.float32).tiny)
     divisor = torch.where(share > 0, share, torch.ones_like(share))
     return [Metric(name, (part / divisor).detach(), "mean", weight=share) for name, part in parts.items()]

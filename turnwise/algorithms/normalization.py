@@ -47,6 +47,11 @@ class Normalizer:
     std_type: Statistic
     running: RunningMoments | None = None
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether scores stay as they are."""
+        return self.mean_type == self.std_type == "none"
+
     def __call__(self, scores: Scores, group_ids: NDArray[np.int64], weights: Scores | None = None) -> Scores:
         """Normalised `scores` [T]. `group_ids` [T] name the groups of the grouping; `weights` [T] default to 1."""
         weight = np.ones(len(scores)) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -72,17 +77,22 @@ class Normalizer:
         if over == "running" and self.running is not None:
             same = np.ones(len(scores))
             return same * self.running.mean, same * self.running.std, same * self.running.count
-        return _group_statistics(scores, np.zeros_like(group_ids) if over == "batch" else group_ids, weights)
+        return group_statistics(scores, np.zeros_like(group_ids) if over == "batch" else group_ids, weights)
 
 
-def _group_statistics(scores: Scores, ids: NDArray[np.int64], weights: Scores) -> tuple[Scores, Scores, Scores]:
-    """Weighted mean, unbiased standard deviation and number of runs of each trajectory's group, [T] each."""
+def group_statistics(scores: Scores, ids: NDArray[np.int64], weights: Scores) -> tuple[Scores, Scores, Scores]:
+    """Weighted mean, unbiased standard deviation and number of runs of each trajectory's group, [T] each.
+
+    >>> mean, std, num_runs = group_statistics(np.array([1.0, 0.0, 5.0]), np.array([0, 0, 1]), np.ones(3))
+    >>> mean.tolist(), std.round(6).tolist(), num_runs.tolist()
+    ([0.5, 0.5, 5.0], [0.707107, 0.707107, 0.0], [2.0, 2.0, 1.0])
+    """
     _, index = np.unique(ids, return_inverse=True)
     num_runs = np.bincount(index, weights).astype(np.float64)
     num_runs = np.where(np.abs(num_runs - 1.0) < 1e-9, 1.0, num_runs)  # thirds and sixths add up to 1 only nearly
     mean = np.bincount(index, weights * scores) / np.maximum(num_runs, np.finfo(np.float64).tiny)
     squares = np.bincount(index, weights * (scores - mean[index]) ** 2)
-    variance = np.divide(squares, num_runs - 1.0, out=np.zeros_like(squares), where=num_runs > 1.0)
+    variance = np.divide(squares, num_runs - 1.0, out=np.zeros(len(squares)), where=num_runs > 1.0)
     return mean[index], np.sqrt(variance)[index], num_runs[index]
 
 
@@ -90,22 +100,24 @@ def resolve_normalizer(asked: RewardNormalization, default: tuple[str, str] | Li
     """`asked` with its gaps filled by `default`, an estimator's `(grouping, method)`.
 
     Raises:
-        ConfigError: a name that doesn't exist, or an estimator that normalises in its `own` way.
+        ConfigError: a name that doesn't exist, or a normalisation where an estimator has its `own`.
     """
-    if default == "own":
-        raise ConfigError("this adv_estimator normalises scores in its own way; remove reward_normalization.")
-    grouping = asked.grouping or default[0]
-    method: NormalizationMethod = _known("method", asked.method or default[1], get_args(NormalizationMethod))
+    default_grouping, default_method = ("traj_group_id", "identity") if default == "own" else default
+    grouping = asked.grouping or default_grouping
+    method: NormalizationMethod = _known("method", asked.method or default_method, get_args(NormalizationMethod))
     default_mean, default_std = METHOD_STATISTICS[method]
     mean_type: Statistic = _known("norm_mean_type", asked.norm_mean_type or default_mean, get_args(Statistic))
     std_type: Statistic = _known("norm_std_type", asked.norm_std_type or default_std, get_args(Statistic))
-    return Normalizer(
+    normalizer = Normalizer(
         grouping=_known("grouping", GROUPING_ALIASES.get(grouping, grouping), get_args(Grouping)),
         method=method,
         mean_type=mean_type,
         std_type=std_type,
         running=RunningMoments() if "running" in (mean_type, std_type) else None,
     )
+    if default == "own" and (normalizer.grouping, normalizer.is_identity) != ("traj_group_id", True):
+        raise ConfigError("this adv_estimator centres scores in its own way; remove reward_normalization.")
+    return normalizer
 
 
 def _known(key: str, name: str, allowed: Sequence[Name]) -> Name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -24,64 +25,59 @@ class Steps(NamedTuple):
     lengths: Index
     """[T] steps of each trajectory."""
 
+    def sums(self, values: Array) -> Array:
+        """Σ of the tokens' `values` [R] within each step, [S]."""
+        return np.bincount(self.of_token, values, len(self.first)).astype(np.float64)
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseTokens:
     """R trained tokens of T trajectories, trajectory after trajectory and turn after turn, whatever contexts they lie in.
 
-    Observations, template glue and padding are not among them. Trajectories without a trained token are left out.
+    Observations, template glue and padding are not among them. Of K turns some token is trained; a trajectory may have none.
     """
 
+    trajectories: tuple[Trajectory, ...]
     samples: tuple[Sample, ...]
-    """Those whose tokens these are; `position` runs over them laid one after another."""
+    """All of the trajectories', in their order; `position` runs over them laid one after another."""
     position: Index
     """[R] where each token lies in the samples."""
     turn: Index
-    """[R] which of the K turns of the batch each token belongs to, 0 … K−1 ascending."""
+    """[R] which of the K turns each token belongs to, 0 … K−1 ascending."""
+    turn_index: Index
+    """[K] each turn's index in its trajectory's `turns`."""
     lengths: Index
     """[T] tokens of each trajectory."""
     num_turns: Index
-    """[T] turns of each trajectory; they add up to K."""
-    trajectories: tuple[Trajectory, ...]
-    kept: Index
-    """[T] which of the given trajectories these are."""
-    turn_index: Index
-    """[K] each turn's index in its trajectory's `turns`."""
+    """[T] turns of each trajectory that have a trained token; they add up to K."""
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory]) -> ResponseTokens:
         """The tokens of the trajectories' samples."""
         samples: list[Sample] = []
-        kept, lengths, num_turns = [], [], []
-        positions: list[Index] = []
-        turn_index: list[int] = []
+        spans: list[tuple[int, int, int, int]] = []
         offset = 0
         for index, trajectory in enumerate(trajectories):
-            spans = []
             for sample in trajectory.samples:
-                spans += [(span.turn, offset, span, sample.response_mask) for span in sample.turn_spans]
+                spans += [(index, span.turn, offset + span.start, offset + span.stop) for span in sample.turn_spans]
                 offset += sample.num_tokens
             samples += trajectory.samples
-            found = []
-            for turn, start, span, mask in sorted(spans, key=lambda entry: entry[0]):
-                tokens = np.flatnonzero(mask[span.start : span.stop]) + span.start + start
-                if len(tokens):
-                    found.append(tokens)
-                    turn_index.append(turn)
-            if found:
-                kept.append(index)
-                lengths.append(sum(len(tokens) for tokens in found))
-                num_turns.append(len(found))
-                positions += found
+        table = np.array(spans, np.int64).reshape(-1, 4)
+        trajectory_of, turn_of, start, stop = table[np.lexsort((table[:, 1], table[:, 0]))].T
+        span_of = np.repeat(np.arange(len(start)), stop - start)
+        position = np.arange(len(span_of)) + np.repeat(stop - np.cumsum(stop - start), stop - start)
+        mask = np.concatenate([sample.response_mask for sample in samples]) if samples else np.zeros(0, np.bool_)
+        is_trained = mask[position]
+        num_trained = np.bincount(span_of[is_trained], minlength=len(start))
+        kept = np.flatnonzero(num_trained)
         return cls(
+            trajectories=tuple(trajectories),
             samples=tuple(samples),
-            position=np.concatenate(positions) if positions else np.zeros(0, np.int64),
-            turn=np.repeat(np.arange(len(positions)), [len(tokens) for tokens in positions]),
-            lengths=np.array(lengths, np.int64),
-            num_turns=np.array(num_turns, np.int64),
-            trajectories=tuple(trajectories[index] for index in kept),
-            kept=np.array(kept, np.int64),
-            turn_index=np.array(turn_index, np.int64),
+            position=position[is_trained],
+            turn=np.repeat(np.arange(len(kept)), num_trained[kept]),
+            turn_index=turn_of[kept],
+            lengths=np.bincount(trajectory_of, num_trained, len(trajectories)).astype(np.int64),
+            num_turns=np.bincount(trajectory_of[kept], minlength=len(trajectories)),
         )
 
     @property
@@ -90,9 +86,19 @@ class ResponseTokens:
         return np.searchsorted(self.turn, np.arange(len(self.turn_index)), side="right") - 1
 
     @property
+    def is_trained(self) -> NDArray[np.bool_]:
+        """[T] whether any token of the trajectory is."""
+        return self.lengths > 0
+
+    @property
     def ends(self) -> Index:
-        """[T] the last token of each trajectory."""
-        return np.cumsum(self.lengths) - 1
+        """The last token of each trajectory that is trained."""
+        return np.cumsum(self.lengths)[self.is_trained] - 1
+
+    @property
+    def trajectory_of_turn(self) -> Index:
+        """[K] which of the T trajectories each turn belongs to."""
+        return np.repeat(np.arange(len(self.trajectories)), self.num_turns)
 
     def steps(self, granularity: Literal["token", "turn"]) -> Steps:
         """The decisions that are credited: each token, or each turn as a whole."""
@@ -102,37 +108,26 @@ class ResponseTokens:
         first = np.searchsorted(self.turn, np.arange(len(self.turn_index)), side="left")
         return Steps(of_token=self.turn, first=first, lengths=self.num_turns)
 
-    def gather(self, arrays: Sequence[FloatArray | Array]) -> Array:
-        """The tokens' entries [R] of one array [N] a sample. Nothing outside the response mask is read."""
-        return np.concatenate(arrays)[self.position].astype(np.float64) if len(arrays) else np.zeros(0)
+    def totals(self, values: Array) -> Array:
+        """Σ of the tokens' `values` [R] in each trajectory, [T]."""
+        of_token = np.repeat(np.arange(len(self.trajectories)), self.lengths)
+        return np.bincount(of_token, values, len(self.trajectories)).astype(np.float64)
+
+    def gather(self, arrays: Sequence[FloatArray | None]) -> Array | None:
+        """The tokens' entries [R] of one array [N] a sample, None where a sample with trained tokens has none.
+
+        Nothing outside the response mask is read.
+        """
+        known: list[FloatArray] = []
+        for sample, array in zip(self.samples, arrays, strict=True):
+            if array is None and sample.num_trained:
+                return None
+            known.append(np.zeros(sample.num_tokens, np.float32) if array is None else array)
+        return np.concatenate(known)[self.position].astype(np.float64) if known else np.zeros(0)
 
     def scatter(self, values: Array) -> list[FloatArray]:
         """One array [N] a sample with `values` [R] at the tokens, 0 elsewhere."""
-        lengths = [sample.num_tokens for sample in self.samples]
-        flat = np.zeros(sum(lengths), np.float32)
+        edges = np.cumsum([0, *(sample.num_tokens for sample in self.samples)]).tolist()
+        flat = np.zeros(edges[-1], np.float32)
         flat[self.position] = values
-        return [part.copy() for part in np.split(flat, np.cumsum(lengths)[:-1])]
-
-
-def turn_rewards(tokens: ResponseTokens) -> Array:
-    """r_k on the last token of turn k, [R]; what the whole episode earned (`outcome_rewards`) on its last token.
-
-    The reward of a turn without trained tokens (an empty or a greedy response) goes to the last one before it, or to the
-    first of all: none is lost, and the rewards of a trajectory add up to its score.
-    """
-    rewards = np.zeros(len(tokens.position))
-    last_tokens = np.split(tokens.last, np.cumsum(tokens.num_turns)[:-1])
-    trained_turns = np.split(tokens.turn_index, np.cumsum(tokens.num_turns)[:-1])
-    for trajectory, last, trained in zip(tokens.trajectories, last_tokens, trained_turns, strict=False):
-        of_turns = np.array([turn.reward for turn in trajectory.turns])
-        place = np.searchsorted(trained, np.arange(len(of_turns)), side="right") - 1
-        np.add.at(rewards, last[np.maximum(place, 0)], of_turns)
-        rewards[last[-1]] += sum(trajectory.outcome_rewards.values())
-    return rewards
-
-
-def final_rewards(tokens: ResponseTokens, scores: Array) -> Array:
-    """The `scores` [T] on the last token of each trajectory, [R]."""
-    rewards = np.zeros(len(tokens.position))
-    rewards[tokens.ends] = scores
-    return rewards
+        return [flat[start:stop].copy() for start, stop in pairwise(edges)]

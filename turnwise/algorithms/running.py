@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,3 +49,17 @@ class RunningMoments:
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.count, self.mean, self._squares = state["count"], state["mean"], state["squares"]
+
+
+class RunningParts:
+    """Several statistics under one roof, by name: they are saved and restored together."""
+
+    def __init__(self, parts: Mapping[str, RunningMoments]) -> None:
+        self._parts = dict(parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from turnwise.errors import ConfigError, nearest
-from turnwise.spec import ESTIMATORS, PG_VARIANTS, EstimatorSpec, VariantSpec
+from turnwise.spec import ESTIMATORS, PG_VARIANTS, EstimatorSpec, Granularity, VariantSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,34 @@ class RewardNormalization:
     method: str | None = None
     norm_mean_type: str | None = None
     norm_std_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceWeight:
+    """Weights min(ρ, cap) on the tokens' losses, ρ = exp(old − sampled)."""
+
+    granularity: Granularity = "token"
+    cap: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RatioBand:
+    """Tokens stay in the loss where low ≤ ρ ≤ high."""
+
+    granularity: Granularity = "token"
+    low: float = 0.5
+    high: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What is done where sampler and trainer disagree: weights, and bands that all hold. False where it is nothing."""
+
+    weights: ImportanceWeight | None = None
+    filters: tuple[RatioBand, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.weights is not None or bool(self.filters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +94,17 @@ class AlgorithmSettings:
     step_reward_gamma: float = 0.95
     use_rollout_log_probs: bool = False
     """Whether the samples' old log-probs are those of the sampler."""
-    train_infer_correction: Mapping[str, Any] | None = None
+    train_infer_correction: Correction = Correction()
 
     def __post_init__(self) -> None:
         """Raises:
-        ConfigError: a KL in the reward that is multiplied by 0.
+        ConfigError: a KL in the reward that is multiplied by 0, or a correction of ratios that are all 1.
         """
+        if self.train_infer_correction and self.use_rollout_log_probs:
+            raise ConfigError(
+                "use_rollout_log_probs takes the sampler's log-probs as old ones, so train_infer_correction would find every "
+                "ratio to be 1. Remove one of the two."
+            )
         if self.add_token_level_kl and self.init_kl_coef == 0:
             raise ConfigError(
                 "add_token_level_kl with init_kl_coef 0 has no effect. Set init_kl_coef (0.001 to 0.2 are common), or remove "
@@ -86,6 +119,8 @@ class AlgorithmSettings:
         pipeline's to add.
         """
         needs = set(self.estimator.needs)
+        if self.train_infer_correction or self.variant.chooses_tokens:
+            needs.add("old_logprobs")
         if self.add_token_level_kl:
             needs |= {"old_logprobs", "ref_logprobs"}
         if self.use_kl_loss:
@@ -107,9 +142,13 @@ class AlgorithmSettings:
 
     @property
     def variant(self) -> VariantSpec:
-        """Raises:
-        ConfigError: there is no such `pg_variant`.
+        """What is known of `pg_variant`; of a user's own, `module:function`, nothing.
+
+        Raises:
+            ConfigError: there is no such `pg_variant`.
         """
+        if ":" in self.pg_variant:
+            return VariantSpec()
         if self.pg_variant not in PG_VARIANTS:
             raise ConfigError(_unknown("pg_variant", self.pg_variant, PG_VARIANTS))
         return PG_VARIANTS[self.pg_variant]
@@ -119,14 +158,26 @@ class AlgorithmSettings:
         """`loss_agg_mode`, or the variant's own."""
         return self.loss_agg_mode or self.variant.aggregation
 
+    @property
+    def granularity(self) -> Granularity:
+        """Over what the probability ratio is taken: `ratio_type`, or the variant's own.
+
+        Raises:
+            ConfigError: a `ratio_type` that the variant doesn't have.
+        """
+        refusal = self.variant.ratio_refusal(self.pg_variant, self.ratio_type)
+        if refusal:
+            raise ConfigError(f"ratio_type {self.ratio_type}: {refusal}.")
+        return self.ratio_type or (*self.variant.granularities, "token")[0]
+
     def variant_parameters(self) -> dict[str, Any]:
-        """The variant's defaults, overridden by `pg_args`.
+        """The variant's defaults, overridden by `pg_args`; of a user's own, `pg_args` as it is.
 
         Raises:
             ConfigError: a parameter that this variant doesn't have.
         """
         parameters = self.variant.parameters
-        for name in self.pg_args:
+        for name in () if ":" in self.pg_variant else self.pg_args:
             if name not in parameters:
                 raise ConfigError(
                     f"pg_args: pg_variant {self.pg_variant!r} has no parameter {name!r}; it has "

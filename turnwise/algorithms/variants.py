@@ -1,39 +1,79 @@
 """Policy-gradient losses of single tokens, one function a `pg_variant`. To minimise.
 
 A variant returns its losses [N] and, by metric name, quantities [N] whose means over the trained tokens are logged. Its
-parameters are keyword arguments with the names and defaults of `turnwise.spec.PG_VARIANTS`.
+parameters are keyword arguments with the names and defaults of `turnwise.spec.PG_VARIANTS`. A user's own, `module:function`,
+has the same form; its keyword arguments are what `pg_args` holds. sg(x) is x without its gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from turnwise.algorithms.kl import MAX_EXPONENT
+from turnwise.algorithms.ratios import Spans
+from turnwise.entry_points import load_function
+from turnwise.errors import ConfigError
+from turnwise.spec import Granularity
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyInputs:
-    """What a variant sees of a batch of N tokens in S sequences. Already replaced by 0 outside the mask."""
+    """What a variant sees of a batch of N tokens. Already replaced by 0 outside the mask."""
 
     logprobs: Tensor
     old_logprobs: Tensor
     advantages: Tensor
-    mask: Tensor
-    sequence_id: Tensor
-    num_sequences: int
+    spans: Spans
+    granularity: Granularity = "token"
+    """Over what the ratio is taken."""
+    chosen: Tensor | None = None
+    """bool [N]: the tokens that `choices` has chosen for this variant."""
+
+    @property
+    def mask(self) -> Tensor:
+        return self.spans.mask
+
+    @property
+    def difference(self) -> Tensor:
+        """lp − old [N] of single tokens, clamped to ±20."""
+        return (self.logprobs - self.old_logprobs).clamp(-MAX_EXPONENT, MAX_EXPONENT)
 
     @property
     def ratio(self) -> Tensor:
-        """exp(lp − old) [N], exponent clamped to ±20."""
-        return torch.exp((self.logprobs - self.old_logprobs).clamp(-MAX_EXPONENT, MAX_EXPONENT))
+        """exp(lp − old) [N], the exponent averaged over what `granularity` says and clamped to ±20."""
+        exponent = self.averaged(self.logprobs - self.old_logprobs)
+        return torch.exp(exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT))
+
+    def averaged(self, x: Tensor) -> Tensor:
+        """The mean of `x` [N] over each token's turn or sequence, as `granularity` says; `x` for a ratio of tokens."""
+        return self.spans.over(x, self.granularity)
 
 
 VariantResult = tuple[Tensor, dict[str, Tensor]]
 Variant = Callable[..., VariantResult]
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> VariantResult:
+    """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A) [N]."""
+    unclipped = -ratio * advantages
+    clipped = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
+    shares = {
+        "actor/clipfrac": clipped > unclipped,
+        "actor/ppo_ratio_high_clipfrac": ratio > 1.0 + clip_high,
+        "actor/ppo_ratio_low_clipfrac": ratio < 1.0 - clip_low,
+    }
+    return torch.maximum(unclipped, clipped), shares
+
+
+def _weighted(inputs: PolicyInputs, weights: Tensor) -> Tensor:
+    """−sg(w)·A·lp [N]: the policy gradient, each token's times a constant."""
+    return -weights.detach() * inputs.advantages * inputs.logprobs
 
 
 def ppo(inputs: PolicyInputs, *, clip_low: float, clip_high: float, dual_clip: float | None) -> VariantResult:
@@ -42,21 +82,155 @@ def ppo(inputs: PolicyInputs, *, clip_low: float, clip_high: float, dual_clip: f
     Without the second bound a token with A < 0 whose probability has grown has an unbounded loss.
     Schulman et al. 2017, arXiv:1707.06347, eq. 7; Ye et al. 2020, arXiv:1912.09729, eq. 5 (dual clip).
     """
-    ratio, advantages = inputs.ratio, inputs.advantages
-    unclipped = -ratio * advantages
-    clipped = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
-    losses = torch.maximum(unclipped, clipped)
-    shares = {
-        "actor/clipfrac": clipped > unclipped,
-        "actor/ppo_ratio_high_clipfrac": ratio > 1.0 + clip_high,
-        "actor/ppo_ratio_low_clipfrac": ratio < 1.0 - clip_low,
-    }
+    losses, shares = _clipped(inputs.ratio, inputs.advantages, clip_low, clip_high)
     if dual_clip is not None:
-        bound = -dual_clip * advantages
-        is_bounded = (advantages < 0) & (losses > bound)
+        bound = -dual_clip * inputs.advantages
+        is_bounded = (inputs.advantages < 0) & (losses > bound)
         losses = torch.where(is_bounded, bound, losses)
         shares["actor/dual_clipfrac"] = is_bounded
     return losses, shares
 
 
-VARIANTS: dict[str, Variant] = {"ppo": ppo}
+def gspo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
+    """The clipped loss of a sequence, the same at each of its tokens: r = exp(mean over it of lp − old), A its mean.
+
+    Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7.
+    """
+    return _clipped(inputs.ratio, inputs.averaged(inputs.advantages), clip_low, clip_high)
+
+
+def gmpo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
+    """−A·exp(mean over the sequence of sgn(A)·min(sgn(A)Δ, sgn(A)·clip(Δ, −ε_lo, ε_hi))), Δ = lp − old, A the sequence's mean.
+
+    The geometric mean of ratios that are clipped token by token, in log space. Zhao et al. 2025, arXiv:2507.20673, eq. 4.
+    """
+    difference, advantages = inputs.difference, inputs.averaged(inputs.advantages)
+    sign = torch.sign(advantages)
+    clipped = difference.clamp(-clip_low, clip_high)
+    exponent = sign * torch.minimum(sign * difference, sign * clipped)
+    shares = {
+        "actor/clipfrac": sign * clipped < sign * difference,
+        "actor/ppo_ratio_high_clipfrac": difference > clip_high,
+        "actor/ppo_ratio_low_clipfrac": difference < -clip_low,
+    }
+    return -advantages * torch.exp(inputs.averaged(exponent)), shares
+
+
+def cispo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
+    """−sg(clip(r, 1−ε_lo, 1+ε_hi))·A·lp: the weight is clipped, and no token loses its gradient.
+
+    MiniMax 2025, arXiv:2506.13585, eq. 4 and 5.
+    """
+    ratio = inputs.ratio
+    weights = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    shares = {
+        "actor/clipfrac": weights != ratio,
+        "actor/ppo_ratio_high_clipfrac": ratio > 1.0 + clip_high,
+        "actor/ppo_ratio_low_clipfrac": ratio < 1.0 - clip_low,
+    }
+    return _weighted(inputs, weights), shares
+
+
+def sapo(inputs: PolicyInputs, *, tau_positive: float, tau_negative: float) -> VariantResult:
+    """−A·(4/τ)·σ(τ(r − 1)), τ by the sign of A: a gate that fades where PPO cuts. Its slope at r = 1 is 1 for every τ.
+
+    Gao et al. 2025, arXiv:2511.20347.
+    """
+    advantages = inputs.advantages
+    tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
+    return -advantages * (4.0 / tau) * torch.sigmoid(tau * (inputs.ratio - 1.0)), {}
+
+
+def vanilla(inputs: PolicyInputs) -> VariantResult:
+    """−A·lp: the plain policy gradient (Williams 1992), which takes the samples for the current policy's."""
+    return _weighted(inputs, torch.ones_like(inputs.advantages)), {}
+
+
+def tis(inputs: PolicyInputs, *, cap: float) -> VariantResult:
+    """−sg(min(r, cap))·A·lp: truncated importance sampling (Ionides 2008)."""
+    ratio = inputs.ratio
+    return _weighted(inputs, ratio.clamp(max=cap)), {"actor/clipfrac": ratio > cap}
+
+
+def topr(inputs: PolicyInputs, *, weight_positive: float, weight_negative: float) -> VariantResult:
+    """−w⁺·A·lp where A > 0, −w⁻·sg(min(r, 1))·A·lp where A < 0: good tokens are imitated, bad ones left once they are rare.
+
+    Le Roux et al. 2025, arXiv:2503.14286, eq. 8, with the sign of A for that of the reward.
+    """
+    ratio = inputs.ratio
+    is_good = inputs.advantages > 0
+    weights = torch.where(is_good, weight_positive, weight_negative * ratio.clamp(max=1.0))
+    return _weighted(inputs, weights), {"actor/clipfrac": ~is_good & (ratio > 1.0)}
+
+
+def kimi15(inputs: PolicyInputs, *, tau: float) -> VariantResult:
+    """−A·lp + τ/2·(lp − old)²: the square keeps the policy near the old one.
+
+    Kimi Team 2025, arXiv:2501.12599, section 2.3.2.
+    """
+    return _weighted(inputs, torch.ones_like(inputs.advantages)) + 0.5 * tau * inputs.difference.square(), {}
+
+
+def clip_cov(
+    inputs: PolicyInputs,
+    *,
+    clip_low: float,
+    clip_high: float,
+    fraction: float,
+    covariance_low: float,
+    covariance_high: float,
+) -> VariantResult:
+    """PPO's clipped loss, 0 at the chosen tokens (`choices.clip_cov`): those whose update would cost the most entropy.
+
+    Cui et al. 2025, arXiv:2505.22617, eq. 10 and 11.
+    """
+    chosen = _chosen(inputs)
+    losses, shares = _clipped(inputs.ratio, inputs.advantages, clip_low, clip_high)
+    return torch.where(chosen, torch.zeros_like(losses), losses), shares
+
+
+def kl_cov(inputs: PolicyInputs, *, fraction: float, coef: float) -> VariantResult:
+    """−rA, plus coef·|lp − old| at the chosen tokens (`choices.kl_cov`). Cui et al. 2025, arXiv:2505.22617, eq. 12 and 13."""
+    chosen = _chosen(inputs)
+    distance = torch.where(chosen, inputs.difference.abs(), torch.zeros_like(inputs.logprobs))
+    return -inputs.ratio * inputs.advantages + coef * distance, {}
+
+
+def _chosen(inputs: PolicyInputs) -> Tensor:
+    if inputs.chosen is None:
+        raise ValueError("clip_cov and kl_cov need the tokens that PolicyLoss.prepare chooses over the whole optimiser step")
+    return inputs.chosen
+
+
+VARIANTS: dict[str, Variant] = {
+    "ppo": ppo,
+    "gspo": gspo,
+    "gmpo": gmpo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "vanilla": vanilla,
+    "tis": tis,
+    "topr": topr,
+    "kimi15": kimi15,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
+}
+
+
+def find_variant(name: str, parameters: Mapping[str, Any]) -> Variant:
+    """The loss of a `pg_variant`, built in or a user's `module:function`.
+
+    Raises:
+        ConfigError: there is none, or it can't be called with these parameters.
+    """
+    if name in VARIANTS:
+        return VARIANTS[name]
+    function = load_function(name, "pg_variant", ConfigError)
+    try:
+        inspect.signature(function).bind(None, **parameters)
+    except TypeError as error:
+        raise ConfigError(
+            f"pg_variant {name}: {error}; it is called as {function.__name__}(inputs, **pg_args), and pg_args has "
+            f"{', '.join(parameters) or 'nothing'}"
+        ) from error
+    return function

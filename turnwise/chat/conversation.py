@@ -20,7 +20,8 @@ class TokenConversation:
 
     `max_length` is the room of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
     `sampling.seed` and k, so that it does not depend on what else the server is doing. `parent` is the index of the turn
-    whose context this one continues, where an agent rewrote history; it is kept on the first Turn.
+    whose context this one continues, where an agent rewrote history; it is kept on the first Turn. `opens_episode` says that
+    nothing was said before: a first prompt without room is then an error, and later a limit.
 
     >>> import asyncio
     >>> from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
@@ -43,6 +44,7 @@ class TokenConversation:
         *,
         parent: int | None = None,
         tools: Tools = (),
+        opens_episode: bool = True,
     ) -> None:
         stop_token_ids = tuple(dict.fromkeys([*sampling.stop_token_ids, *template.stop_token_ids]))
         self.turns: list[Turn] = []
@@ -53,6 +55,8 @@ class TokenConversation:
         self._max_length = max_length
         self._parent = parent
         self._tools = tools
+        self._opens_episode = opens_episode
+        self._is_closed = False
         self._context_ids: list[int] = []
         self._media: list[Media] = []
 
@@ -64,13 +68,15 @@ class TokenConversation:
 
         Raises:
             ChatTemplateError: the template refuses the messages.
-            RolloutError: the first prompt leaves no room in the context.
+            RolloutError: the episode's first prompt leaves no room in its context, or the conversation is closed.
             ServerError: the server can't serve the request, or its answer breaks the contract.
         """
+        if self._is_closed:
+            raise RolloutError(f"{self.request_id!r} is closed: open another context to say more")
         added_ids = self._encode(new_messages)
         room = self.remaining_tokens() - len(added_ids)
         if room < 1:
-            if not self.turns:
+            if self._opens_episode and not self.turns:
                 raise RolloutError(
                     f"the first prompt of {self.request_id!r} has {len(added_ids)} tokens and leaves no room for a response in "
                     f"sequence_length {self._max_length}: raise sequence_length or shorten the prompt's templates"
@@ -97,6 +103,12 @@ class TokenConversation:
     def remaining_tokens(self) -> int:
         """Tokens that the context still has room for."""
         return self._max_length - len(self._context_ids)
+
+    async def close(self) -> None:
+        """Lets the server forget the context; the ledger stays."""
+        if not self._is_closed:
+            await self._server.release(self.request_id)
+            self._is_closed = True
 
     def verify(self) -> None:
         """Checks that the ids of the turns, concatenated, are those that the server saw last, with its response.

@@ -1,4 +1,4 @@
-"""The contexts of one episode: opened by its agent, released together when it is over."""
+"""The contexts of one episode: opened by its agent, and closed when the episode is over unless the agent has done so."""
 
 from __future__ import annotations
 
@@ -33,13 +33,20 @@ class EpisodeContexts:
         # Turns count from 0 in each context, so the contexts of an episode need seeds of their own.
         sampling = replace(sampling, seed=derive_seed(sampling.seed, "context", index))
         conversation = TokenConversation(
-            self._template, self._server, request_id, sampling, self._max_length, parent=parent, tools=tools
+            self._template,
+            self._server,
+            request_id,
+            sampling,
+            self._max_length,
+            parent=parent,
+            tools=tools,
+            opens_episode=index == 0,
         )
         self._conversations.append(conversation)
         return conversation
 
     def verify(self) -> None:
-        """Checks of every context that its turns add up to what the server saw.
+        """Checks of every context, closed ones too, that its turns add up to what the server saw.
 
         Raises:
             RolloutError: a turn was changed after it was sampled.
@@ -49,5 +56,5 @@ class EpisodeContexts:
 
     async def close(self) -> None:
         for conversation in self._conversations:
-            await self._server.release(conversation.request_id)
+            await conversation.close()
         self._conversations.clear()

@@ -1,37 +1,90 @@
-"""`turnwise eval CONFIG --model DIR`."""
+"""`turnwise eval CONFIG --model DIR …`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from turnwise.cli.applied_table import print_applied
-from turnwise.config import AgenticConfig, load_config
+from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
 from turnwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from turnwise.pipelines.build_saved import Mode
+    from turnwise.pipelines.evaluate import Evaluation, Score
+
+Evaluations = dict[str, "Mapping[Mode, Evaluation]"]
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays the config's validation tasks with a saved model and prints success with its interval."""
-    config, notes = load_config(options.config, options.overrides, AgenticConfig, strict=options.strict)
+    """Plays the config's validation tasks with saved models, and prints success with its interval and pass@k."""
+    # Settings may stand behind the models, too.
+    models = [word for word in options.model if "=" not in word]
+    overrides = [*options.overrides, *(word for word in options.model if "=" in word)]
+    config, notes = load_config(options.config, overrides, AgenticConfig, strict=options.strict)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    if options.episodes is not None and options.episodes < 1:
-        raise ConfigError(f"--episodes is {options.episodes}; it must be at least 1")
+    _check(options)
+    require(unavailable_to_play(config))
+    models = models or [config.actor_train.model_args.model_name_or_path]
+    # torch takes seconds to import; a wrong config has been refused by now.
+    from turnwise.pipelines.build_saved import EvaluationPlan, evaluate_modes, validation_mode
+    from turnwise.pipelines.evaluate import score_table
+
+    plan = EvaluationPlan(_modes(options, validation_mode(config)), options.episodes, options.samples)
+    evaluations: Evaluations = {model: evaluate_modes(config, plan, model, print_applied) for model in models}
+    print(score_table(list(_rows(evaluations))))
+    num_failed = sum(e.num_failed for by_mode in evaluations.values() for e in by_mode.values())
+    if num_failed:
+        print(f"{num_failed} episodes failed outside the policy and are not counted")
+    if options.json:
+        Path(options.json).write_text(json.dumps(_to_json(evaluations), indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("episodes", "samples"):
+        number = vars(options)[name]
+        if number is not None and number < 1:
+            raise ConfigError(f"--{name} is {number}; it must be at least 1")
+    if options.samples and options.greedy and not options.sampled:
+        raise ConfigError(f"--samples {options.samples} with --greedy alone: greedy episodes of a task are all the same")
     if options.json and not Path(options.json).parent.is_dir():
         raise ConfigError(f"--json {options.json}: there is no folder {Path(options.json).parent}; make it first")
-    # torch takes seconds to import; a wrong config has been refused by now.
-    from turnwise.pipelines.build import evaluate_model
-    from turnwise.pipelines.evaluate import success_table
 
-    evaluation = evaluate_model(config, model_path=options.model, num_episodes=options.episodes, on_start=print_applied)
-    rows = [("all", evaluation.overall)]
-    if len(evaluation.by_tag) > 1:
-        rows += list(evaluation.by_tag.items())
-    print(success_table(rows))
-    if evaluation.num_failed:
-        print(f"{evaluation.num_failed} episodes failed outside the policy and are not counted")
-    if options.json:
-        Path(options.json).write_text(json.dumps(evaluation.to_json(), indent=2) + "\n", encoding="utf-8")
-    return 0
+
+def _modes(options: argparse.Namespace, own: Mode) -> list[Mode]:
+    """Those that are asked for, or both; the one of validation in training first."""
+    asked: dict[Mode, bool] = {"sampled": options.sampled, "greedy": options.greedy}
+    modes: list[Mode] = [mode for mode, is_asked in asked.items() if is_asked or not any(asked.values())]
+    return sorted(modes, key=lambda mode: mode != own)
+
+
+def _rows(evaluations: Evaluations) -> Iterator[tuple[str, Score]]:
+    """Models below each other in each mode, overall and by tag."""
+    for model, by_mode in evaluations.items():
+        for mode, evaluation in by_mode.items():
+            name = f"{_short(model, evaluations)}, {mode}"
+            yield name, evaluation.overall
+            if len(evaluation.by_tag) > 1:
+                yield from ((f"  {tag}", score) for tag, score in evaluation.by_tag.items())
+
+
+def _short(model: str, evaluations: Evaluations) -> str:
+    """The last part of a model's path that tells it from the others."""
+    names = [Path(other).name for other in evaluations]
+    return Path(model).name if names.count(Path(model).name) == 1 else model
+
+
+def _to_json(evaluations: Evaluations) -> dict[str, Any]:
+    """`results` has an entry a model and mode; what the first of them says stands outside as well."""
+    results = [
+        {"model": model, "mode": mode, **evaluation.to_json()}
+        for model, by_mode in evaluations.items()
+        for mode, evaluation in by_mode.items()
+    ]
+    return {**results[0], "results": results}

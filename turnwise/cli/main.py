@@ -57,20 +57,38 @@ def build_parser() -> argparse.ArgumentParser:
     train = _verb(verbs, "train", "train_command", "train a policy by reinforcement learning")
     _config_arguments(train)
     _quiet_argument(train)
+    train.add_argument("--from-rollouts", metavar="FILE", help="train from this rollouts.jsonl, in its order; play nothing")
 
     sft = _verb(verbs, "sft", "sft_command", "train a model on demonstrations (JSONL of messages)")
     _config_arguments(sft)
     _quiet_argument(sft)
 
-    evaluate = _verb(verbs, "eval", "eval_command", "success of a saved model on a config's validation tasks")
+    rollout = _verb(verbs, "rollout", "rollout_command", "play batches without training, write them to a file and sum them up")
+    _config_arguments(rollout)
+    rollout.add_argument("--model", metavar="DIR", help="the model that plays (else the config's pretrain)")
+    rollout.add_argument("--out", default="rollouts.jsonl", metavar="FILE", help="a new file (default: rollouts.jsonl)")
+    rollout.add_argument("--batches", "--steps", type=int, default=1, metavar="N", help="number of batches (default: 1)")
+    rollout.add_argument("--split", choices=("train", "val"), default="train", help="whose tasks (default: train)")
+    rollout.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+    evaluate = _verb(verbs, "eval", "eval_command", "success of saved models on a config's validation tasks")
     _config_arguments(evaluate)
-    evaluate.add_argument("--model", metavar="DIR", help="the model to score (else the config's pretrain)")
-    evaluate.add_argument("--episodes", type=int, metavar="N", help="number of tasks (else val_batch_size)")
+    models = "the models to score, on the same tasks (else the config's pretrain)"
+    evaluate.add_argument("--model", nargs="+", action="extend", default=[], metavar="DIR", help=models)
+    evaluate.add_argument("--episodes", type=int, metavar="N", help="number of tasks (else those of a validation)")
+    evaluate.add_argument("--samples", type=int, metavar="K", help="episodes of each task, for pass@k (else group_size)")
+    evaluate.add_argument("--sampled", action="store_true", help="sample as validation does; no greedy episodes")
+    evaluate.add_argument("--greedy", action="store_true", help="take the likeliest tokens; no sampled episodes")
     evaluate.add_argument("--json", metavar="FILE", help="write the result here too")
 
     config = _verb(verbs, "config", "config_command", "print the resolved config and what will be applied")
     _config_arguments(config)
     config.add_argument("--json", action="store_true", help="print as JSON")
+
+    export = _verb(verbs, "export", "export_command", "write a checkpoint as a plain model folder, its LoRA adapter merged")
+    export.add_argument("--model", required=True, metavar="DIR", help="checkpoint, adapter or model folder")
+    export.add_argument("--out", required=True, metavar="DIR", help="folder to write")
+    export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"), help="of its weights (default: fp32)")
 
     make = _verb(verbs, "make-model", "make_model_command", "make a model folder with random weights and its tokenizer")
     make.add_argument("--size", default="tiny", help="preset (default: tiny)")
@@ -78,6 +96,25 @@ def build_parser() -> argparse.ArgumentParser:
     make.add_argument("--seed", type=int, default=0)
     make.add_argument("--text", nargs="*", default=[], metavar="FILE", help="more text for the tokenizer to be trained on")
     make.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="change a value of the preset's config.json")
+
+    check = _verb(verbs, "check-env", "check_env_command", "examine an environment: what is wrong with it, and what to change")
+    _env_arguments(check)
+    check.add_argument("--config", metavar="FILE", help="take arguments and limits from a tag of this config")
+    check.add_argument("--episodes", type=int, metavar="N", help="episodes of each player (default: 64)")
+    check.add_argument("--budget", type=int, metavar="TOKENS", help="tokens of a context (else the config's sequence_length)")
+    check.add_argument("--timeout", type=float, metavar="S", help="seconds of a call beyond which it hangs (default: 20)")
+    check.add_argument("--json", action="store_true", help="print as JSON")
+
+    play = _verb(verbs, "play", "play_command", "one episode turn by turn, as the model sees it")
+    _env_arguments(play)
+    play.add_argument(
+        "--policy", default="human", metavar="WHO", help="human (default), random, scripted, a model's DIR, or openai:URL"
+    )
+    play.add_argument("--model-name", metavar="NAME", help="the model behind openai:URL")
+    play.add_argument("--seed", type=int, default=0, metavar="N", help="of the episode (default: 0)")
+    play.add_argument("--split", choices=("train", "val"), default="train")
+    play.add_argument("--ids", action="store_true", help="show every token id")
+    play.add_argument("--no-color", action="store_true")
     return parser
 
 
@@ -85,6 +122,15 @@ def _verb(verbs: argparse._SubParsersAction, name: str, module: str, help_text: 
     parser = verbs.add_parser(name, help=help_text, description=help_text)
     parser.set_defaults(module=module)
     return parser
+
+
+def _env_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("env", nargs="?", metavar="ENV", help="env_type (frozen_lake), your module:Class, or a config (.yaml)")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="arguments of the environment; of a config, any key")
+    parser.add_argument("--tag", help="which environment of the config")
+    parser.add_argument("--actions", metavar="A,B,C", help="the random player's, where the environment has no `actions`")
+    parser.add_argument("--max-steps", type=int, metavar="N", help="actions of an episode (else the config's, or 10)")
+    parser.add_argument("--tokenizer", metavar="DIR", help="model folder whose tokenizer counts (else the config's pretrain)")
 
 
 def _quiet_argument(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from turnwise.cli.out_folder import require_free
 from turnwise.errors import ConfigError
 
 
@@ -15,7 +16,7 @@ def run(options: argparse.Namespace) -> int:
     """Writes the folder and says what is in it."""
     overrides = dict(_override(text) for text in options.set)
     out = Path(options.out)
-    _require_free(out)
+    require_free(out)
     from turnwise.models.make import make_model
     from turnwise.pipelines.corpus import environment_text, file_text
 
@@ -26,12 +27,6 @@ def run(options: argparse.Namespace) -> int:
         f"{made.num_tokens} tokens in the tokenizer"
     )
     return 0
-
-
-def _require_free(out: Path) -> None:
-    """Refuses to write over anything: a model folder takes the place of what has its name."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir()) or out.resolve() == Path.cwd()):
-        raise ConfigError(f"--out {out} is there already; name a new folder, or remove it first")
 
 
 def _override(text: str) -> tuple[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from turnwise.cli.applied_table import shown
 from turnwise.config import AgenticConfig, load_config, require, unavailable
+from turnwise.errors import DataError
 
 
 def run(options: argparse.Namespace) -> int:
@@ -16,12 +18,16 @@ def run(options: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     # Before torch is imported: what can't run here should be said at once.
     require(unavailable(config))
-    train(config, is_quiet=options.quiet)
+    rollouts = Path(options.from_rollouts) if options.from_rollouts else None
+    if rollouts is not None and not rollouts.is_file():
+        raise DataError(f"--from-rollouts {rollouts}: there is no such file; `turnwise rollout` and every run write one")
+    train(config, is_quiet=options.quiet, rollouts=rollouts)
     return 0
 
 
-def train(config: AgenticConfig, is_quiet: bool = False) -> dict[str, str]:
-    """Runs the pipeline of a config; returns where the run, its model and its curve are."""
+def train(config: AgenticConfig, is_quiet: bool = False, rollouts: Path | None = None) -> dict[str, str]:
+    """Runs the pipeline of a config, on its own rollouts or on those of a file; returns where the run, its model and its curve
+    are."""
     from turnwise.pipelines.build import build_agentic
     from turnwise.pipelines.build_run import start_run
     from turnwise.pipelines.session import run_to_end
@@ -31,7 +37,7 @@ def train(config: AgenticConfig, is_quiet: bool = False) -> dict[str, str]:
     folder = start_run(config)
     if not is_quiet:
         print(f"run folder: {folder.path}", flush=True)
-    pipeline = run_to_end(folder, lambda: shown(build_agentic(config, folder, is_quiet), is_quiet))
+    pipeline = run_to_end(folder, lambda: shown(build_agentic(config, folder, is_quiet, rollouts), is_quiet))
     places = {"run": str(folder.path), "curve": str(folder.curve), "tensorboard": str(folder.tensorboard)}
     model = pipeline.checkpoints.newest
     if model is not None:

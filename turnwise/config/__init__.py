@@ -1,6 +1,6 @@
 """One YAML a run: composed by Hydra, translated from the published vocabulary, validated, resolved and described."""
 
-from turnwise.config.availability import require, unavailable, unavailable_for_evaluation
+from turnwise.config.availability import require, unavailable, unavailable_to_play
 from turnwise.config.compose import find_config
 from turnwise.config.describe import Applied, describe
 from turnwise.config.differences import Difference, differences
@@ -25,5 +25,5 @@ __all__ = [
     "parse_config",
     "require",
     "unavailable",
-    "unavailable_for_evaluation",
+    "unavailable_to_play",
 ]

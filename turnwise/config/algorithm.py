@@ -14,14 +14,13 @@ from turnwise.spec import (
     KL_ALIASES,
     METHOD_STATISTICS,
     PG_VARIANTS,
+    Granularity,
     Grouping,
     KLEstimator,
     LossAggMode,
     NormalizationMethod,
     Statistic,
 )
-
-Granularity = Literal["token", "segment", "geometric", "sequence"]
 
 
 def _aliases(names: Mapping[str, str]) -> BeforeValidator:
@@ -83,9 +82,9 @@ class TrainInferCorrection(Section):
 class AlgorithmKeys(Section):
     """The algorithm's keys, at the top level of a config."""
 
-    adv_estimator: Annotated[str, AfterValidator(OneOf(ESTIMATORS, allow_import=True))] = "grpo"
+    adv_estimator: Annotated[str, AfterValidator(OneOf(ESTIMATORS, own="module:Class"))] = "grpo"
     """How rewards become advantages."""
-    pg_variant: Annotated[str, AfterValidator(OneOf(PG_VARIANTS, allow_import=True))] = "ppo"
+    pg_variant: Annotated[str, AfterValidator(OneOf(PG_VARIANTS, own="module:function"))] = "ppo"
     """The policy loss."""
     pg_args: dict[str, Any] = derived()
     """Parameters of the variant by its own names; resolved, it holds all of them and the clips are in it."""

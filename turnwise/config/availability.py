@@ -8,12 +8,13 @@ from importlib.util import find_spec
 from typing import Generic, TypeVar
 
 from turnwise.config.environments import CustomEnv, EnvManager
+from turnwise.config.resolve import estimator_of
 from turnwise.config.roles import Role
-from turnwise.config.schema import AgenticConfig
+from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.section import Section
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import NotAvailableError
-from turnwise.spec import AGENTS, ENVS, ESTIMATORS, PG_VARIANTS, STRATEGIES, TRACKERS
+from turnwise.spec import AGENTS, ENVS, STRATEGIES, TRACKERS
 
 _MODULES = {"megatron": "megatron.core"}
 """Where the module of an extra isn't called like the extra."""
@@ -49,29 +50,26 @@ MISSING_IN_TRAINING: tuple[Missing[AgenticConfig], ...] = (
     _set("async_generation_ratio", "asynchronous training"),
     Missing("on_weight_update", lambda c: _is_async_and_sets(c, "on_weight_update"), "aborting requests at a weight update"),
     Missing("stale_groups", lambda c: _is_async_and_sets(c, "stale_groups"), "dropping stale groups"),
-    Missing("ratio_type", lambda c: c.ratio_type == "segment", "a ratio over turns"),
-    _set("train_infer_correction", "correction of the sampler's drift"),
-    _set("group_filter", "filtering groups"),
     Missing("reward", lambda c: c.is_set("reward"), "a reward model"),
+    Missing("critic.model_args.lora_rank", lambda c: _may_adapt_critic(c), "LoRA for a critic"),
     _set("cpu_split", "splitting the CPU's threads"),
 )
 
 MISSING_IN_MANAGERS: tuple[Missing[EnvManager], ...] = (_set("group_size_redundancy", "playing redundant episodes"),)
 
-MISSING_IN_ENVS: tuple[Missing[CustomEnv], ...] = (
-    Missing("mode", lambda env: env.mode == "step", "a fresh context each turn (mode step)"),
-    _set("tools", "a tool in an environment"),
-)
+MISSING_IN_ENVS: tuple[Missing[CustomEnv], ...] = (_set("tools", "a tool in an environment"),)
 
 MISSING_IN_ROLES: tuple[Missing[Role | SFTConfig], ...] = (
-    _set("model_args.lora_rank", "LoRA"),
-    _set("model_args.freeze_module_prefix", "partial training"),
     Missing(
         "strategy_args.strategy_config",
         lambda role: role.strategy_args.strategy_name in _WITHOUT_OPTIONS and bool(role.strategy_args.strategy_config),
         f"an option of {' or '.join(_WITHOUT_OPTIONS)}",
     ),
 )
+
+
+def _may_adapt_critic(config: AgenticConfig) -> bool:
+    return config.critic.model_args.has_adapter and (config.needs_critic or estimator_of(config).is_own)
 
 
 def _is_async_and_sets(config: AgenticConfig, key: str) -> bool:
@@ -94,7 +92,6 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
     if isinstance(config, SFTConfig):
         return [*_role("", config), *shared]
     return [
-        *_algorithm(config),
         *(line for name, role in config.active_roles.items() for line in (*_role(f"{name}.", role), *_devices(name, role))),
         *_environments(config, [*config.train_env_manager.tags, *config.val_env_manager.tags]),
         *_lines(MISSING_IN_MANAGERS, config.train_env_manager, "train_env_manager."),
@@ -105,13 +102,14 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
     ]
 
 
-def unavailable_for_evaluation(config: AgenticConfig) -> list[str]:
-    """The same for playing the validation tasks with a saved model: what only trains needn't be here."""
+def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str]:
+    """The same for playing the tasks of a split with a saved model: what only trains needn't be here."""
+    manager = config.env_manager(split)
     return [
         *_role("actor_infer.", config.actor_infer),
         *_devices("actor_infer", config.actor_infer),
-        *_environments(config, config.val_env_manager.tags),
-        *_lines(MISSING_IN_MANAGERS, config.val_env_manager, "val_env_manager."),
+        *_environments(config, manager.tags),
+        *_lines(MISSING_IN_MANAGERS, manager, f"{split}_env_manager."),
         *_lines(MISSING_IN_PLAY, config),
     ]
 
@@ -122,18 +120,6 @@ def _lines(table: Iterable[Missing[S]], section: S, prefix: str = "") -> Iterato
             yield f"{prefix}{line.key}: {line.what} isn't in this version."
 
 
-def _algorithm(config: AgenticConfig) -> Iterator[str]:
-    estimators = ", ".join(name for name, spec in ESTIMATORS.items() if spec.is_available)
-    estimator = ESTIMATORS.get(config.adv_estimator)
-    if estimator is not None and not estimator.is_available:
-        yield f"adv_estimator {config.adv_estimator} isn't in this version, which has {estimators}."
-    variants = ", ".join(name for name, spec in PG_VARIANTS.items() if spec.is_available)
-    if config.pg_variant not in PG_VARIANTS:
-        yield f"pg_variant {config.pg_variant}: losses of your own aren't in this version, which has {variants}."
-    elif not PG_VARIANTS[config.pg_variant].is_available:
-        yield f"pg_variant {config.pg_variant} isn't in this version, which has {variants}."
-
-
 def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
     name = role.strategy_args.strategy_name
     spec, path = STRATEGIES[name], f"{prefix}strategy_args.strategy_name"
@@ -142,6 +128,8 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
         yield f"{path}: {name} isn't in this version, which has {same}."
     elif spec.extra and not _is_installed(_MODULES.get(spec.extra, spec.extra)):
         yield f"{path}: {name} needs a library that isn't installed; pip install 'turnwise[{spec.extra}]'."
+    if spec.kind == "train" and role.model_args.has_adapter and not _is_installed("peft"):
+        yield f"{prefix}model_args.lora_rank: LoRA needs peft, which isn't installed; pip install 'turnwise[rl]'."
     yield from _lines(MISSING_IN_ROLES, role, prefix)
 
 

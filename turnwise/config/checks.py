@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from string import Formatter
 
@@ -19,7 +20,7 @@ def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """Everything that makes the config impossible, all at once."""
     if isinstance(config, SFTConfig):
         return [*_sft(config), *_context(config, config.model_args), *_trackers(config)]
-    checks = (_environments, _sizes, _normalization, _kl, _loss, _roles, _sampling, _deterministic)
+    checks = (_environments, _sizes, _normalization, _rewards, _kl, _loss, _roles, _sampling, _deterministic)
     context = _context(config, config.actor_train.model_args)
     return [*context, *_trackers(config), *(problem for check in checks for problem in check(config))]
 
@@ -40,6 +41,15 @@ def _sft(config: SFTConfig) -> Iterator[Problem]:
     if config.eval_steps > 0 and not config.val_files:
         yield Problem.at("eval_steps", f"{config.eval_steps} asks for a validation loss, but there are no val_files")
     yield from _head("model_args", config.model_args)
+    yield from _adapters("model_args", config.model_args)
+
+
+def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
+    targets = model.lora_target
+    if targets == []:
+        yield Problem.at(f"{path}.lora_target", "[] leaves nothing to be trained; name linear modules, or leave it out for all")
+    elif targets and "all" in targets and len(targets) > 1:
+        yield Problem.at(f"{path}.lora_target", f"{', '.join(targets)}: all is every linear module; name it alone")
 
 
 def _head(path: str, model: ModelArgs) -> Iterator[Problem]:
@@ -114,7 +124,8 @@ def _templates(tag: str, env: CustomEnv) -> Iterator[Problem]:
     for name in names:
         if name not in allowed:
             known = " ".join(f"{{{placeholder}}}" for placeholder in allowed)
-            yield Problem(path, f"{{{name}}} is no placeholder of mode {env.mode}; it has {known}.{nearest(name, allowed)}")
+            hint = f" {{{name}}} needs mode: step." if name in STEP_PLACEHOLDERS else nearest(name, allowed)
+            yield Problem(path, f"{{{name}}} is no placeholder of mode {env.mode}; it has {known}.{hint}")
 
 
 def _partition(manager: EnvManager, name: str) -> Iterator[Problem]:
@@ -159,6 +170,8 @@ def _group_of_one(config: AgenticConfig) -> Iterator[Problem]:
     centres_groups = normalization.grouping == "traj_group_id" and "group" in normalization.statistics
     if estimator.compares_siblings and (estimator.normalization == "own" or centres_groups):
         message = f"1 leaves every advantage of {config.adv_estimator} at 0, since it compares siblings; use at least 2"
+        if estimator.has_step_returns:
+            message = f"1 leaves {config.adv_estimator} no siblings with whose turns a turn could be compared; use at least 2"
         yield Problem.at("train_env_manager.group_size", message)
 
 
@@ -174,7 +187,7 @@ def _normalization(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at(
             "reward_normalization.method",
             f"{normalization.method} contradicts adv_estimator {name}, which compares scores with their group's; use mean_std "
-            "(GRPO) or mean (Dr. GRPO), or adv_estimator reinforce for plain scores",
+            "or mean (with grpo: Dr. GRPO), or adv_estimator reinforce for plain scores",
         )
     is_single_reward = estimator.placement != "score" and not estimator.has_step_returns and config.reward_placement == "turn"
     if is_single_reward and normalization.statistics != ("none", "none"):
@@ -183,6 +196,17 @@ def _normalization(config: AgenticConfig) -> Iterator[Problem]:
             f"with reward_placement turn, {name} works on single turn rewards, which can't be normalised; use method "
             "identity, or reward_placement final",
         )
+
+
+def _rewards(config: AgenticConfig) -> Iterator[Problem]:
+    estimator = estimator_of(config)
+    if config.whiten_rewards and "greedy_sibling" in estimator.needs:
+        message = f"moves the rewards that {config.adv_estimator} compares with the score of a greedy sibling"
+        yield Problem.at("whiten_rewards", f"{message}; use whiten_advantages, or leave it out")
+    weights = (config.episode_reward_weight, config.step_reward_weight)
+    if estimator.mixes_step_advantages and not estimator.is_own and weights == (0.0, 0.0):
+        message = "0, and step_reward_weight is 0 too: every advantage would be 0; set one of them"
+        yield Problem.at("episode_reward_weight", message)
 
 
 def _kl(config: AgenticConfig) -> Iterator[Problem]:
@@ -202,6 +226,10 @@ def _loss(config: AgenticConfig) -> Iterator[Problem]:
                 known = ", ".join(allowed) or "none"
                 message = f"pg_variant {config.pg_variant} has no such parameter (it has: {known}).{nearest(name, allowed)}"
                 yield Problem(("pg_args", name), message)
+            elif message := _wrong_parameter(name, config.pg_args[name]):
+                yield Problem(("pg_args", name), message)
+    if refusal := variant_of(config).ratio_refusal(config.pg_variant, config.ratio_type):
+        yield Problem.at("ratio_type", f"{config.ratio_type}: {refusal}")
     if config.group_filter not in (None, "non_zero_variance") and ":" not in (config.group_filter or ""):
         yield Problem.at("group_filter", f"{config.group_filter!r} isn't non_zero_variance or your own as module:function")
     correction = config.train_infer_correction
@@ -209,6 +237,24 @@ def _loss(config: AgenticConfig) -> Iterator[Problem]:
         if band.ratio_low >= band.ratio_high:
             path = ("train_infer_correction", "filters", index)
             yield Problem(path, f"ratio_low {band.ratio_low} isn't below ratio_high {band.ratio_high}")
+    if correction is not None and config.use_rollout_log_probs:
+        message = "use_rollout_log_probs takes the sampler's log-probs as old ones, so every ratio is 1; remove one of the two"
+        yield Problem.at("train_infer_correction", message)
+
+
+def _wrong_parameter(name: str, value: object) -> str:
+    """Why a built-in loss can't have this value of a parameter; empty where it can."""
+    if name == "dual_clip" and value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        return f"got {value!r}; expected a number that isn't negative"
+    if name.startswith("tau_") and value == 0:
+        return "0 is no temperature; it divides the loss"
+    if name == "dual_clip" and value <= 1:
+        return f"{value} would bound losses that no ratio has moved yet; use more than 1 (3), or dual_clip_loss: false"
+    if name == "fraction" and value > 1:
+        return f"{value} is no share of the tokens; use at most 1"
+    return ""
 
 
 _ROLE_KINDS = {
@@ -240,6 +286,7 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
             "samples from the trained weights, so remove it here",
         )
     yield from _head("actor_train.model_args", config.actor_train.model_args)
+    yield from _adapters("actor_train.model_args", config.actor_train.model_args)
     yield from _head("actor_infer.model_args", config.actor_infer.model_args)
     if config.needs_critic and config.critic.model_args.model_type != "token_classification":
         message = f"{config.critic.model_args.model_type} writes text; a critic has a value head, token_classification"

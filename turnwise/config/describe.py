@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from math import gcd
 from pathlib import Path
 
+from turnwise.config.algorithm import TrainInferCorrection
 from turnwise.config.availability import unavailable
 from turnwise.config.effects import ineffective
 from turnwise.config.environments import EnvManager
-from turnwise.config.model_facts import BYTES, ModelFacts, read_model_facts
+from turnwise.config.model_facts import BYTES, ModelFacts, base_of_adapter, read_model_facts
 from turnwise.config.resolve import estimator_of
-from turnwise.config.roles import Role, TrainingArgs
+from turnwise.config.roles import ModelArgs, Role, TrainingArgs
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import nearest
@@ -75,7 +76,7 @@ def _sft_rows(config: SFTConfig) -> Iterator[Row]:
     yield "learning rate", _learning_rate(config.training_args, config.max_grad_norm)
     yield "precision", f"{config.model_args.dtype}, attention {config.model_args.attn_implementation}"
     if facts:
-        yield "memory", f"{bytes_text(TRAINED_BYTES * facts.num_parameters)} for weights, gradients and optimiser"
+        yield "memory", _trained_memory(config.model_args, facts)
     yield "tracking", tracking(config)
 
 
@@ -83,7 +84,8 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
     facts = config.model_facts()
     yield "model", _model(config.actor_train.model_args.model_name_or_path, facts)
     for name, role in config.active_roles.items():
-        yield name, _role(role)
+        in_policy = name == "reference" and config.is_reference_in_policy
+        yield name, "the policy's own weights with the adapter off" if in_policy else _role(role)
     yield from algorithm_rows(config)
     yield from _step(config)
     episodes = config.train_env_manager.num_env_groups * config.train_env_manager.group_size
@@ -110,7 +112,9 @@ def _model(path: str, facts: ModelFacts | None) -> str:
         return f"{path} ({found})"
     size = facts.num_parameters
     shown = f"{size / 1e9:.2f} B" if size >= 1e9 else f"{size / 1e6:.2f} M"
-    return f"{path}: {facts.architecture}, {shown} parameters, context {facts.context_length}"
+    base = base_of_adapter(path)
+    start = path if base is None else f"{path}, an adapter merged into {base}"
+    return f"{start}: {facts.architecture}, {shown} parameters, context {facts.context_length}"
 
 
 def _role(role: Role) -> str:
@@ -122,6 +126,8 @@ def _role(role: Role) -> str:
     parts = [role.strategy_args.strategy_name, where, arguments.dtype, f"attention {arguments.attn_implementation}"]
     if arguments.lora_rank is not None:
         parts.append(f"LoRA rank {arguments.lora_rank}")
+    if arguments.freeze_module_prefix:
+        parts.append(f"frozen: {', '.join(arguments.freeze_module_prefix)}")
     return ", ".join(parts)
 
 
@@ -133,22 +139,54 @@ def _ranks(ranks: list[int]) -> str:
 def algorithm_rows(config: AgenticConfig) -> Iterator[Row]:
     """Advantages, loss and KL."""
     normalization = config.reward_normalization
+    estimator = estimator_of(config)
     mean, std = normalization.statistics
-    if mean == std == "none":
+    if estimator.normalization == "own":
+        scaling = "scores centred in its own way"
+    elif mean == std == "none":
         scaling = "scores as they are"
     else:
         over = f"over {normalization.grouping}"
         scaling = f"{normalization.method} {over} (mean: {mean}, deviation: {std})"
     parts = [config.adv_estimator, scaling]
-    if estimator_of(config).has_td_errors and config.needs_critic:
-        parts.append(f"γ {config.gamma:g} and λ {config.lambd:g} a {config.gae_granularity}")
-    parts += ["advantages whitened"] if config.whiten_advantages else []
+    if not estimator.is_own:
+        parts += list(_discounts(config))
+    parts += ["advantages whitened"] if config.whiten_advantages or estimator.whitens_advantages else []
     parts += [f"rewards clipped to ±{config.reward_clip:g}"] if config.reward_clip else []
     parts += [f"advantages clipped to ±{config.advantage_clip:g}"] if config.advantage_clip else []
     yield "advantages", ", ".join(parts)
-    parameters = ", ".join(f"{name} {value}" for name, value in config.pg_args.items())
-    yield "loss", f"{config.pg_variant} ({parameters}), {config.loss_agg_mode}, entropy × {config.entropy_loss_coef:g}"
+    yield "loss", f"{_variant(config)}, {config.loss_agg_mode}, entropy × {config.entropy_loss_coef:g}"
     yield "KL", _kl(config)
+    if config.train_infer_correction is not None:
+        yield "sampler", _correction(config.train_infer_correction)
+
+
+def _discounts(config: AgenticConfig) -> Iterator[str]:
+    estimator = estimator_of(config)
+    if estimator.has_td_errors:
+        yield f"γ {config.gamma:g} and λ {config.lambd:g} a {config.gae_granularity}"
+    elif estimator.discounts:
+        yield f"γ {config.gamma:g}"
+    if estimator.has_step_returns:
+        yield f"step returns with γ {config.step_reward_gamma:g} a turn"
+    if estimator.mixes_step_advantages:
+        yield f"{config.episode_reward_weight:g} × episode + {config.step_reward_weight:g} × step"
+
+
+def _variant(config: AgenticConfig) -> str:
+    parts = [f"{name} {value}" for name, value in config.pg_args.items()]
+    parts += [f"ratio over a {config.ratio_type}"] if config.ratio_type else []
+    return f"{config.pg_variant} ({', '.join(parts)})" if parts else config.pg_variant
+
+
+def _correction(correction: TrainInferCorrection) -> str:
+    parts, weight = [], correction.is_weight
+    if weight is not None and weight.enabled:
+        parts.append(f"losses × min(ρ, {weight.upper_bound:g}) of a {weight.weight_type}")
+    for band in correction.filters:
+        if band.enabled:
+            parts.append(f"only where {band.ratio_low:g} ≤ ρ of a {band.agg_type} ≤ {band.ratio_high:g}")
+    return "; ".join(parts) or "not corrected"
 
 
 def _kl(config: AgenticConfig) -> str:
@@ -164,24 +202,39 @@ def _kl(config: AgenticConfig) -> str:
 def _step(config: AgenticConfig) -> Iterator[Row]:
     manager = config.train_env_manager
     batch, group = config.rollout_batch_size, manager.group_size
-    steps, size = config.optimizer_steps_per_batch(), config.actor_train.samples_per_optimizer_step
-    samples = "trajectories"
-    if any(config.custom_envs[tag].mode == "step" for tag in manager.tags):
-        samples = "trajectories (mode step: one sample a turn, so there are more)"
+    most = config.max_samples_per_trajectory
+    samples = f"trajectories of at most {most} samples (mode step: one a turn)" if most > 1 else "trajectories"
     epochs = f" in {config.ppo_epochs} passes" if config.ppo_epochs > 1 else ""
     few = _few(manager, batch // group, "in a step")
-    yield "one step", f"{batch} {samples} in {batch // group} groups of {group}, from {tags_of(manager)}{few}"
-    total = config.num_training_steps("actor_train") * steps
-    yield "optimiser", f"{steps} × {min(size, batch)} samples{epochs}; {total} optimiser steps in all"
-    limits = [config.custom_envs[tag].max_steps * config.max_new_tokens("train", tag) for tag in manager.tags]
-    sampled = min(max(limits, default=config.sequence_length), config.sequence_length)
+    refill = f"; {config.group_filter} refills at most {config.max_refill_factor:g} × as many" if config.group_filter else ""
+    yield "one step", f"{batch} {samples} in {batch // group} groups of {group}, from {tags_of(manager)}{few}{refill}"
+    total = config.num_training_steps("actor_train") * config.optimizer_steps_per_batch()
+    in_all = f"the schedule counts {total} in all" if most > 1 else f"{total} optimiser steps in all"
+    yield "optimiser", f"{_optimizer_steps(config, 'actor_train')}{epochs}; {in_all}"
+    sampled = max((_most_sampled(config, tag) for tag in manager.tags), default=config.sequence_length)
     yield (
         "tokens",
         (
-            f"at most {batch * config.sequence_length:,} a step, of which sampled {batch * sampled:,}; "
+            f"at most {batch * most * config.sequence_length:,} a step, of which sampled {batch * sampled:,}; "
             f"contexts of {config.sequence_length}, responses of {_responses(config)}"
         ),
     )
+
+
+def _optimizer_steps(config: AgenticConfig, role: str) -> str:
+    """Of a step of the pipeline, with the samples of each."""
+    most, size = config.max_samples_per_trajectory, config.roles[role].samples_per_optimizer_step
+    steps = str(config.optimizer_steps_per_batch(role))
+    if most > 1:
+        steps += f" to {config.optimizer_steps_per_batch(role, samples_per_trajectory=most)}"
+    return f"{steps} × {min(size, config.rollout_batch_size * most)} samples"
+
+
+def _most_sampled(config: AgenticConfig, tag: str) -> int:
+    """Tokens that one episode can sample."""
+    env, length = config.custom_envs[tag], config.sequence_length
+    response = config.max_new_tokens("train", tag)
+    return env.max_steps * min(response, length) if env.mode == "step" else min(env.max_steps * response, length)
 
 
 def _responses(config: AgenticConfig) -> str:
@@ -211,30 +264,39 @@ def _learning_rate(arguments: TrainingArgs, max_grad_norm: float) -> str:
 
 
 def _critic(config: AgenticConfig) -> str:
-    size = min(config.critic.samples_per_optimizer_step, config.rollout_batch_size)
     alone = f"; alone for the first {config.critic_warmup} steps" if config.critic_warmup else ""
     return (
         f"{_learning_rate(config.critic.training_args, config.max_grad_norm)}; "
-        f"{config.optimizer_steps_per_batch('critic')} × {size} samples a step{alone}"
+        f"{_optimizer_steps(config, 'critic')} a step{alone}"
     )
 
 
 def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
     """An estimate without activations. The sampler reads the trainer's fp32 weights where it wants them so, and always new."""
     num, manager = facts.num_parameters, config.train_env_manager
-    parts = [f"{bytes_text(TRAINED_BYTES * num)} weights, gradients, optimiser"]
+    policy = config.actor_train.model_args
+    parts = [_trained_memory(policy, facts)]
     if config.needs_critic:
         critic = read_model_facts(config.critic.model_args.model_name_or_path) or facts
         parts.append(f"{bytes_text(TRAINED_BYTES * critic.num_value_parameters)} critic")
-    if config.needs_reference:
+    if config.needs_reference and not config.is_reference_in_policy:
         parts.append(f"{bytes_text(4 * num)} reference")
     dtype = config.actor_infer.model_args.dtype
-    if dtype != "fp32" or config.actor_train.model_update_frequency > 1:
+    if dtype != "fp32" or config.actor_train.model_update_frequency > 1 or policy.has_adapter:
         parts.append(f"{bytes_text(BYTES[dtype] * num)} sampler")
     episodes = manager.num_env_groups * (manager.group_size + manager.group_size_redundancy)
     kv = facts.kv_bytes_per_token(dtype) * config.sequence_length * episodes
     parts.append(f"at most {bytes_text(kv)} keys and values of {episodes} contexts")
     return ", ".join(parts) + " (estimated; activations come on top)"
+
+
+def _trained_memory(arguments: ModelArgs, facts: ModelFacts) -> str:
+    num = facts.num_parameters
+    if arguments.lora_rank is None:
+        most = "at most " if arguments.freeze_module_prefix else ""
+        return f"{most}{bytes_text(TRAINED_BYTES * num)} weights, gradients, optimiser"
+    adapters = facts.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
+    return f"{bytes_text(BYTES['fp32'] * num)} frozen weights, {bytes_text(TRAINED_BYTES * adapters)} adapters to be trained"
 
 
 def bytes_text(number: int) -> str:

@@ -13,6 +13,8 @@ _REFUSED = {
     "training_args.gradient_accumulation_steps": "the position in the demonstrations would mean other rows",
 }
 """Settings that must stay, and why. The last ones are of supervised fine-tuning, where they stand under no role."""
+_REFUSED_IN_MODELS = ("lora_rank", "lora_alpha", "lora_target", "freeze_module_prefix")
+"""Keys of `model_args`, of any role, that say which parameters the checkpoint's optimiser knows and what they mean."""
 _WITHOUT_EFFECT = {
     "pretrain": "the weights are the checkpoint's",
     "actor_train.model_args.model_name_or_path": "the weights are the checkpoint's",
@@ -33,10 +35,17 @@ class Difference(NamedTuple):
     @property
     def is_refused(self) -> bool:
         """Whether the run can't go on with it."""
-        return self.key in _REFUSED
+        return bool(self._refusal)
+
+    @property
+    def _refusal(self) -> str:
+        section, _, key = self.key.rpartition(".")
+        if section.endswith("model_args") and key in _REFUSED_IN_MODELS:
+            return "other parameters would be trained than those of the checkpoint"
+        return _REFUSED.get(self.key, "")
 
     def __str__(self) -> str:
-        reason = _REFUSED.get(self.key) or _WITHOUT_EFFECT.get(self.key)
+        reason = self._refusal or _WITHOUT_EFFECT.get(self.key)
         return f"{self.key}: {_show(self.saved)} → {_show(self.now)}" + (f" ({reason})" if reason else "")
 
 

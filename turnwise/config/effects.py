@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from turnwise.config.problems import Problem, as_sentences
-from turnwise.config.resolve import estimator_of, variant_of
+from turnwise.config.resolve import estimator_of, published_clips, variant_of
 from turnwise.config.roles import Role
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.section import Section
@@ -38,16 +38,25 @@ def _takes_turn_rewards(config: AgenticConfig) -> bool:
     return estimator.placement != "score" or estimator.is_own
 
 
+def _uses_step_returns(config: AgenticConfig) -> bool:
+    return config.step_reward_weight != 0 or not estimator_of(config).mixes_step_advantages
+
+
 def _clips(config: AgenticConfig) -> bool:
-    return "clip_low" in variant_of(config).parameters or ":" in config.pg_variant
+    return "clip_low" in variant_of(config).parameters
 
 
 def _clips_twice(config: AgenticConfig) -> bool:
-    return "dual_clip" in variant_of(config).parameters or not config.dual_clip_loss or ":" in config.pg_variant
+    return "dual_clip" in variant_of(config).parameters
 
 
 def _takes_pg_clip(config: AgenticConfig) -> bool:
     return not (config.use_pg_clip_range and config.pg_clip_low and config.pg_clip_high)
+
+
+def _weighs(config: AgenticConfig) -> bool:
+    correction = config.train_infer_correction
+    return correction is None or correction.is_weight is None or correction.is_weight.enabled
 
 
 def _may_have_critic(config: AgenticConfig) -> bool:
@@ -88,8 +97,13 @@ _TRACE = ("trace.token2text", "trace.max_samples_per_step")
 EFFECTS: tuple[Effect[AgenticConfig], ...] = (
     Effect(("pg_clip_low", "pg_clip_high"), lambda c: c.use_pg_clip_range, "needs use_pg_clip_range: true"),
     Effect(("pg_clip",), _takes_pg_clip, "use_pg_clip_range takes pg_clip_low and pg_clip_high instead"),
-    Effect(("pg_clip", "use_pg_clip_range"), _clips, "this pg_variant doesn't clip"),
-    Effect(("dual_clip_loss",), _clips_twice, "this pg_variant has no dual clip"),
+    Effect(("pg_clip", "use_pg_clip_range"), _clips, "this pg_variant has no such clip; its parameters are in pg_args"),
+    Effect(("dual_clip_loss",), _clips_twice, "this pg_variant has no dual clip; its parameters are in pg_args"),
+    Effect(
+        tuple(f"train_infer_correction.is_weight.{key}" for key in ("weight_type", "upper_bound")),
+        _weighs,
+        "train_infer_correction.is_weight.enabled is false",
+    ),
     Effect(
         ("lambd", "gae_granularity", "bootstrap_on_truncation"),
         lambda c: estimator_of(c).has_td_errors,
@@ -104,9 +118,15 @@ EFFECTS: tuple[Effect[AgenticConfig], ...] = (
     Effect(
         ("gamma",),
         lambda c: estimator_of(c).discounts,
-        "this adv_estimator works on whole scores; nothing is discounted by gamma",
+        "this adv_estimator discounts nothing by gamma",
     ),
     Effect(("step_reward_gamma",), lambda c: estimator_of(c).has_step_returns, "this adv_estimator has no step returns"),
+    Effect(("step_reward_gamma",), _uses_step_returns, "step_reward_weight is 0"),
+    Effect(
+        ("whiten_advantages",),
+        lambda c: not estimator_of(c).whitens_advantages,
+        "this adv_estimator always whitens advantages",
+    ),
     Effect(
         ("episode_reward_weight", "step_reward_weight"),
         lambda c: estimator_of(c).mixes_step_advantages,
@@ -146,6 +166,8 @@ _LORA: Effect[Role | SFTConfig] = Effect(
     lambda role: role.model_args.lora_rank is not None,
     "needs lora_rank",
 )
+_CHANGES = ("model_args.disable_gradient_checkpointing", "model_args.freeze_module_prefix", "model_args.lora_rank", *_LORA.keys)
+"""What `model_args` say of how a model is trained."""
 _WARMUP: Effect[Role | SFTConfig] = Effect(
     ("training_args.warmup_ratio",), lambda role: role.training_args.warmup_steps == 0, "warmup_steps is set"
 )
@@ -175,8 +197,7 @@ ROLE_EFFECTS: dict[str, tuple[Effect[Role], ...]] = {
     "actor_train": _TRAINED,
     "critic": _TRAINED,
     "actor_infer": (
-        _LORA,
-        Effect(("training_args", "model_args.disable_gradient_checkpointing"), _never, "actor_train trains; set it there"),
+        Effect(("training_args", *_CHANGES), _never, "actor_train trains; set it there"),
         Effect(("model_args.attn_implementation",), _never, "the engine brings its own, or actor_train's"),
         Effect(
             (
@@ -189,7 +210,6 @@ ROLE_EFFECTS: dict[str, tuple[Effect[Role], ...]] = {
         ),
     ),
     "reference": (
-        _LORA,
         _PACKING,
         _INFER_BATCHES,
         Effect(tuple(f"training_args.{key}" for key in _OPTIMIZER), _never, "a reference isn't trained"),
@@ -199,11 +219,7 @@ ROLE_EFFECTS: dict[str, tuple[Effect[Role], ...]] = {
             "use_dynamic_batching_in_infer fills micro-batches by tokens",
         ),
         Effect(
-            (
-                "model_args.disable_gradient_checkpointing",
-                "use_dynamic_batching_in_train",
-                "max_tokens_per_microbatch_in_train",
-            ),
+            (*_CHANGES, "use_dynamic_batching_in_train", "max_tokens_per_microbatch_in_train"),
             _never,
             "a reference isn't trained",
         ),
@@ -227,7 +243,7 @@ def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """The keys that were set without effect, each with the reason; a section that has none is named as a whole."""
     if isinstance(config, SFTConfig):
         return list(_find(SFT_EFFECTS, config))
-    found = [*_find(EFFECTS, config), *_histories(config)]
+    found = [*_find(EFFECTS, config), *_clip_keys(config), *_corrections(config), *_histories(config)]
     for name, effects in ROLE_EFFECTS.items():
         found += _find(effects, config.roles[name], name)
     paths = {problem.path for problem in found}
@@ -248,8 +264,31 @@ def _find(effects: Iterable[Effect[S]], section: S, *prefix: str) -> Iterator[Pr
                 yield Problem((*prefix, *key.split(".")), f"has no effect: {effect.reason}.")
 
 
+def _clip_keys(config: AgenticConfig) -> Iterator[Problem]:
+    for name, asked in published_clips(config).items():
+        if (given := config.pg_args[name]) != asked:
+            message = f"{given} takes the place of {asked}: the published clip key has no effect; keep one of them."
+            yield Problem(("pg_args", name), message)
+
+
+def _corrections(config: AgenticConfig) -> Iterator[Problem]:
+    correction = config.train_infer_correction
+    if correction is None:
+        return
+    if correction.is_weight is None and not correction.filters:
+        yield Problem.at("train_infer_correction", "has no effect: it names neither is_weight nor filters.")
+    for index, band in enumerate(correction.filters):
+        for key in ("agg_type", "ratio_low", "ratio_high"):
+            if not band.enabled and band.departs(key):
+                yield Problem(("train_infer_correction", "filters", index, key), "has no effect: enabled is false.")
+
+
 def _histories(config: AgenticConfig) -> Iterator[Problem]:
     for tag, env in config.custom_envs.items():
-        if env.is_set("history_length") and env.mode == "trajectory":
-            message = "has no effect: in mode trajectory the whole history is in the context."
-            yield Problem(("custom_envs", tag, "history_length"), message)
+        if not env.is_set("history_length"):
+            continue
+        path = ("custom_envs", tag, "history_length")
+        if env.mode == "trajectory":
+            yield Problem(path, "has no effect: in mode trajectory the whole history is in the context.")
+        elif "{history" not in env.agent_template:
+            yield Problem(path, "has no effect: agent_template shows no {history}.")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from turnwise.config.roles import GeneratingArgs
 from turnwise.config.section import Count, Fraction, Positive, PositiveCount, Section, derived
-from turnwise.spec import AGENT_ALIASES, AGENTS, DEFAULT_ACTION_PATTERN, DEFAULT_SYSTEM_TEMPLATE, DEFAULT_TURN_TEMPLATE
+from turnwise.spec import AGENT_ALIASES, AGENTS, DEFAULT_ACTION_PATTERN, DEFAULT_SYSTEM_TEMPLATE, ContextMode
 
 DEFAULT_MAX_STEPS = 10
 
@@ -45,15 +45,16 @@ class CustomEnv(Section):
     """Tokens of a response at most [max_new_tokens]."""
     agent_name: AgentName = "env_agent"
     """The loop that plays it."""
-    mode: Literal["trajectory", "step"] = "trajectory"
-    """One growing context an episode, or a fresh one each turn."""
+    mode: ContextMode = "trajectory"
+    """One growing context an episode, or (`step`) a fresh one each turn, which makes a sample of each."""
     history_length: Count | None = None
-    """Earlier turns that a step's context shows."""
+    """Earlier turns that {history} shows at most, in mode step; unset = all."""
     agent_system_template: str = DEFAULT_SYSTEM_TEMPLATE
     """System message, as it stands; empty = none."""
-    agent_template: str = DEFAULT_TURN_TEMPLATE
-    """User message of a turn, with {observation} {turn_idx} {actions_left} {max_response_length} {suffix} filled in; the
-    environment's rules open the first one, or stand where the template has {env_instruction}."""
+    agent_template: str = derived()
+    """User message of a turn [one that shows all of it], with {observation} {turn_idx} {actions_left} {max_response_length}
+    {suffix} filled in, and in mode step {history} {history_length} {step_count} {current_step} {current_observation}. The
+    environment's rules open the first one of a context, or stand where the template has {env_instruction}."""
     action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN
     """Regular expression whose first group is the action; `null` takes the whole response."""
     use_thread_lock: bool = False
@@ -84,6 +85,6 @@ class EnvManager(Section):
     env_step_timeout_s: Positive = 60.0
     """Time of one call: the constructor, reset, step, close."""
     episode_timeout_s: Positive = 3600.0
-    """Time of one episode, whatever its agent waits for."""
+    """Time of one episode, whatever its agent waits for; the turns that it has by then are trained on as truncated."""
     max_failed_fraction: Fraction = 0.2
     """Beyond this share of failed episodes in a batch the run stops."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,33 @@ class ModelFacts:
         head = 0 if self.is_tied else self.vocab_size * self.hidden_size
         return self.num_parameters - head + self.hidden_size + 1
 
+    def num_lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
+        """Numbers in adapters of the projections that `targets` name by their ends, or of all of them (`all`)."""
+        hidden, query, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        wide = hidden + self.intermediate_size
+        sizes = {"q_proj": hidden + query, "k_proj": hidden + kv, "v_proj": hidden + kv, "o_proj": hidden + query}
+        sizes |= {"gate_proj": wide, "up_proj": wide, "down_proj": wide}
+        ends = {target.rpartition(".")[2] for target in targets}
+        return rank * self.num_layers * sum(size for name, size in sizes.items() if name in ends or "all" in ends)
+
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of the keys and values of one token in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * BYTES[dtype]
 
 
+def base_of_adapter(model: str) -> str | None:
+    """The base model that a LoRA adapter's folder names, None where the model is none."""
+    try:
+        content = json.loads((Path(model).expanduser() / "adapter_config.json").read_text(encoding="utf-8"))
+        return str(content["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def read_model_facts(model: str) -> ModelFacts | None:
-    """The facts of a model *folder*; None for a hub name, or where config.json doesn't name a shape of this family."""
-    path = Path(model).expanduser() / "config.json"
+    """The facts of a model *folder*, or of the base model of an adapter's; None for a hub name, or where config.json doesn't
+    name a shape of this family."""
+    path = Path(base_of_adapter(model) or model).expanduser() / "config.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return _facts(content.get("text_config") or content)

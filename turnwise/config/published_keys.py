@@ -71,7 +71,7 @@ _NEVER_READ = Retired("nothing ever read it.", harmless=(False,))
 _ROUTER = Retired("a conversation always stays on its replica and a new one goes to the least busy.")
 _SYSTEM_ENVS = Retired("set environment variables in the shell that starts turnwise.", harmless=({},))
 _WORKER_CLASS = Retired(
-    "workers follow from strategy_name and the loss from pg_variant; your own loss is pg_variant: module:Class.",
+    "workers follow from strategy_name and the loss from pg_variant; your own loss is pg_variant: module:function.",
     "refuse own classes",
 )
 _PROXY = Retired(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.config.model_facts import read_model_facts
 from turnwise.config.roles import ModelArgs, Role
-from turnwise.spec import ESTIMATORS, PG_VARIANTS, EstimatorSpec, VariantSpec
+from turnwise.spec import DEFAULT_STEP_TEMPLATE, DEFAULT_TURN_TEMPLATE, ESTIMATORS, PG_VARIANTS, EstimatorSpec, VariantSpec
 
 if TYPE_CHECKING:
     from turnwise.config.running import RunKeys
@@ -53,8 +53,8 @@ def estimator_of(config: AgenticConfig) -> EstimatorSpec:
 
 
 def variant_of(config: AgenticConfig) -> VariantSpec:
-    """Facts of the config's policy loss."""
-    return PG_VARIANTS.get(config.pg_variant, VariantSpec(is_available=True))
+    """Facts of the config's policy loss; of a user's own, nothing is known."""
+    return PG_VARIANTS.get(config.pg_variant, VariantSpec())
 
 
 def _resolve_algorithm(config: AgenticConfig) -> None:
@@ -64,11 +64,12 @@ def _resolve_algorithm(config: AgenticConfig) -> None:
         config.fill(reward_placement=estimator.placement)
     grouping, method = ("traj_group_id", "identity") if estimator.normalization == "own" else estimator.normalization
     config.reward_normalization.fill(grouping=grouping, method=method)
-    object.__setattr__(config, "pg_args", {**variant.parameters, **_clips(config, variant), **(config.pg_args or {})})
+    object.__setattr__(config, "pg_args", {**variant.parameters, **published_clips(config), **(config.pg_args or {})})
 
 
-def _clips(config: AgenticConfig, variant: VariantSpec) -> dict[str, Any]:
+def published_clips(config: AgenticConfig) -> dict[str, Any]:
     """The published clip keys as parameters of the variant, those only that it has."""
+    variant = variant_of(config)
     asked: dict[str, Any] = {"clip_low": config.pg_clip, "clip_high": config.pg_clip}
     if config.use_pg_clip_range:
         asked = {"clip_low": config.pg_clip_low or config.pg_clip, "clip_high": config.pg_clip_high or config.pg_clip}
@@ -114,6 +115,8 @@ def equal_partition(num_groups: int, num_tags: int) -> list[int]:
 
 
 def _resolve_environments(config: AgenticConfig) -> None:
+    for env in config.custom_envs.values():
+        env.fill(agent_template=DEFAULT_STEP_TEMPLATE if env.mode == "step" else DEFAULT_TURN_TEMPLATE)
     train, val = config.train_env_manager, config.val_env_manager
     train.fill(tags=list(config.custom_envs))
     val.fill(tags=list(train.tags), group_size=1)

@@ -32,12 +32,17 @@ class ModelArgs(Section):
     """Rank of LoRA adapters; unset = all parameters are trained."""
     lora_alpha: Positive | None = None
     """LoRA scale [2 × lora_rank]."""
-    lora_dropout: Fraction = 0.0
-    """Dropout before the adapters."""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout before the adapters, while an optimiser step is made."""
     lora_target: Names | None = None
-    """Names of the modules that get adapters [all linear ones]."""
+    """Linear modules that get adapters, by their names or the ends of them, or `all` [all but the vocabulary projection]."""
     freeze_module_prefix: Names | None = None
     """Parameters whose names start with one of these are not trained."""
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether LoRA adapters are trained, and the model's own parameters are not."""
+        return self.lora_rank is not None
 
 
 class TrainingArgs(Section):

@@ -97,6 +97,13 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return self.add_token_level_kl or self.use_kl_loss
 
     @property
+    def is_reference_in_policy(self) -> bool:
+        """Whether the reference is the policy without its LoRA adapter: the same start, computed in the same way."""
+        policy, reference = self.actor_train.model_args, self.reference.model_args
+        same = ("model_name_or_path", "dtype", "attn_implementation")
+        return policy.has_adapter and all(policy.__dict__[key] == reference.__dict__[key] for key in same)
+
+    @property
     def needs_critic(self) -> bool:
         return "values" in estimator_of(self).needs
 
@@ -125,9 +132,16 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         waits = self.critic_warmup if role == "actor_train" and self.needs_critic else 0
         return max(self.max_steps - waits, 0)
 
-    def optimizer_steps_per_batch(self, role: str = "actor_train") -> int:
-        """Optimiser steps that a role makes of a batch with one sample a trajectory."""
-        return self.ppo_epochs * -(-self.rollout_batch_size // self.roles[role].samples_per_optimizer_step)
+    @property
+    def max_samples_per_trajectory(self) -> int:
+        """A sample is a context: one, or in mode step every turn."""
+        played = (self.custom_envs[tag] for tag in self.train_env_manager.tags)
+        return max((env.max_steps if env.mode == "step" else 1 for env in played), default=1)
+
+    def optimizer_steps_per_batch(self, role: str = "actor_train", samples_per_trajectory: int = 1) -> int:
+        """Optimiser steps that a role makes of a batch; with one sample a trajectory, those that its schedule counts."""
+        num_samples = samples_per_trajectory * self.rollout_batch_size
+        return self.ppo_epochs * -(-num_samples // self.roles[role].samples_per_optimizer_step)
 
     def model_facts(self) -> ModelFacts | None:
         """What the policy's config.json says, None where there is no such file here."""

@@ -31,19 +31,19 @@ def derived() -> Any:
 
 
 class OneOf:
-    """A validator that accepts these names and, with `allow_import`, a user's own `module:Class`."""
+    """A validator that accepts these names and, where `own` says in which form, what a user brings."""
 
-    def __init__(self, names: Iterable[str], *, allow_import: bool = False) -> None:
+    def __init__(self, names: Iterable[str], *, own: str = "") -> None:
         self.names = tuple(names)
-        self.allow_import = allow_import
+        self.own = own
 
     def __call__(self, name: str) -> str:
-        if name in self.names or (self.allow_import and ":" in name):
+        if name in self.names or (self.own and ":" in name):
             return name
         raise ValueError(f"{name!r} isn't one of {self}.{nearest(name, self.names)}")
 
     def __str__(self) -> str:
-        return ", ".join(self.names) + (", or your own as module:Class" if self.allow_import else "")
+        return ", ".join(self.names) + (f", or your own as {self.own}" if self.own else "")
 
 
 class Section(BaseModel):

@@ -40,7 +40,5 @@ def words_by_number(
     words = {str(number): str(word).strip() for number, word in lookup.items()}
     told_apart = {word if is_case_sensitive else word.lower() for word in words.values()} - {""}
     if set(words) != {str(number) for number in numbers} or len(told_apart) != len(numbers):
-        raise EnvironmentFault(
-            f"{name} {dict(lookup)!r} must give each of {', '.join(map(str, numbers))} a word of its own"
-        )
+        raise EnvironmentFault(f"{name} {dict(lookup)!r} must give each of {', '.join(map(str, numbers))} a word of its own")
     return tuple(words[str(number)] for number in numbers)

@@ -14,6 +14,7 @@ from typing import Any
 from turnwise.envs.check_moments import Moment, read_state_key, start_moment, step_moment
 from turnwise.envs.contract import read_reset, read_step
 from turnwise.errors import EnvironmentFault, TurnwiseError
+from turnwise.event_loop import new_loop
 from turnwise.protocols import Env
 from turnwise.stacks import describe_error
 from turnwise.threads import DaemonThread
@@ -116,7 +117,7 @@ class CheckedEnv:
         result = function()
         if inspect.isawaitable(result):
             timings.is_async = True
-            self._runner = self._runner or asyncio.Runner()
+            self._runner = self._runner or asyncio.Runner(loop_factory=new_loop)
             result = self._runner.run(_awaited(result))
         timings.wall_s.append(time.perf_counter() - started)
         timings.cpu_s.append(time.thread_time() - cpu_started)

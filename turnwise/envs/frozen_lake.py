@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.envs.arguments import check_choice, check_format_penalty, words_by_number
 from turnwise.envs.base import Step, TextEnv
-from turnwise.envs.frozen_lake_map import Rows, check_rows, map_hash, neighbours, random_map
+from turnwise.envs.frozen_lake_map import Rows, check_rows, map_hash, neighbours, random_map, shortest_path
 from turnwise.envs.frozen_lake_picture import draw_lake
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Media, Observation, Reduction, Split, derive_seed
@@ -76,16 +77,15 @@ class FrozenLakeEnv(TextEnv):
         action_lookup: Mapping[Any, str] | None = None,
         env_instruction: str | None = None,
     ) -> None:
-        _check_choice("render_mode", render_mode, get_args(RenderMode))
-        _check_choice("observation", observation, get_args(ObservationKind))
-        _check_choice("split", split, (*get_args(Split), None))
-        if format_penalty > 0:
-            raise EnvironmentFault(f"format_penalty {format_penalty} would reward invalid actions; it must be 0 or less")
+        check_choice("FrozenLake", "render_mode", render_mode, get_args(RenderMode))
+        check_choice("FrozenLake", "observation", observation, get_args(ObservationKind))
+        check_choice("FrozenLake", "split", split, (*get_args(Split), None))
+        check_format_penalty(format_penalty)
         self._vocab = _checked_vocab(GRID_VOCAB if grid_vocab is None else grid_vocab)
         player, ice, hole, goal, player_in_hole, player_on_goal = self._vocab
         self._alone = {"S": ice, "F": ice, "H": hole, "G": goal}
         self._with_player = {"S": player, "F": player, "H": player_in_hole, "G": player_on_goal}
-        self.actions = _checked_actions(ACTIONS if action_lookup is None else action_lookup)
+        self.actions = words_by_number("action_lookup", ACTIONS if action_lookup is None else action_lookup, tuple(ACTIONS))
         """The four words, by gymnasium's numbers."""
         self._numbers = {word.lower(): number for number, word in enumerate(self.actions)}
         self.is_slippery = is_slippery
@@ -136,6 +136,10 @@ class FrozenLakeEnv(TextEnv):
         """The map and the position: what there is to know, however little the observation shows."""
         return f"{self._map_id}:{self.position}"
 
+    def expert_action(self) -> str:
+        """The first action of a shortest way to the goal, as if the ice were firm; at the end the first word."""
+        return self.actions[(shortest_path(self.rows, self.position) or [0])[0]]
+
     def render(self) -> NDArray[np.uint8]:
         return draw_lake(self.rows, self.position)
 
@@ -185,11 +189,6 @@ class FrozenLakeEnv(TextEnv):
         return "\n".join(lines)
 
 
-def _check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
-    if value not in allowed:
-        raise EnvironmentFault(f"FrozenLake: got {name} {value!r}; allowed are {', '.join(map(repr, allowed))}")
-
-
 def _checked_vocab(vocab: Mapping[str, str]) -> dict[str, str]:
     if len(vocab) != len(GRID_VOCAB) or any(not symbol.strip() for symbol in vocab):
         raise EnvironmentFault(
@@ -197,10 +196,3 @@ def _checked_vocab(vocab: Mapping[str, str]) -> dict[str, str]:
             f"{', '.join(GRID_VOCAB.values())}"
         )
     return dict(vocab)
-
-
-def _checked_actions(lookup: Mapping[Any, str]) -> tuple[str, ...]:
-    words = {str(number): word for number, word in lookup.items()}
-    if sorted(words) != ["0", "1", "2", "3"] or len({word.strip().lower() for word in words.values()} - {""}) != 4:
-        raise EnvironmentFault(f"action_lookup {dict(lookup)!r} must give each of 0, 1, 2, 3 a word of its own")
-    return tuple(words[str(number)].strip() for number in range(4))

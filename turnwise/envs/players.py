@@ -6,8 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from turnwise.envs.frozen_lake import FrozenLakeEnv
-from turnwise.envs.frozen_lake_map import shortest_path
+from turnwise.protocols import HasExpert
 
 
 @runtime_checkable
@@ -15,6 +14,10 @@ class HasActions(Protocol):
     """An environment with a fixed list of action words."""
 
     actions: tuple[str, ...]
+
+
+class ExpertEnv(HasActions, HasExpert, Protocol):
+    """One that knows a good action, too."""
 
 
 class Player(Protocol):
@@ -52,18 +55,15 @@ class BlindPlayer:
         return self.actions[number]
 
 
-class ShortestPathPlayer:
-    """Takes the first action of a shortest way to the goal from where the player is, as if the ice were firm."""
+class ExpertPlayer:
+    """Does what the environment's own expert does."""
 
-    def __init__(self, env: FrozenLakeEnv) -> None:
+    def __init__(self, env: ExpertEnv) -> None:
         self.actions = env.actions
         self._env = env
 
     def act(self) -> str:
-        path = shortest_path(self._env.rows, self._env.position)
-        if not path:
-            raise ValueError("no way leads to the goal from here: the episode is over")
-        return self.actions[path[0]]
+        return self._env.expert_action()
 
 
 class ErringPlayer:

@@ -56,8 +56,16 @@ def env_class(env_type: str) -> type:
 
 
 def takes_split(env_type: str) -> bool:
-    """Whether the constructor has a parameter `split`, so that the environment keeps training and validation apart."""
-    return "split" in inspect.signature(env_class(env_type)).parameters
+    """Whether the constructor has a parameter `split`, or passes its `**options` on to a class above that has one."""
+    cls = env_class(env_type)
+    signatures = [inspect.signature(cls)]
+    signatures += [inspect.signature(vars(base)["__init__"]) for base in cls.__mro__[:-1] if "__init__" in vars(base)][1:]
+    for signature in signatures:
+        if "split" in signature.parameters:
+            return True
+        if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+            return False
+    return False
 
 
 def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
@@ -67,14 +75,13 @@ def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
         EnvironmentFault: the constructor doesn't take the arguments; the message names those that it takes.
     """
     cls = env_class(env_type)
+    arguments = {"split": split, **env_config} if takes_split(env_type) else dict(env_config)
     signature = inspect.signature(cls)
-    parameters = signature.parameters
-    arguments = {"split": split, **env_config} if "split" in parameters else dict(env_config)
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        allowed = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        unknown = next((name for name in arguments if name not in parameters), "")
+        allowed = [name for name, p in signature.parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        unknown = next((name for name in arguments if name not in allowed), "")
         raise EnvironmentFault(
             f"env_config of {env_type!r}: {error}; {cls.__name__} takes {', '.join(allowed) or 'no arguments'}."
             + nearest(unknown, allowed)

@@ -1,6 +1,7 @@
 """Rooms of Sokoban: moving, telling apart, reading and drawing at random.
 
-A cell is row · width + column; an action is 0 up, 1 down, 2 left, 3 right. All around a room is wall, so that no step leaves it.
+A cell is row · width + column; an action is 0 up, 1 down, 2 left, 3 right. There is wall all around a room, so that no step
+leaves it.
 """
 
 from __future__ import annotations

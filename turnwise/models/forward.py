@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Set
-from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -111,14 +110,10 @@ class PolicyForward(PackedForward):
     def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
         super().__init__(model)
         self.temperature = temperature
-
-    @cached_property
-    def has_plain_head(self) -> bool:
-        """Whether logits = hidden · weightᵀ, without a bias, a scale or a cap. Asked of the model itself, once."""
-        is_plain = _has_plain_head(self.model)
-        if not is_plain:
-            logger.warning("%s changes its logits after the projection: they are kept whole", type(self.model).__name__)
-        return is_plain
+        # Asked at once, in evaluation mode: under dropout no two passes agree.
+        self.has_plain_head = _has_plain_head(model)
+        if not self.has_plain_head:
+            logger.warning("%s changes its logits after the projection: they are kept whole", type(model).__name__)
 
     def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
         with_entropy = "entropy" in outputs
@@ -171,6 +166,7 @@ def _logprobs_of(logits: Tensor, targets: Tensor, temperature: float, with_entro
 
 @torch.no_grad()
 def _has_plain_head(model: PreTrainedModel) -> bool:
+    """Whether logits = hidden · weightᵀ, without a bias, a scale or a cap; tried on the model itself."""
     settings = model.config.to_dict()
     # A cap can't be seen while logits are far below it, as those of a new model are.
     if any(settings.get(name) not in (None, 1, 1.0) for name in _CHANGES_LOGITS):

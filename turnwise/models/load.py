@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,10 @@ from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from turnwise.errors import ModelError, nearest
+from turnwise.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
 from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing
+
+logger = logging.getLogger(__name__)
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ATTENTION = {"auto": None, "sdpa": "sdpa", "eager": "eager", "fa2": "flash_attention_2"}
@@ -57,6 +61,7 @@ def load_model(
     attn_implementation: str = "auto",
 ) -> PreTrainedModel:
     """A causal language model in evaluation mode, with weights of `dtype` on `device`; from a folder or the hub's local cache.
+    The folder of a LoRA adapter gives its base model with the adapter merged, in fp32 whatever the `dtype` then is.
 
     `auto` trains packed sequences without padding where the architecture allows it; `sdpa` and `eager` pad; `fa2` is
     flash attention 2 and needs CUDA.
@@ -65,11 +70,42 @@ def load_model(
         ModelError: no such folder, unreadable config, no causal language model, missing weights, or an attention that
             can't run here.
     """
+    base = base_of_adapter(path)
+    if base is not None:
+        model = load_model(base, device=device, attn_implementation=attn_implementation)
+        merge_adapter(model, Path(path))
+        logger.info("%s holds an adapter: merged into its base model %s", path, base)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return model
     model, missing = load_pretrained(
         AutoModelForCausalLM, path, load_config(path), dtype=dtype, device=device, attn_implementation=attn_implementation
     )
     require_weights(path, missing)
     return model
+
+
+def base_of_adapter(path: str | Path) -> str | None:
+    """The base model that the folder of a LoRA adapter names; None where the path is no such folder.
+
+    Raises:
+        ModelError: it names none, or one that isn't there, or there are no weights beside it.
+    """
+    file = Path(path) / ADAPTER_CONFIG
+    if not file.is_file():
+        return None
+    try:
+        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{file}: names no base_model_name_or_path: {_first_line(error)}") from error
+    if not base or not (Path(base).is_dir() or _is_cached(base)):
+        raise ModelError(
+            f"{path}: its base model {base} isn't there, and an adapter is nothing without it; bring it back, or write where "
+            f"it is now into base_model_name_or_path of {file}"
+        )
+    if not (Path(path) / ADAPTER_WEIGHTS).is_file():
+        raise ModelError(f"{path}: is no whole adapter, it has no {ADAPTER_WEIGHTS}")
+    return str(base)
 
 
 def load_pretrained(
@@ -116,13 +152,18 @@ def require_weights(path: str | Path, missing: Sequence[str]) -> None:
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder.
+    """The tokenizer of a model folder; an adapter's without one is that of its base model.
 
     Raises:
         ModelError: no such folder, no tokenizer in it, or no chat template.
     """
-    _require_folder(path)
-    if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in _TOKENIZER_FILES):
+    base = base_of_adapter(path)
+    has_files = any((Path(path) / name).is_file() for name in _TOKENIZER_FILES)
+    if base is None:
+        _require_folder(path)
+    elif not has_files:
+        return load_tokenizer(base)
+    if Path(path).is_dir() and not has_files:
         raise ModelError(f"{path}: has no tokenizer (tokenizer.json); copy it from the model that the weights belong to")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -244,11 +285,14 @@ def _attention(name: str) -> str | None:
 
 
 def load_config(path: str | Path) -> PreTrainedConfig:
-    """What the config.json of a model folder says.
+    """What the config.json of a model folder says, or of an adapter's base model.
 
     Raises:
         ModelError: no such folder, or transformers can't use it.
     """
+    base = base_of_adapter(path)
+    if base is not None:
+        return load_config(base)
     _require_folder(path)
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)

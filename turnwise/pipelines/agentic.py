@@ -19,7 +19,7 @@ from turnwise.pipelines.sample_log import log_samples
 from turnwise.protocols import Algorithm, Stateful, WeightTransfer
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.measure import rollout_metrics, system_metrics, validation_metrics
-from turnwise.rollout.scheduler import RolloutScheduler
+from turnwise.rollout.source import RolloutSource
 from turnwise.tracking.run_log import RunLog
 from turnwise.types import samples_of
 
@@ -46,8 +46,8 @@ class AgenticPipeline:
     actor_infer: LLMServerManager
     reference: ModelRole | None
     critic: ModelRole | None
-    train_rollout_scheduler: RolloutScheduler
-    val_rollout_scheduler: RolloutScheduler | None
+    train_rollout_scheduler: RolloutSource
+    val_rollout_scheduler: RolloutSource | None
     algorithm: Algorithm
     kl_ctrl: KLController
     tokenizer: PreTrainedTokenizerBase
@@ -62,10 +62,10 @@ class AgenticPipeline:
     interrupts: Interrupts
 
     def run(self) -> None:
-        """Plays, gives credit, trains; until `max_steps` steps are done."""
+        """Plays, gives credit, trains; until all steps are done. Where the group filter leaves nothing, nothing is trained."""
         config, log = self.pipeline_config, self.log
         first = self.checkpoints.num_done
-        for step in range(first, config.max_steps):
+        for step in range(first, self.checkpoints.num_steps):
             if step == first or step % config.actor_train.model_update_frequency == 0:
                 self.model_update(step)
             if config.eval_steps and step % config.eval_steps == 0:
@@ -85,7 +85,7 @@ class AgenticPipeline:
                         self.critic.compute_values(samples)
                 self.interrupts.hold("finishing this step")
                 with log.phase("adv"):
-                    log.add(self.algorithm.credit(groups))
+                    log.add(self.algorithm.credit(groups) if groups else ())
 
                 with log.phase("train"), self.checkpoints.updating(step):
                     if self.critic and self.algorithm.value_loss:
@@ -95,7 +95,7 @@ class AgenticPipeline:
 
             log.add(rollout_metrics(groups, self.train_rollout_scheduler.rejected))
             log.add(staleness_metrics(samples, version=step))
-            log.add(system_metrics(samples, clock.elapsed_s, num_trajectories=(step + 1) * config.rollout_batch_size))
+            log.add(system_metrics(samples, clock.elapsed_s, num_trajectories=self.train_rollout_scheduler.num_episodes))
             self.journal.append(step, groups + self.train_rollout_scheduler.rejected)
             if step % config.logging_steps == 0:
                 log.show(log_samples(step, groups, self.tokenizer.decode))
@@ -133,9 +133,9 @@ class AgenticPipeline:
     def finish(self) -> None:
         """Validates the final policy."""
         if self.pipeline_config.eval_steps:
-            self.model_update(self.pipeline_config.max_steps)
+            self.model_update(self.checkpoints.num_done)
             self.validate()
-            self.log.end_step(self.pipeline_config.max_steps)
+            self.log.end_step(self.checkpoints.num_done)
 
     def close(self) -> None:
         """Closes servers, files and the event loop, each whatever becomes of the others. Safe in the middle of a step."""

@@ -10,12 +10,13 @@ import torch
 
 from turnwise.config import AgenticConfig, Applied, SFTConfig, ineffective
 from turnwise.config.describe import Row, algorithm_rows, bytes_text, sampling, tags_of, tracking, validation
+from turnwise.models.load import base_of_adapter
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.protocols import InferenceServer, LoadedModel, ServerFacts, StrategyFacts
-from turnwise.rollout.scheduler import RolloutScheduler
+from turnwise.rollout.source import RolloutSource
 from turnwise.types import Split
 
 P = TypeVar("P", AgenticPipeline, SFTPipeline)
@@ -39,35 +40,40 @@ def applied_settings(pipeline: AgenticPipeline | SFTPipeline) -> Applied:
     return Applied(list(rows), ineffective(pipeline.pipeline_config))
 
 
-def applied_evaluation(config: AgenticConfig, server: InferenceServer, scheduler: RolloutScheduler) -> Applied:
-    """The table of `turnwise eval`."""
+def applied_play(
+    config: AgenticConfig, server: InferenceServer, source: RolloutSource, split: Split, sampled: str
+) -> Applied:
+    """The table of `turnwise eval` and `turnwise rollout`, which train nothing; `sampled` says how tokens are drawn."""
     facts = server.facts()
-    episodes = f"{_at_once(scheduler)}, each of at most {facts.max_length} tokens"
-    rows = [("model", _model(facts.model)), ("server", _server(facts)), *_environments(config, "val")]
-    return Applied([*rows, ("episodes", episodes), ("sampling", sampling(config, "val")), ("profile", _profile(config))])
+    episodes = f"{source.describe()}, each of at most {facts.max_length} tokens"
+    rows = [("model", _model(facts.model)), ("server", _server(facts)), *_environments(config, split)]
+    return Applied([*rows, ("episodes", episodes), ("sampling", sampled), ("profile", _profile(config))])
 
 
 def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
     config, role = pipeline.pipeline_config, pipeline.actor_train
     actor = facts_of(role)
-    yield "model", f"{config.actor_train.model_args.model_name_or_path}: {_trained(actor.model)}"
+    yield "model", f"{_start(config.actor_train.model_args.model_name_or_path)}: {_trained(actor.model)}"
+    yield from _adapters(actor)
     yield "actor_train", _strategy(actor)
     yield "optimiser", actor.optimizer
     if pipeline.critic:
         critic = facts_of(pipeline.critic)
         yield "critic", f"{_trained(critic.model)}, {_strategy(critic)}, alone in the first {config.critic_warmup} steps"
         yield "its optimiser", critic.optimizer
-    if pipeline.reference:
+    if pipeline.reference and pipeline.reference.is_base:
+        yield "reference", "the policy's own weights with the adapter off"
+    elif pipeline.reference:
         reference = facts_of(pipeline.reference)
-        yield "reference", f"{config.reference.model_args.model_name_or_path}: {_strategy(reference)}"
-    yield "actor_infer", _server(pipeline.actor_infer.facts(), actor.model)
+        yield "reference", f"{_start(config.reference.model_args.model_name_or_path)}: {_strategy(reference)}"
+    yield "actor_infer", _server(pipeline.actor_infer.facts(), actor)
     yield from _environments(config, "train")
-    yield "steps", f"{config.max_steps}, each {_step(pipeline)}"
+    yield "steps", f"{pipeline.checkpoints.num_steps}, each {_step(pipeline)}"
     yield "micro-batches", _micro_batches(role.plan)
     yield from algorithm_rows(config)
     yield "sampling", sampling(config, "train")
     scheduler = pipeline.val_rollout_scheduler
-    yield "validation", validation(config) + (f", {_at_once(scheduler)}" if scheduler else "")
+    yield "validation", validation(config) + (f", {scheduler.describe()}" if scheduler else "")
     yield "checkpoints", _checkpoints(pipeline.checkpoints)
     yield "profile", _profile(config)
     yield "tracking", tracking(config)
@@ -76,7 +82,8 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
 def _sft_rows(pipeline: SFTPipeline) -> Iterator[Row]:
     config, plan = pipeline.pipeline_config, pipeline.sft.plan
     facts = facts_of(pipeline.sft)
-    yield "model", f"{config.model_args.model_name_or_path}: {_trained(facts.model)}"
+    yield "model", f"{_start(config.model_args.model_name_or_path)}: {_trained(facts.model)}"
+    yield from _adapters(facts)
     yield "training", _strategy(facts)
     yield "optimiser", facts.optimizer
     tokens = sum(sample.num_trained for sample in pipeline.train_samples)
@@ -101,7 +108,18 @@ def _model(model: LoadedModel) -> str:
 
 
 def _trained(model: LoadedModel) -> str:
-    return f"{_model(model)}, {model.num_trainable:,} trainable"
+    share = model.num_trainable / model.num_parameters
+    return f"{_model(model)}, {model.num_trainable:,} trainable" + (f" ({share:.2%})" if share < 1 else "")
+
+
+def _start(path: str) -> str:
+    base = base_of_adapter(path)
+    return path if base is None else f"{path}, an adapter merged into {base}"
+
+
+def _adapters(facts: StrategyFacts) -> Iterator[Row]:
+    if facts.adapters:
+        yield "adapters", facts.adapters
 
 
 def _strategy(facts: StrategyFacts) -> str:
@@ -110,11 +128,11 @@ def _strategy(facts: StrategyFacts) -> str:
     return f"{model.device}, weights {model.dtype}, computes in {facts.compute_dtype}, attention {model.attention}{recomputed}"
 
 
-def _server(facts: ServerFacts, trained: LoadedModel | None = None) -> str:
+def _server(facts: ServerFacts, trainer: StrategyFacts | None = None) -> str:
     parts = [facts.engine, facts.model.device, facts.model.dtype]
-    if trained:
-        is_shared = facts.model.address == trained.address
-        parts.append("the trainer's own parameters" if is_shared else "a copy of the parameters")
+    if trainer:
+        copy = "a copy with the adapters merged" if trainer.adapters else "a copy of the parameters"
+        parts.append("the trainer's own parameters" if facts.model.address == trainer.model.address else copy)
     parts.append(f"at most {facts.max_concurrency} requests at once")
     kept = f"cache of at most {bytes_text(facts.cache_bytes)}" if facts.cache_bytes else "nothing cached between requests"
     return ", ".join([*parts, kept])
@@ -129,15 +147,13 @@ def _environments(config: AgenticConfig, split: Split) -> Iterator[Row]:
 
 def _step(pipeline: AgenticPipeline) -> str:
     config, plan = pipeline.pipeline_config, pipeline.actor_train.plan
-    batch, settings = config.rollout_batch_size, pipeline.train_rollout_scheduler.settings
+    batch, source = config.rollout_batch_size, pipeline.train_rollout_scheduler
     num_steps = plan.num_optimizer_steps(batch)
-    groups = f"{batch} trajectories = {batch // settings.group_size} groups × {settings.group_size} siblings"
-    optimizer_steps = f"optimiser steps × samples = {num_steps} × {min(plan.samples_per_step, batch)}"
-    return f"{groups} of {tags_of(config.train_env_manager)}, {_at_once(pipeline.train_rollout_scheduler)}; {optimizer_steps}"
-
-
-def _at_once(scheduler: RolloutScheduler) -> str:
-    return f"{scheduler.settings.max_concurrent_groups * scheduler.settings.group_size} episodes at once"
+    groups = f"{batch} trajectories = {batch // source.group_size} groups × {source.group_size} siblings"
+    most = batch * config.max_samples_per_trajectory
+    steps = f"{num_steps} to {plan.num_optimizer_steps(most)}" if most > batch else f"{num_steps}"
+    optimizer_steps = f"optimiser steps × samples = {steps} × {min(plan.samples_per_step, most)}"
+    return f"{groups} of {tags_of(config.train_env_manager)}, {source.describe()}; {optimizer_steps}"
 
 
 def _micro_batches(plan: BatchPlan) -> str:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from turnwise.algorithms.controllers import KLController, make_kl_controller
-from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
+from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand, RewardNormalization
 from turnwise.cluster.local import LocalCluster
-from turnwise.config import AgenticConfig, Applied, require, unavailable, unavailable_for_evaluation
+from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.entry_points import load_class
-from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.errors import ConfigError
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.applied import applied_evaluation, log_applied, logged
+from turnwise.pipelines.applied import logged
+from turnwise.pipelines.build_lora import prepare_training
 from turnwise.pipelines.build_roles import batch_plan, critic_strategy, frozen_strategy, train_strategy
 from turnwise.pipelines.build_rollouts import (
     ServedPolicy,
@@ -29,8 +30,8 @@ from turnwise.pipelines.build_rollouts import (
     choose_device,
 )
 from turnwise.pipelines.build_run import begin, build_checkpoints, build_trackers, set_profile
+from turnwise.pipelines.build_source import build_source
 from turnwise.pipelines.checkpoints import Contents, GlobalRandomState
-from turnwise.pipelines.evaluate import Evaluation, evaluate
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.parity import build_parity_gate
 from turnwise.pipelines.roles import ModelRole
@@ -42,10 +43,13 @@ from turnwise.tracking.columns import AGENTIC_COLUMNS
 from turnwise.tracking.run_log import RunLog
 
 
-def build_agentic(config: AgenticConfig, folder: RunFolder, is_quiet: bool = False) -> AgenticPipeline:
-    """The pipeline of one run of `turnwise train`.
+def build_agentic(
+    config: AgenticConfig, folder: RunFolder, is_quiet: bool = False, rollouts: Path | None = None
+) -> AgenticPipeline:
+    """The pipeline of one run of `turnwise train`, which trains from the file `rollouts` where there is one.
 
     Raises:
+        DataError: that file can't be trained from.
         NotAvailableError: the config uses what this version or this machine doesn't have.
     """
     require(unavailable(config))
@@ -57,7 +61,7 @@ def build_agentic(config: AgenticConfig, folder: RunFolder, is_quiet: bool = Fal
     policy = build_policy(config, device, is_trained=True)
     with ExitStack() as on_error:
         on_error.callback(policy.close)
-        pipeline = _assemble(config, folder, policy, device, algorithm, kl_ctrl, is_quiet)
+        pipeline = _assemble(config, folder, policy, device, algorithm, kl_ctrl, is_quiet, rollouts)
         begin(config, folder, pipeline)
         on_error.pop_all()
     return logged(pipeline)
@@ -71,10 +75,12 @@ def _assemble(
     algorithm: Algorithm,
     kl_ctrl: KLController,
     is_quiet: bool,
+    rollouts: Path | None,
 ) -> AgenticPipeline:
     """The pipeline around a policy that is served."""
     cluster = LocalCluster()
-    strategy = train_strategy(config, "actor_train", policy.model, device)
+    adapters = prepare_training(config.actor_train.model_args, policy.model, policy.tokenizer, folder, config.seed)
+    strategy = train_strategy(config, "actor_train", policy.model, device, adapters)
     actor_train = ModelRole(
         "actor_train",
         cluster.spawn("actor_train", lambda: strategy),
@@ -82,27 +88,29 @@ def _assemble(
         policy.watchdog,
     )
     reference = None
-    if "ref_logprobs" in algorithm.needs:
+    if "ref_logprobs" in algorithm.needs and config.is_reference_in_policy:
+        reference = actor_train.without_adapter("reference", batch_plan(config, "reference"))
+    elif "ref_logprobs" in algorithm.needs:
         frozen = partial(frozen_strategy, config, device)
         reference = ModelRole("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"), policy.watchdog)
     critic = None
     if "values" in algorithm.needs:
         valued = partial(critic_strategy, config, device)
         critic = ModelRole("critic", cluster.spawn("critic", valued), batch_plan(config, "critic"), policy.watchdog)
-    train_scheduler = build_scheduler(config, policy, "train")
+    source, num_steps = build_source(config, policy, algorithm.needs, rollouts)
     pictures = build_pictures(config, folder.path.name)
-    parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": train_scheduler, "random": GlobalRandomState()}
+    parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
     if algorithm.running is not None:
         parts["running"] = algorithm.running
     contents = Contents(actor_train.workers, policy.tokenizer, {"critic": critic.workers} if critic else {}, parts)
-    checkpoints = build_checkpoints(config, folder, config.max_steps, contents)
+    checkpoints = build_checkpoints(config, folder, num_steps, contents)
     return AgenticPipeline(
         pipeline_config=config,
         actor_train=actor_train,
         actor_infer=policy.servers,
         reference=reference,
         critic=critic,
-        train_rollout_scheduler=train_scheduler,
+        train_rollout_scheduler=source,
         val_rollout_scheduler=build_scheduler(config, policy, "val", pictures=pictures) if config.uses_validation else None,
         algorithm=algorithm,
         kl_ctrl=kl_ctrl,
@@ -117,7 +125,7 @@ def _assemble(
         ),
         parity_gate=build_parity_gate(config, policy, actor_train, strategy.weights),
         event_loop=policy.event_loop,
-        log=RunLog(build_trackers(config, folder, AGENTIC_COLUMNS, config.max_steps, is_quiet)),
+        log=RunLog(build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet)),
         journal=Journal(folder.rollouts),
         pictures=pictures,
         folder=folder,
@@ -130,13 +138,16 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
     """The credit and loss of `adv_estimator`, built in or a user's `module:Class`.
 
     Raises:
-        NotAvailableError: it needs what this version doesn't have.
+        ConfigError: it needs values and trains no critic, or trains one without needing values.
     """
     name = config.adv_estimator
     found = load_class(ESTIMATORS[name].entry if name in ESTIMATORS else name, "adv_estimator", ConfigError)
     algorithm: Algorithm = found(algorithm_settings(config), kl_ctrl)
-    if "greedy_sibling" in algorithm.needs:
-        raise NotAvailableError(f"adv_estimator {name} needs a greedy sibling, which this version doesn't have")
+    if ("values" in algorithm.needs) != (algorithm.value_loss is not None):
+        raise ConfigError(
+            f"adv_estimator {name}: needs {', '.join(sorted(algorithm.needs)) or 'nothing'}, and its value_loss is "
+            f"{algorithm.value_loss}; a critic is made where it needs values, and trained by value_loss: have both, or none"
+        )
     return algorithm
 
 
@@ -151,29 +162,19 @@ def algorithm_settings(config: AgenticConfig) -> AlgorithmSettings:
         for f in fields(RewardNormalization)
         if is_built_in or config.is_set(f"reward_normalization.{f.name}")
     }
-    values = {f.name: getattr(config, f.name) for f in fields(AlgorithmSettings) if f.name != "reward_normalization"}
-    return AlgorithmSettings(**values, reward_normalization=RewardNormalization(**normalization))
+    own: dict[str, Any] = {"train_infer_correction": correction_settings(config)}
+    own["reward_normalization"] = RewardNormalization(**normalization)
+    values = {f.name: getattr(config, f.name) for f in fields(AlgorithmSettings) if f.name not in own}
+    return AlgorithmSettings(**values, **own)
 
 
-def evaluate_model(
-    config: AgenticConfig,
-    model_path: str | None = None,
-    num_episodes: int | None = None,
-    on_start: Callable[[Applied], None] = log_applied,
-) -> Evaluation:
-    """Plays the config's validation tasks (the first `num_episodes`) with a saved model. `on_start` is told what is applied.
-
-    Tasks, seeds and schedule are those of validation in training, so that the same weights give the same figure.
-    """
-    require(unavailable_for_evaluation(config))
-    check_rollouts(config)
-    policy = build_policy(config, choose_device(config), is_trained=False, model_path=model_path)
-    pictures = build_pictures(config, "eval")
-    try:
-        scheduler = build_scheduler(config, policy, "val", pictures=pictures)
-        on_start(applied_evaluation(config, policy.servers, scheduler))
-        groups = scheduler.get_batch(num_episodes or config.val_batch_size)
-    finally:
-        policy.close()
-    pictures.write(Path(model_path or config.actor_train.model_args.model_name_or_path).name, groups)
-    return evaluate(groups)
+def correction_settings(config: AgenticConfig) -> Correction:
+    """The parts of `train_infer_correction` that are enabled."""
+    asked = config.train_infer_correction
+    if asked is None:
+        return Correction()
+    weight = asked.is_weight
+    return Correction(
+        ImportanceWeight(weight.weight_type, weight.upper_bound) if weight is not None and weight.enabled else None,
+        tuple(RatioBand(band.agg_type, band.ratio_low, band.ratio_high) for band in asked.filters if band.enabled),
+    )

@@ -7,7 +7,9 @@ from transformers import PreTrainedModel
 
 from turnwise.config import AgenticConfig
 from turnwise.config.roles import TrainingArgs
+from turnwise.models.freeze import freeze
 from turnwise.models.load import load_model, parse_dtype
+from turnwise.models.lora import Adapters
 from turnwise.models.value_head import load_value_model
 from turnwise.pipelines.roles import BatchPlan
 from turnwise.training.optimizer import OptimizerSettings
@@ -31,11 +33,14 @@ def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
     )
 
 
-def train_strategy(config: AgenticConfig, name: str, model: PreTrainedModel, device: torch.device) -> TorchStrategy:
+def train_strategy(
+    config: AgenticConfig, name: str, model: PreTrainedModel, device: torch.device, adapters: Adapters | None = None
+) -> TorchStrategy:
     role = config.roles[name]
     total_steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
     return TorchStrategy(
         model,
+        adapters=adapters,
         optimizer=optimizer_settings(role.training_args, total_steps),
         temperature=config.sampling("train").temperature,
         max_grad_norm=config.max_grad_norm,
@@ -48,7 +53,9 @@ def train_strategy(config: AgenticConfig, name: str, model: PreTrainedModel, dev
 def critic_strategy(config: AgenticConfig, device: torch.device) -> TorchStrategy:
     arguments = config.critic.model_args
     path, attention = arguments.model_name_or_path, arguments.attn_implementation
-    return train_strategy(config, "critic", load_value_model(path, device=device, attn_implementation=attention), device)
+    model = load_value_model(path, device=device, attn_implementation=attention)
+    freeze(model, arguments.freeze_module_prefix or ())
+    return train_strategy(config, "critic", model, device)
 
 
 def frozen_strategy(config: AgenticConfig, device: torch.device) -> TorchStrategy:

@@ -29,6 +29,7 @@ from turnwise.models.fused import fuse_projections, supports_fast_path
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype, stop_token_ids
 from turnwise.pipelines.pictures import NUM_RECORDED, MakeEnv, Pictures
 from turnwise.protocols import AgentLoop, Env, InferenceServer
+from turnwise.rollout.group_filter import load_group_filter
 from turnwise.rollout.scheduler import RolloutScheduler, SchedulerSettings
 from turnwise.rollout.seeds import TaskSource
 from turnwise.spec import AGENTS, STRATEGIES
@@ -74,8 +75,8 @@ def choose_device(config: AgenticConfig) -> torch.device:
 def build_policy(config: AgenticConfig, device: torch.device, is_trained: bool, model_path: str | None = None) -> ServedPolicy:
     """The policy of the config, or the model of `model_path`, with its inference server.
 
-    The server reads the trainer's own parameters where it samples in their dtype and gets every update. Otherwise, and that is
-    always so when nothing is trained, the model that it reads is one in the dtype of actor_infer.
+    The server reads the trainer's own parameters where it samples in their dtype, gets every update, and has no adapter merged.
+    Otherwise, and that is always so when nothing is trained, the model that it reads is one in the dtype of actor_infer.
     """
     path = model_path or config.actor_train.model_args.model_name_or_path
     tokenizer = load_tokenizer(path)
@@ -83,7 +84,8 @@ def build_policy(config: AgenticConfig, device: torch.device, is_trained: bool, 
     attention = config.actor_train.model_args.attn_implementation
     load = partial(_load_fused, path, device=device, attn_implementation=attention)
     model = load(dtype=torch.float32 if is_trained else sampling_dtype)
-    is_shared = sampling_dtype == model.dtype and config.actor_train.model_update_frequency == 1
+    has_adapter, every = config.actor_train.model_args.has_adapter, config.actor_train.model_update_frequency
+    is_shared = sampling_dtype == model.dtype and every == 1 and not has_adapter
     copies = () if is_shared or not is_trained else (load(dtype=sampling_dtype),)
     template = ChatTemplate(tokenizer, eos_token_ids=stop_token_ids(model))
     server = _build_server(config, copies[0] if copies else model, template)
@@ -137,8 +139,13 @@ def build_scheduler(
     split: Split,
     tasks: TaskSource | None = None,
     pictures: Pictures | None = None,
+    settings: SchedulerSettings | None = None,
+    sampling: SamplingParams | None = None,
 ) -> RolloutScheduler:
-    """The rollouts of one split. Validation plays the same tasks every time."""
+    """The rollouts of one split. Validation plays the same tasks every time.
+
+    `settings` and `sampling` take the place of the split's `scheduler_settings` and `sampling_params`.
+    """
     manager = config.env_manager(split)
     agents = {}
     for tag in manager.tags:
@@ -149,16 +156,26 @@ def build_scheduler(
         tasks=tasks or task_source(config, split),
         agents=agents,
         contexts=partial(EpisodeContexts, policy.template, policy.servers, config.sequence_length),
-        sampling=sampling_params(config, split),
-        settings=SchedulerSettings(
-            group_size=manager.group_size,
-            max_concurrent_groups=manager.num_env_groups,
-            max_env_retries=manager.max_env_retries,
-            max_failed_fraction=manager.max_failed_fraction,
-            episode_timeout_s=manager.episode_timeout_s,
-        ),
+        sampling=sampling or sampling_params(config, split),
+        settings=settings or scheduler_settings(config, split),
         is_fixed=split == "val",
+        keep=load_group_filter(config.group_filter) if split == "train" else None,
         watchdog=policy.watchdog,
+    )
+
+
+def scheduler_settings(config: AgenticConfig, split: Split, needs: frozenset[str] = frozenset()) -> SchedulerSettings:
+    """How a split plays. `needs` are those of the algorithm that is fed."""
+    manager = config.env_manager(split)
+    return SchedulerSettings(
+        group_size=manager.group_size,
+        max_concurrent_groups=manager.num_env_groups,
+        max_env_retries=manager.max_env_retries,
+        max_failed_fraction=manager.max_failed_fraction,
+        # An agent that ends its episodes itself has two calls to make after the time is up, and before it begins.
+        episode_timeout_s=manager.episode_timeout_s + 2 * manager.env_step_timeout_s,
+        max_refill_factor=config.max_refill_factor,
+        has_greedy_sibling="greedy_sibling" in needs,
     )
 
 
@@ -176,11 +193,13 @@ def build_pictures(config: AgenticConfig, run: str) -> Pictures:
 
 
 def check_rollouts(config: AgenticConfig) -> None:
-    """Finds what is wrong with servers and environments before a model is loaded: makes one environment of each tag.
+    """Finds what is wrong with servers, the group filter and environments before a model is loaded: makes one environment of
+    each tag.
 
     Warns of environments that can't keep training and validation tasks apart by content.
     """
     _server_class(config)
+    load_group_filter(config.group_filter)
     with Watchdog() as watchdog:
         for split in get_args(Split):
             for tag in config.env_manager(split).tags:
@@ -225,6 +244,9 @@ def agent_settings(config: AgenticConfig, tag: str, split: Split, watchdog: Watc
         system_template=env.agent_system_template,
         turn_template=env.agent_template,
         action_pattern=env.action_pattern,
+        mode=env.mode,
+        history_length=env.history_length,
+        episode_timeout_s=manager.episode_timeout_s,
         calls=CallSettings(
             timeout_s=manager.env_step_timeout_s,
             max_in_threads=manager.max_env_num_per_worker,

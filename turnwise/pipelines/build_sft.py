@@ -14,6 +14,7 @@ from turnwise.data.demonstrations import read_demonstrations
 from turnwise.errors import DataError
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype
 from turnwise.pipelines.applied import logged
+from turnwise.pipelines.build_lora import prepare_training
 from turnwise.pipelines.build_roles import optimizer_settings
 from turnwise.pipelines.build_run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.pipelines.checkpoints import Contents, Fingerprint, GlobalRandomState
@@ -42,8 +43,10 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     every = config.samples_per_optimizer_step
     num_steps = config.num_epochs * -(-len(train_samples) // every)
     total_steps = min(num_steps, config.max_steps or num_steps)
+    model = load_model(arguments.model_name_or_path, device=device, attn_implementation=arguments.attn_implementation)
     strategy = TorchStrategy(
-        load_model(arguments.model_name_or_path, device=device, attn_implementation=arguments.attn_implementation),
+        model,
+        adapters=prepare_training(arguments, model, tokenizer, folder, config.seed),
         optimizer=optimizer_settings(config.training_args, total_steps),
         max_grad_norm=config.max_grad_norm,
         dtype=parse_dtype(arguments.dtype),

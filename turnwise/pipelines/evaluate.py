@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import comb
+from typing import Any, NamedTuple
 
-from turnwise.report.intervals import wilson_interval
+from turnwise.report.intervals import clustered_interval
 from turnwise.types import Group, Trajectory
+
+
+class Outcome(NamedTuple):
+    """What came of one episode."""
+
+    is_success: bool
+    score: float
+    num_turns: int = 0
+    num_tokens: int = 0
+    """Sampled ones."""
+    is_truncated: bool = False
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Outcome:
+        """An episode succeeds where its environment's own `success` metric says so, else where its score is positive."""
+        return cls(
+            is_success=trajectory.metrics.get("success", float(trajectory.score > 0)) > 0.5,
+            score=trajectory.score,
+            num_turns=len(trajectory.turns),
+            num_tokens=sum(len(turn.response_ids) for turn in trajectory.turns),
+            is_truncated=trajectory.status == "truncated",
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Success of `num_episodes` episodes with the 95% Wilson interval; the interval treats episodes as independent."""
+    """Success of `num_episodes` episodes of `num_tasks` tasks with its 95% interval (`clustered_interval`), and means of an
+    episode."""
 
     num_episodes: int
     num_successes: int
@@ -20,59 +44,115 @@ class Score:
     low: float
     high: float
     mean_score: float
+    num_tasks: int
+    mean_turns: float
+    mean_tokens: float
+    truncated: float
+    """Share that a limit ended."""
+    pass_at: Mapping[int, float] = field(default_factory=dict)
+    """pass@k by k, where tasks were sampled several times."""
 
     @classmethod
     def count(cls, outcomes: Sequence[tuple[bool, float]]) -> Score:
-        """From `(success, score)` of each episode."""
-        n = len(outcomes)
-        num_successes = sum(success for success, _ in outcomes)
-        low, high = wilson_interval(num_successes, n)
+        """From `(success, score)` of one episode a task."""
+        return cls.of_tasks([[Outcome(*outcome)] for outcome in outcomes])
+
+    @classmethod
+    def of_tasks(cls, tasks: Sequence[Sequence[Outcome]]) -> Score:
+        """From the episodes of each task; there are one or more of each."""
+        episodes = [outcome for task in tasks for outcome in task]
+        successes, trials = [sum(o.is_success for o in task) for task in tasks], [len(task) for task in tasks]
+        low, high = clustered_interval(successes, trials)
         return cls(
-            num_episodes=n,
-            num_successes=num_successes,
-            success=num_successes / max(n, 1),
+            num_episodes=len(episodes),
+            num_successes=sum(successes),
+            success=_mean(outcome.is_success for outcome in episodes),
             low=low,
             high=high,
-            mean_score=sum(score for _, score in outcomes) / max(n, 1),
+            mean_score=_mean(outcome.score for outcome in episodes),
+            num_tasks=len(tasks),
+            mean_turns=_mean(outcome.num_turns for outcome in episodes),
+            mean_tokens=_mean(outcome.num_tokens for outcome in episodes),
+            truncated=_mean(outcome.is_truncated for outcome in episodes),
+            pass_at=_pass_at(successes, trials),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What `turnwise eval` reports: overall, by tag, and how many episodes failed for reasons outside the policy."""
+    """What `turnwise eval` reports of a model: overall, by tag, and how many episodes failed for reasons outside the policy."""
 
     overall: Score
     by_tag: dict[str, Score]
     num_failed: int
+
+    @classmethod
+    def of(cls, outcomes: Mapping[str, Sequence[Sequence[Outcome]]], num_failed: int) -> Evaluation:
+        """From the episodes of each task of each tag."""
+        return cls(
+            overall=Score.of_tasks([task for tasks in outcomes.values() for task in tasks]),
+            by_tag={tag: Score.of_tasks(outcomes[tag]) for tag in sorted(outcomes)},
+            num_failed=num_failed,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def evaluate(groups: Sequence[Group]) -> Evaluation:
-    """Counts the successes of finished validation groups.
+    """Counts the successes of finished groups."""
+    by_tag: dict[str, list[list[Outcome]]] = {}
+    for group in groups:
+        played = [Outcome.of(trajectory) for trajectory in group.trajectories if trajectory.status != "failed"]
+        if played:
+            by_tag.setdefault(group.task.tag, []).append(played)
+    num_failed = sum(trajectory.status == "failed" for group in groups for trajectory in group.trajectories)
+    return Evaluation.of(by_tag, num_failed)
 
-    An episode succeeds where its environment's own `success` metric says so, else where its score is positive.
+
+def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
+    """Chance that at least one of k samples of a task succeeds, from n samples of which c did: 1 − C(n−c, k)/C(n, k), which is
+    unbiased (Chen et al. 2021, arXiv:2107.03374, eq. 1). At least k samples are needed.
+
+    >>> pass_at_k(4, 1, k=1), pass_at_k(4, 1, k=2), pass_at_k(4, 3, k=2)
+    (0.25, 0.5, 1.0)
     """
-    trajectories = [t for g in groups for t in g.trajectories]
-    played = [t for t in trajectories if t.status != "failed"]
-    tags = sorted({t.task.tag for t in played})
-    return Evaluation(
-        overall=Score.count([_outcome(t) for t in played]),
-        by_tag={tag: Score.count([_outcome(t) for t in played if t.task.tag == tag]) for tag in tags},
-        num_failed=len(trajectories) - len(played),
-    )
+    return 1.0 - comb(num_samples - num_successes, k) / comb(num_samples, k)
 
 
-def _outcome(trajectory: Trajectory) -> tuple[bool, float]:
-    success = trajectory.metrics.get("success", float(trajectory.score > 0)) > 0.5
-    return success, trajectory.score
+def _pass_at(successes: Sequence[int], trials: Sequence[int]) -> dict[int, float]:
+    """The mean over the tasks that were sampled k times or more: k = 1, 2, 4, … and the number of samples."""
+    most = max(trials, default=1)
+    if most == 1:
+        return {}
+    powers = [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent < most]
+    return {k: _mean(pass_at_k(n, c, k) for n, c in zip(trials, successes, strict=True) if n >= k) for k in [*powers, most]}
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / max(len(listed), 1)
 
 
 def success_table(rows: Sequence[tuple[str, Score]]) -> str:
     """A plain-text table of players and their success."""
-    width = max(len("player"), *(len(name) for name, _ in rows))
-    lines = [f"{'player':<{width}}  success  95% interval    episodes", "-" * (width + 35)]
+    return _table("player", rows, ())
+
+
+def score_table(rows: Sequence[tuple[str, Score]]) -> str:
+    """The same with pass@k and with what an episode is like."""
+    ks = sorted({k for _, score in rows for k in score.pass_at if k > 1})
+    return _table("", rows, ks, has_lengths=True)
+
+
+def _table(title: str, rows: Sequence[tuple[str, Score]], ks: Sequence[int], has_lengths: bool = False) -> str:
+    width = max(len(title), *(len(name) for name, _ in rows))
+    header = f"{title:<{width}}  success  95% interval    episodes" + "".join(f"  {f'pass@{k}':>7}" for k in ks)
+    header += "    score  turns  tokens  truncated" if has_lengths else ""
+    lines = [header, "-" * len(header)]
     for name, s in rows:
-        lines.append(f"{name:<{width}}  {s.success:7.3f}  [{s.low:.3f}, {s.high:.3f}]  {s.num_episodes:8d}")
+        line = f"{name:<{width}}  {s.success:7.3f}  [{s.low:.3f}, {s.high:.3f}]  {s.num_episodes:8d}"
+        line += "".join(f"  {s.pass_at[k]:7.3f}" if k in s.pass_at else " " * 9 for k in ks)
+        line += f"  {s.mean_score:7.3f}  {s.mean_turns:5.1f}  {s.mean_tokens:6.1f}  {s.truncated:9.1%}" if has_lengths else ""
+        lines.append(line)
     return "\n".join(lines)

@@ -169,6 +169,7 @@ def build_parity_gate(
     heard = policy.event_loop.run(first_prompts(agents, config.seed, sampling, config.sequence_length))
     room = config.sequence_length - _TOKENS_PER_TURN
     prompts = [prompt for prompt in heard.values() if len(policy.template.start(prompt)) <= room] or [_PLAIN_PROMPT]
+    base = actor_train.without_adapter("base", actor_train.plan)
     num_conversations = max(_MIN_CONVERSATIONS, len(prompts), len(policy.servers.servers))
     return ParityGate(
         run_async=policy.event_loop.run,
@@ -187,6 +188,7 @@ def build_parity_gate(
             trainer_dtype=config.actor_train.model_args.dtype,
             sampler_dtype=config.actor_infer.model_args.dtype,
             folders=_model_folders(config),
+            without_adapter=partial(base.forward, output="logprobs") if config.actor_train.model_args.has_adapter else None,
         ),
     )
 

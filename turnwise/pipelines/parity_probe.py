@@ -137,6 +137,9 @@ class _Listener:
     async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> None:
         self.heard = self.heard or list(new_messages)
 
+    async def close(self) -> None:
+        return None
+
     def remaining_tokens(self) -> int:
         return self._max_length
 

@@ -66,14 +66,20 @@ class BatchPlan:
 class ModelRole:
     """`actor_train`, `reference` or `critic`, on whatever workers they run.
 
-    `watchdog` ends a call of the workers that takes longer than the plan's deadline.
+    `watchdog` ends a call of the workers that takes longer than the plan's deadline. `is_base` stands for the model under the
+    LoRA adapter of these workers.
     """
 
-    def __init__(self, name: str, workers: Workers, plan: BatchPlan, watchdog: Watchdog) -> None:
+    def __init__(self, name: str, workers: Workers, plan: BatchPlan, watchdog: Watchdog, is_base: bool = False) -> None:
         self.name = name
         self.workers = workers
         self.plan = plan
         self.watchdog = watchdog
+        self.is_base = is_base
+
+    def without_adapter(self, name: str, plan: BatchPlan) -> ModelRole:
+        """The model under this one's LoRA adapter, as a role of its own on the same workers."""
+        return ModelRole(name, self.workers, plan, self.watchdog, is_base=True)
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> None:
         """Fills `into` of every sample with this model's log-probs of its tokens."""
@@ -140,8 +146,8 @@ class ModelRole:
         step_batch = pack(samples, divisors)
         facts, metrics = loss.prepare(step_batch, seed)
         known = {name: unpack(array, step_batch.lengths) for name, array in facts._asdict().items() if array is not None}
-        own = [{name: parts[index] for name, parts in known.items()} for index in range(len(samples))]
-        return [replace(sample, **facts) for sample, facts in zip(samples, own, strict=True)], metrics
+        own: list[dict[str, Any]] = [{name: parts[index] for name, parts in known.items()} for index in range(len(samples))]
+        return [replace(sample, **fields) for sample, fields in zip(samples, own, strict=True)], metrics
 
     def _own(self, metric: Metric) -> Metric:
         if "/" in metric.name:
@@ -157,7 +163,8 @@ class ModelRole:
         cuts = self.plan.cut(samples, self.plan.max_tokens_infer)
         chosen = [[samples[i] for i in cut] for cut in cuts]
         batches = [pack(part, denominators(part, self.plan.max_length)) for part in chosen]
-        results = self._call("forward", batches, outputs=outputs)
+        which = {"without_adapter": True} if self.is_base else {}
+        results = self._call("forward", batches, outputs=outputs, **which)
         by_sample: dict[int, dict[Output, FloatArray]] = {index: {} for index in range(len(samples))}
         for cut, batch, arrays in zip(cuts, batches, results, strict=True):
             for name in outputs:

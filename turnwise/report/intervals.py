@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
-def wilson_interval(num_successes: int, num_trials: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(num_successes: float, num_trials: float, z: float = 1.959964) -> tuple[float, float]:
     """The Wilson score interval of a proportion, by default at 95%.
 
     Wilson 1927: (p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n). Unlike p ± z·σ it stays inside [0, 1].
@@ -22,3 +23,30 @@ def wilson_interval(num_successes: int, num_trials: int, z: float = 1.959964) ->
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+
+def clustered_interval(num_successes: Sequence[int], num_trials: Sequence[int], z: float = 1.959964) -> tuple[float, float]:
+    """The interval of a success rate over tasks of which each was tried several times, by default at 95%.
+
+    Trials of one task resemble each other, so that they count for less than as many tasks. The Wilson interval is taken for an
+    effective number of trials p(1−p)/V, where V is the variance of the rate with tasks as clusters (Kish 1965, chapter 5),
+    never below the number of tasks nor above that of trials. With one trial a task it is `wilson_interval`.
+
+    >>> clustered_interval([1, 0, 1], [1, 1, 1]) == wilson_interval(2, 3)
+    True
+    >>> same, mixed = clustered_interval([4, 0] * 10, [4, 4] * 10), clustered_interval([2, 2] * 10, [4, 4] * 10)
+    >>> same == wilson_interval(10, 20), mixed == wilson_interval(40, 80)
+    (True, True)
+    """
+    num_tasks, total = len(num_trials), sum(num_trials)
+    if total == 0:
+        return 0.0, 1.0
+    p = sum(num_successes) / total
+    squares = sum((c - p * n) ** 2 for c, n in zip(num_successes, num_trials, strict=True))
+    variance = squares / total**2 * num_tasks / max(num_tasks - 1, 1)
+    num_effective = p * (1 - p) / variance if variance else float(total)
+    # Where all trials came out alike nothing says how much those of one task resemble each other.
+    if p in (0.0, 1.0):
+        num_effective = num_tasks
+    num_effective = min(max(num_effective, num_tasks), total)
+    return wilson_interval(p * num_effective, num_effective, z)

@@ -1,15 +1,16 @@
-"""`rollouts.jsonl`: every trained-on trajectory, complete enough to train from again, one JSON object a line."""
+"""`rollouts.jsonl`: every trajectory that was played, complete enough to train from again, one JSON object a line."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
 from turnwise.errors import DataError
+from turnwise.rollout.source import Rejection, played_of
 from turnwise.types import FloatArray, Group, Task, Trajectory, Turn, VersionRun
 
 
@@ -20,10 +21,12 @@ class Journal:
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def append(self, step: int, groups: Iterable[Group]) -> None:
-        """Writes the trajectories of one step, with their advantages where credit was given."""
+        """Writes the trajectories of one step, with their advantages where credit was given; those of a group, its greedy one
+        last, stand one after the other."""
         for group in groups:
-            for trajectory in group.trajectories:
-                record = {"step": step, "group": group.index, **encode_trajectory(trajectory)}
+            of_group = {"step": step, "group": group.index, "group_length": len(played_of(group)), "rejected": group.rejected}
+            for trajectory in played_of(group):
+                record = {**of_group, "is_baseline": trajectory is group.greedy, **encode_trajectory(trajectory)}
                 self._file.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
         self._file.flush()
 
@@ -49,6 +52,7 @@ def encode_trajectory(trajectory: Trajectory) -> dict[str, Any]:
         "status": trajectory.status,
         "limit": trajectory.limit,
         "score": trajectory.score,
+        "score_kl_penalty": trajectory.score_kl_penalty,
         "outcome_rewards": trajectory.outcome_rewards,
         "metrics": trajectory.metrics,
         "error": trajectory.error,
@@ -95,32 +99,15 @@ def _advantages_by_turn(trajectory: Trajectory) -> dict[int, FloatArray]:
 
 
 def decode_trajectory(record: dict[str, Any]) -> Trajectory:
-    """The trajectory of one line, without samples (`batching.samples.build_samples` makes them)."""
-    turns = [
-        Turn(
-            prompt_ids=np.array(t["prompt_ids"], dtype=np.int64),
-            response_ids=np.array(t["response_ids"], dtype=np.int64),
-            logprobs=np.array(t["logprobs"], dtype=np.float32),
-            versions=tuple(VersionRun(*run) for run in t["versions"]),
-            finish_reason=t["finish_reason"],
-            text=t["text"],
-            observation=t["observation"],
-            action=t["action"],
-            reward=t["reward"],
-            state_key=t["state_key"],
-            metrics=t["metrics"],
-            starts_context=t["starts_context"],
-            parent=t["parent"],
-            is_greedy=t["is_greedy"],
-            generate_s=t["generate_s"],
-            step_s=t["step_s"],
-        )
-        for t in record["turns"]
-    ]
+    """The trajectory of one line, without samples (`batching.samples.build_samples` makes them).
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it is none.
+    """
     return Trajectory(
         task=Task(**record["task"]),
         sibling=record["sibling"],
-        turns=turns,
+        turns=[_decode_turn(turn) for turn in record["turns"]],
         status=record["status"],
         limit=record["limit"],
         outcome_rewards=record["outcome_rewards"],
@@ -128,23 +115,87 @@ def decode_trajectory(record: dict[str, Any]) -> Trajectory:
         error=record["error"],
         role=record["role"],
         weight=record["weight"],
+        score_kl_penalty=record["score_kl_penalty"],
     )
 
 
-def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
-    """`(step, trajectory)` of every line.
+def _decode_turn(record: dict[str, Any]) -> Turn:
+    turn = Turn(
+        prompt_ids=np.array(record["prompt_ids"], dtype=np.int64),
+        response_ids=np.array(record["response_ids"], dtype=np.int64),
+        logprobs=np.array(record["logprobs"], dtype=np.float32),
+        versions=tuple(VersionRun(*run) for run in record["versions"]),
+        finish_reason=record["finish_reason"],
+        text=record["text"],
+        observation=record["observation"],
+        action=record["action"],
+        reward=record["reward"],
+        state_key=record["state_key"],
+        metrics=record["metrics"],
+        starts_context=record["starts_context"],
+        parent=record["parent"],
+        is_greedy=record["is_greedy"],
+        generate_s=record["generate_s"],
+        step_s=record["step_s"],
+    )
+    num_sampled, num_versions = len(turn.response_ids), sum(run.num_tokens for run in turn.versions)
+    if not num_sampled == len(turn.logprobs) == num_versions:
+        raise ValueError(f"{num_sampled} sampled tokens, {len(turn.logprobs)} log-probs, versions of {num_versions}")
+    return turn
+
+
+class Place(NamedTuple):
+    """Where a trajectory belongs: `group_length` lines of one group stand one after the other."""
+
+    step: int
+    group: int
+    group_length: int
+    rejected: Rejection | None
+    is_baseline: bool
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Place:
+        return cls(**{name: record[name] for name in cls._fields})
+
+
+class Line(NamedTuple):
+    """One line of a journal: what it holds, or what is wrong with it."""
+
+    number: int
+    content: tuple[Place, Trajectory] | None
+    fault: str = ""
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Every line of a journal, readable or not.
 
     Raises:
-        DataError: a line that is cut or isn't a trajectory, by its number.
+        DataError: there is no such file.
     """
-    rows = []
-    with path.open(encoding="utf-8") as file:
+    if not path.is_file():
+        found = "is a folder; name the rollouts.jsonl in it" if path.is_dir() else "there is no such file"
+        raise DataError(f"{path}: {found}")
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
-                rows.append((int(record["step"]), decode_trajectory(record)))
-            except (ValueError, KeyError, TypeError) as fault:
-                raise DataError(
-                    f"{path}, line {number}: not a trajectory ({fault}); was the file cut in the middle?"
-                ) from fault
+                content = Place.of(record), decode_trajectory(record)
+            except (ValueError, KeyError, TypeError, AttributeError) as fault:
+                yield Line(number, None, f"{type(fault).__name__}: {fault}")
+            else:
+                yield Line(number, content)
+
+
+def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
+    """`(step, trajectory)` of every line. `replay.read_groups` is for files that may be damaged.
+
+    Raises:
+        DataError: there is no such file, or a line, by its number, is cut or isn't a trajectory.
+    """
+    rows = []
+    for number, content, fault in read_lines(path):
+        if content is None:
+            raise DataError(f"{path}, line {number}: not a trajectory ({fault}); was the file cut in the middle?")
+        place, trajectory = content
+        rows.append((place.step, trajectory))
     return rows

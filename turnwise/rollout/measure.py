@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from turnwise.rollout.source import played_of
 from turnwise.types import Group, Metric, Sample, Trajectory, samples_of
 
 
 def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> list[Metric]:
-    """Scores, lengths and environment metrics of a training batch, and what was lost to failed episodes.
+    """Scores, lengths and environment metrics of a training batch, and what was lost to failed episodes and to the filter.
 
-    `rollout/failed` counts episodes that failed after their retries, `rollout/rejected` their siblings too.
+    `rollout/failed` counts episodes that failed after their retries, `rollout/rejected` their siblings too, `rollout/filtered`
+    those of groups that the filter didn't keep. A filter makes the batch's scores another thing than the policy's:
+    `rollout/unfiltered_score` has both.
 
     `rollout/response_length` counts sampled tokens of a trajectory, `rollout/prompt_length` its first prompt and
     `rollout/non_prompt_length` everything after it; `tokens/…` are the same of a sample.
     """
     played = [t for g in groups for t in g.trajectories]
-    lost = [t for g in rejected for t in g.trajectories]
+    lost = [t for g in rejected if g.rejected != "filtered" for t in played_of(g)]
+    filtered = [t for g in rejected if g.rejected == "filtered" for t in g.trajectories]
     prompts = [len(t.turns[0].prompt_ids) if t.turns else 0 for t in played]
     sampled = [sum(len(turn.response_ids) for turn in t.turns) for t in played]
     totals = [sum(turn.num_tokens for turn in t.turns) for t in played]
@@ -24,13 +28,19 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
     return [
         Metric("rollout/failed", sum(t.status == "failed" for t in lost), "sum"),
         Metric("rollout/rejected", len(lost), "sum"),
+        Metric("rollout/filtered", len(filtered), "sum"),
+        *_mean("rollout/unfiltered_score/mean", [t.score for t in played + filtered] if filtered else []),
         *_spread("rollout/score", [score for of_group in scores for score in of_group]),
+        *_scores_by_tag("rollout", played),
+        *_mean("rollout/greedy_score/mean", [g.greedy.score for g in groups if g.greedy]),
         *_spread("rollout/response_length", sampled),
         *_spread("rollout/prompt_length", prompts),
         *_spread("rollout/non_prompt_length", [total - prompt for total, prompt in zip(totals, prompts, strict=True)]),
         Metric("rollout/sampled_tokens", sum(sampled), "sum"),
         Metric("rollout/total_tokens", sum(totals), "sum"),
         *_mean("rollout/num_turns", [len(t.turns) for t in played]),
+        *_mean("rollout/num_contexts", [len(t.samples) for t in played]),
+        Metric("rollout/num_samples", sum(len(t.samples) for t in played), "sum"),
         *_mean("rollout/truncated", [t.status == "truncated" for t in played]),
         *_env_metrics(played, prefix="env"),
         *_mean("rollout/zero_variance_groups", [len(set(of_group)) <= 1 for of_group in scores]),
@@ -55,9 +65,7 @@ def validation_metrics(groups: Sequence[Group]) -> list[Metric]:
         Metric("val/num_episodes", len(played), "sum"),
         *_spread("val/score", [t.score for t in played]),
     ]
-    for tag in dict.fromkeys(t.task.tag for t in played):
-        metrics += _spread(f"val/{tag}/score", [t.score for t in played if t.task.tag == tag])
-    return metrics + _env_metrics(played, prefix="val/env")
+    return metrics + _scores_by_tag("val", played) + _env_metrics(played, prefix="val/env")
 
 
 def _sample_metrics(samples: Sequence[Sample]) -> list[Metric]:
@@ -84,6 +92,13 @@ def _spread(name: str, values: Sequence[float]) -> list[Metric]:
         Metric(f"{name}/max", max(values), "max"),
         Metric(f"{name}/min", min(values), "min"),
     ]
+
+
+def _scores_by_tag(prefix: str, trajectories: Sequence[Trajectory]) -> list[Metric]:
+    by_tag: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        by_tag.setdefault(trajectory.task.tag, []).append(trajectory.score)
+    return [metric for tag, scores in by_tag.items() for metric in _spread(f"{prefix}/{tag}/score", scores)]
 
 
 def _mean(name: str, values: Sequence[float]) -> list[Metric]:

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
+from turnwise.envs.check_moments import Moment, read_state_key, start_moment, step_moment
 from turnwise.envs.contract import read_reset, read_step
 from turnwise.errors import EnvironmentFault
-from turnwise.protocols import Env, HasStateKey
-from turnwise.types import Observation, Reduction
+from turnwise.protocols import Env
+from turnwise.types import Reduction
 
 UNPARSED = ""
-
-
-class _Moment(NamedTuple):
-    """What can be seen of an environment after one call."""
-
-    text: str
-    images: tuple[bytes, ...]
-    reward: float
-    is_over: bool
-    metrics: tuple[tuple[str, float], ...]
-    state_key: Hashable
 
 
 def check_env_contract(make_env: Callable[[], Env], actions: Sequence[str], seeds: Sequence[int] = (0, 1)) -> None:
@@ -59,29 +49,16 @@ async def _check(make_env: Callable[[], Env], actions: Sequence[str], seeds: Seq
         await _result(other.close)
 
 
-async def _record(env: Env, seed: int, actions: Sequence[str]) -> list[_Moment]:
+async def _record(env: Env, seed: int, actions: Sequence[str]) -> list[Moment]:
     name = type(env).__name__
-    observation, _ = read_reset(await _result(partial(env.reset, seed=seed)), name)
-    moments = [_moment(env, observation)]
+    observation, info = read_reset(await _result(partial(env.reset, seed=seed)), name)
+    moments = [start_moment(observation, info, read_state_key(env))]
     for turn, action in enumerate(actions, start=1):
         step = read_step(await _result(partial(env.step, action)), name, turn, env.metric_reductions)
-        is_over = step.is_terminated or step.is_truncated
-        moments.append(_moment(env, step.observation, step.reward, is_over, step.metrics))
-        if is_over:
+        moments.append(step_moment(step, read_state_key(env)))
+        if moments[-1].is_over:
             break
     return moments
-
-
-def _moment(
-    env: Env, observation: Observation, reward: float = 0.0, is_over: bool = False, metrics: dict[str, float] | None = None
-) -> _Moment:
-    key = env.state_key() if isinstance(env, HasStateKey) else None
-    try:
-        hash(key)
-    except TypeError as error:
-        raise EnvironmentFault(f"{type(env).__name__}: state_key() gave {key!r}; it must be hashable ({error})") from error
-    images = tuple(media.data.tobytes() for media in observation.media)
-    return _Moment(observation.text, images, reward, is_over, tuple(sorted((metrics or {}).items())), key)
 
 
 async def _result(method: Callable[[], Any]) -> Any:

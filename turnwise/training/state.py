@@ -13,14 +13,16 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
 from turnwise.models.load import load_config, load_pretrained, require_weights, write_weights
+from turnwise.models.lora import ADAPTER_CONFIG, Adapters
 
 _TRAINER_FILE = "trainer_state.pt"
 _FULL_BYTES = 2**20
 """Free space below which a disk counts as full."""
 
 
-def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None) -> None:
-    """Writes weights as a Hugging Face folder, and optimiser and random states beside them.
+def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None, adapters: Adapters | None = None) -> None:
+    """Writes weights as a Hugging Face folder, or `adapters` alone as a peft folder, and optimiser and random states beside
+    them.
 
     Raises:
         OSError: they can't be written.
@@ -29,9 +31,13 @@ def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
         "optimizer": None if optimizer is None else optimizer.state_dict(),
         "cpu_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all(),
+        "base": None if adapters is None else adapters.base_fingerprint,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_weights(model, folder)
+    if adapters is None:
+        write_weights(model, folder)
+    else:
+        adapters.save(folder)
     try:
         torch.save(state, folder / _TRAINER_FILE)
     except RuntimeError as fault:
@@ -41,19 +47,25 @@ def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
         raise OSError(f"{folder / _TRAINER_FILE}: {reason}") from fault
 
 
-def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None) -> None:
+def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None, adapters: Adapters | None = None) -> None:
     """Copies a saved state into the live objects, whose tensors stay where they are (an engine may share them).
 
     Raises:
-        ModelError: no such folder, a state without optimiser where one is needed, or tensors of another shape.
+        ModelError: no such folder, a state without optimiser where one is needed, tensors of another shape, or adapters of
+            another base model.
     """
     file = folder / _TRAINER_FILE
     if not file.is_file():
         raise ModelError(f"{folder}: holds no training state ({_TRAINER_FILE}); `pretrain` loads plain model folders")
-    saved, missing = load_pretrained(type(model), folder, load_config(folder), dtype=model.dtype)
-    require_weights(folder, missing)
-    copy_weights(saved, model)
     state = torch.load(file, map_location="cpu", weights_only=True)
+    if adapters is None:
+        _load_weights(folder, model)
+    else:
+        adapters.load(folder)
+        if state["base"] != adapters.base_fingerprint:
+            raise ModelError(
+                f"{folder}: its adapters were trained on another base model; set pretrain to the one that the run began with"
+            )
     if optimizer is not None:
         if state["optimizer"] is None:
             raise ModelError(f"{folder}: was saved without an optimiser and can't continue training")
@@ -63,6 +75,14 @@ def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
     torch.set_rng_state(state["cpu_rng"])
     if len(state["cuda_rng"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda_rng"])
+
+
+def _load_weights(folder: Path, model: PreTrainedModel) -> None:
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise ModelError(f"{folder}: holds LoRA adapters, not all parameters; set lora_rank as it was to go on with it")
+    saved, missing = load_pretrained(type(model), folder, load_config(folder), dtype=model.dtype)
+    require_weights(folder, missing)
+    copy_weights(saved, model)
 
 
 @torch.no_grad()

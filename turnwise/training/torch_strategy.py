@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.models.facts import dtype_name, loaded_model
 from turnwise.models.forward import make_forward
+from turnwise.models.lora import Adapters
 from turnwise.protocols import Loss, MemoryKind, Output, StrategyFacts
 from turnwise.training.optimizer import OptimizerSettings, Schedule, build_optimizer, clip_gradients
 from turnwise.training.state import load_state, save_state
@@ -27,11 +28,13 @@ logger = logging.getLogger(__name__)
 
 class TorchStrategy:
     """Implements `protocols.TrainStrategy` for a policy, whose logits are divided by `temperature`, and for a value model.
-    Without `optimizer` the model is frozen: a reference (`torch_infer`).
+    Without `optimizer` the model is frozen: a reference (`torch_infer`). With `adapters`, which `model` has got already, they
+    alone are trained and saved.
 
-    Dropout is off, in training too, so that the first update's new log-probs equal the old ones. `dtype` is autocast's: fp32
-    computes in the weights' own dtype, bf16 multiplies matrices in bf16 and keeps fp32 master weights. Parameters are only
-    ever changed in place, so an engine may read them and they may be views of a larger tensor.
+    The model's own dropout is off, in training too, so that the first update's new log-probs equal the old ones; that of
+    adapters is on while an optimiser step is made. `dtype` is autocast's: fp32 computes in the weights' own dtype, bf16
+    multiplies matrices in bf16 and keeps fp32 master weights. Parameters are only ever changed in place, so an engine may read
+    them and they may be views of a larger tensor.
 
     Raises:
         ConfigError: training in fp16, or with weights that aren't fp32.
@@ -41,6 +44,7 @@ class TorchStrategy:
         self,
         model: PreTrainedModel,
         *,
+        adapters: Adapters | None = None,
         optimizer: OptimizerSettings | None = None,
         temperature: float = 1.0,
         max_grad_norm: float | None = 1.0,
@@ -52,6 +56,7 @@ class TorchStrategy:
         self.model = model.to(self.device).eval()
         self.dtype = dtype
         self.max_grad_norm = max_grad_norm
+        self._adapters = adapters
         self._outputs = make_forward(self.model, temperature)
         self._optimizer = self._schedule = None
         self._checkpointed: list[torch.nn.Module] = []
@@ -65,15 +70,19 @@ class TorchStrategy:
             self._schedule = Schedule(optimizer)
             self._checkpointed = _checkpoint_layers(self.model) if is_gradient_checkpointing else []
 
-    def forward(self, batches: Sequence[Batch], outputs: frozenset[Output]) -> list[dict[str, Any]]:
-        """Named float32 arrays [N] for each batch, 0 outside the response mask.
+    def forward(
+        self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
+    ) -> list[dict[str, Any]]:
+        """Named float32 arrays [N] for each batch, 0 outside the response mask; `without_adapter` those of the base model.
 
         Raises:
-            NotAvailableError: the model's head doesn't give these outputs.
+            NotAvailableError: the model's head doesn't give these outputs, or there is no adapter to be without.
         """
+        if without_adapter and self._adapters is None:
+            raise NotAvailableError("all parameters are trained, so there is no base model; set lora_rank, or load a reference")
         results: list[dict[str, Any]] = []
         for batch in batches:
-            with torch.no_grad():
+            with torch.no_grad(), self._adapters.off() if without_adapter and self._adapters else nullcontext():
                 tensors = self._run(self._to_device(batch), outputs)
             results.append({name: _to_numpy(tensor) for name, tensor in tensors.named().items() if name in outputs})
         return results
@@ -91,13 +100,14 @@ class TorchStrategy:
         self._optimizer.zero_grad(set_to_none=True)
         metrics: list[Metric] = []
         is_finite = True
-        for batch in micro_batches:
-            tensors = self._to_device(batch)
-            with self._recomputing():
-                value, loss_metrics = loss(self._run(tensors, loss.outputs), tensors)
-                value.backward()
-            is_finite = is_finite and bool(torch.isfinite(value.detach()))
-            metrics.extend(loss_metrics)
+        with self._adapters.dropping(position) if self._adapters else nullcontext():
+            for batch in micro_batches:
+                tensors = self._to_device(batch)
+                with self._recomputing():
+                    value, loss_metrics = loss(self._run(tensors, loss.outputs), tensors)
+                    value.backward()
+                is_finite = is_finite and bool(torch.isfinite(value.detach()))
+                metrics.extend(loss_metrics)
         grad_norm = clip_gradients(self._parameters(), self.max_grad_norm).item()
         learning_rate = self._schedule.apply(self._optimizer, position)
         is_skipped = not (is_finite and np.isfinite(grad_norm))
@@ -110,13 +120,16 @@ class TorchStrategy:
         return [*metrics, Metric("lr", learning_rate, "last"), Metric("skipped_steps", float(is_skipped), "sum")]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """`(Hugging Face name, tensor)` of every parameter, tied ones once."""
+        """`(Hugging Face name, tensor)` of every parameter, tied ones once, with the adapters merged."""
+        if self._adapters is not None:
+            yield from self._adapters.merged_weights()
+            return
         for name, parameter in self.model.named_parameters():
             yield name, parameter.detach()
 
     def save(self, folder: Path) -> None:
-        """Writes the model as a Hugging Face folder, with optimiser and random states."""
-        save_state(folder, self.model, self._optimizer)
+        """Writes the model as a Hugging Face folder, or its adapters as a peft folder, with optimiser and random states."""
+        save_state(folder, self.model, self._optimizer, self._adapters)
 
     def load(self, folder: Path) -> None:
         """Continues from what `save` wrote, bit by bit.
@@ -124,7 +137,7 @@ class TorchStrategy:
         Raises:
             ModelError: the folder holds no such state.
         """
-        load_state(folder, self.model, self._optimizer)
+        load_state(folder, self.model, self._optimizer, self._adapters)
 
     def offload(self, kinds: Iterable[MemoryKind]) -> None:
         """Moves `weights` and `optimizer` to host memory; nothing to do on a CPU."""
@@ -141,6 +154,7 @@ class TorchStrategy:
             compute_dtype=dtype_name(self.dtype),
             optimizer="" if self._settings is None else self._settings.describe() + clipping,
             recomputes_activations=bool(self._checkpointed),
+            adapters="" if self._adapters is None else self._adapters.describe(),
         )
 
     def _run(self, batch: Batch, outputs: frozenset[Output]) -> ModelOutputs:

@@ -13,7 +13,7 @@ from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.envs.base import Step
 from turnwise.envs.frozen_lake import FrozenLakeEnv
 from turnwise.envs.parsing import parse_action
-from turnwise.envs.players import ErringPlayer, Player, RandomPlayer, ShortestPathPlayer
+from turnwise.envs.players import ErringPlayer, ExpertPlayer, Player, RandomPlayer
 from turnwise.errors import ConfigError
 from turnwise.spec import THINK_ANSWER_PATTERN
 from turnwise.testing.scripted_conversation import ScriptedConversation
@@ -32,7 +32,7 @@ def firm_lake(task: Task) -> FrozenLakeEnv:
 
 
 def teacher(env: FrozenLakeEnv, task: Task) -> Player:
-    return ErringPlayer(ShortestPathPlayer(env), 0.5, derive_seed(task.seed, "teacher"))
+    return ErringPlayer(ExpertPlayer(env), 0.5, derive_seed(task.seed, "teacher"))
 
 
 def test_a_demonstration_is_what_the_agent_would_have_said_and_seen() -> None:
@@ -64,7 +64,7 @@ def test_baselines_rank_as_they_must() -> None:
         assert all(outcome.is_success == (outcome.score == 1.0) for outcome in outcomes)
         return sum(outcome.is_success for outcome in outcomes) / len(outcomes)
 
-    best = share(lambda env, task: ShortestPathPlayer(env))
+    best = share(lambda env, task: ExpertPlayer(env))
     erring = share(teacher)
     worst = share(lambda env, task: RandomPlayer(env, task.seed))
     assert best == 1.0

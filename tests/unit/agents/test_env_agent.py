@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
+from turnwise.agents.env_session import CallSettings
 from turnwise.envs.base import Step, TextEnv
 from turnwise.envs.frozen_lake import FrozenLakeEnv
 from turnwise.errors import ConfigError, EnvironmentFault
+from turnwise.event_loop import WatchedRunner
 from turnwise.protocols import Env
 from turnwise.testing.scripted_conversation import ScriptedConversation
-from turnwise.testing.toy_envs import BanditEnv, IdentityEnv, NaNEnv, RaisingEnv, SlowEnv, WrongTupleEnv
+from turnwise.testing.toy_envs import (
+    BanditEnv,
+    IdentityEnv,
+    LettersEnv,
+    NaNEnv,
+    RaisingEnv,
+    SlowEnv,
+    StuckEnv,
+    WrongTupleEnv,
+    block_for_ever,
+)
 from turnwise.types import SamplingParams, Task, Trajectory
+from turnwise.watchdog import Watchdog
 
 TASK = Task(id="train/Lake/0", tag="Lake", split="train", seed=7)
 SAMPLING = SamplingParams(max_new_tokens=64)
@@ -40,7 +54,7 @@ def test_a_finished_episode_holds_what_was_seen_done_and_earned() -> None:
     texts = [*answers(["down", "Jump", "Down", "Right"]), "no answer", "<answer>RIGHT</answer>"]
     trajectory, conversation = run(lake, texts, turn_template="{actions_left}\n{observation}", max_tokens_per_step=24)
     assert (trajectory.task, trajectory.sibling, trajectory.status, trajectory.limit) == (TASK, 2, "finished", None)
-    assert trajectory.turns is conversation.turns
+    assert all(turn is said for turn, said in zip(trajectory.turns, conversation.turns, strict=True))
     assert [turn.action for turn in trajectory.turns] == ["down", "Jump", "Down", "Right", None, "RIGHT"]
     assert [turn.reward for turn in trajectory.turns] == [0.0, -0.5, 0.0, 0.0, -0.5, 1.0]
     assert [turn.observation[0] for turn in trajectory.turns] == ["P", "_", "_", "_", "_", "_"]
@@ -226,3 +240,54 @@ def test_pictures_reach_the_turn_and_the_message() -> None:
 def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EnvAgentSettings(tag="Lake", **settings)
+
+
+class SecondStepHangs(LettersEnv):
+    """Answers once; the next step awaits what doesn't come, or blocks."""
+
+    is_blocking = False
+
+    def step(self, action: str) -> Any:
+        if self._turn:
+            return block_for_ever() if self.is_blocking else asyncio.Event().wait()
+        return super().step(action)
+
+
+class SecondStepBlocks(SecondStepHangs):
+    is_blocking = True
+
+
+@pytest.mark.parametrize("env", [SecondStepHangs, SecondStepBlocks])
+def test_an_episode_out_of_time_keeps_the_turns_that_were_answered(env: type[SecondStepHangs]) -> None:
+    conversation, calls = ScriptedConversation(["ab", "cd", "ef"]), CallSettings(watchdog=Watchdog(poll_s=0.01))
+    settings = EnvAgentSettings(tag="Lake", action_pattern=None, episode_timeout_s=0.5, calls=calls)
+    with WatchedRunner(calls.watchdog) as runner:
+        [trajectory] = runner.run(EnvAgent(lambda _: env(3), settings).run(TASK, 2, lambda *_, **__: conversation, SAMPLING))
+    assert (trajectory.status, trajectory.limit, trajectory.score) == ("truncated", "time", 1.0)
+    assert trajectory.bootstraps and len(trajectory.turns) == 1 and len(conversation.turns) == 2
+    assert trajectory.metrics == {"num_actions": 1.0, "success": 1.0}
+
+
+def test_an_episode_out_of_time_without_an_answered_turn_fails_by_name() -> None:
+    with pytest.raises(EnvironmentFault, match=r"waited 0\.02 s for an episode of Lake to end; raise episode_timeout_s"):
+        run(lambda _: StuckEnv(how="await"), ["ab"], action_pattern=None, episode_timeout_s=0.02)
+
+
+def test_a_call_that_hangs_is_a_failure_however_long_the_episode_may_take() -> None:
+    calls = CallSettings(timeout_s=0.02)
+    with pytest.raises(EnvironmentFault, match="env_step_timeout_s"):
+        run(lambda _: SecondStepHangs(3), ["ab", "cd"], action_pattern=None, episode_timeout_s=60.0, calls=calls)
+
+
+class LastStepIsLate(LettersEnv):
+    """Ends the episode, and only then the time is up."""
+
+    async def step(self, action: str) -> Any:
+        asyncio.get_running_loop().call_later(0, time.sleep, 0.3)
+        await asyncio.sleep(0)
+        return super().step(action)
+
+
+def test_what_the_environment_has_ended_is_not_cut_by_time() -> None:
+    trajectory, _ = run(lambda _: LastStepIsLate(1), ["ab"], action_pattern=None, episode_timeout_s=0.2)
+    assert (trajectory.status, trajectory.limit) == ("finished", None)

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from turnwise.batching.samples import build_samples
 from turnwise.types import Batch, Denominators, Group, Sample, Task, Trajectory, Turn, TurnSpan
+
+NAN = np.float32("nan")
 
 
 def build_sample(mask: Sequence[int], weight: float = 1.0) -> Sample:
@@ -65,6 +68,59 @@ def build_batch(masks: Sequence[Sequence[int]], weights: Sequence[float] | None 
         denominators=denominators,
         **{name: torch.as_tensor(array, dtype=torch.float32) for name, array in arrays.items()},
     )
+
+
+def random_turn(rng: np.random.Generator, index: int) -> Turn:
+    """Mostly trained; sometimes greedy, empty, in a fresh context, or continuing an earlier turn than the one before it."""
+    num_response = int(rng.integers(0, 4))
+    return Turn(
+        prompt_ids=np.arange(rng.integers(1, 4)),
+        response_ids=np.arange(num_response),
+        logprobs=np.full(num_response, -0.5, np.float32),
+        observation=str(rng.integers(2)),
+        reward=float(rng.choice([-1.0, 0.0, 0.5, 1.0, 2.0])),
+        state_key=("room", int(rng.integers(3))),
+        is_greedy=bool(rng.random() < 0.1),
+        starts_context=bool(rng.random() < 0.2),
+        parent=int(rng.integers(index)) if index and rng.random() < 0.2 else None,
+    )
+
+
+def random_trajectory(rng: np.random.Generator, task: Task, sibling: int, weight: float = 1.0) -> Trajectory:
+    """With its samples, some tokens of which are masked. What forward passes would fill is NaN outside the mask."""
+    turns = [random_turn(rng, index) for index in range(rng.integers(1, 6))]
+    outcomes = {"judge": 0.5} if rng.random() < 0.3 else {}
+    is_cut = rng.random() < 0.3
+    trajectory = Trajectory(task, sibling, turns=turns, outcome_rewards=outcomes, weight=weight)
+    trajectory.status, trajectory.limit = ("truncated", "environment") if is_cut else ("finished", None)
+    trajectory.samples = build_samples(trajectory)
+    for sample in trajectory.samples:
+        sample.response_mask &= rng.random(sample.num_tokens) > 0.1
+        for name in ("values", "next_values", "old_logprobs", "ref_logprobs"):
+            array = rng.normal(size=sample.num_tokens).astype(np.float32)
+            setattr(sample, name, np.where(sample.response_mask, array, NAN))
+    return trajectory
+
+
+def build_nested(seed: int, smallest: int = 1) -> list[Group]:
+    """Groups of several sizes and two tags, two of them of one task id; runs of one trajectory, or of two of weight ½."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for index in range(rng.integers(2, 5)):
+        tag = str(rng.choice(["lake", "boxes"]))
+        task = Task(id=f"train/{tag}/{index // 2}", tag=tag, split="train", seed=0)
+        trajectories = []
+        for sibling in range(rng.integers(smallest, 5)):
+            weights = [0.5, 0.5] if rng.random() < 0.25 else [1.0]
+            trajectories += [random_trajectory(rng, task, sibling, weight) for weight in weights]
+        greedy = random_trajectory(rng, task, 0)
+        groups.append(Group(task, trajectories, index=index, greedy=greedy))
+    return groups
+
+
+@pytest.fixture
+def make_nested() -> Callable[..., list[Group]]:
+    return build_nested
 
 
 @pytest.fixture

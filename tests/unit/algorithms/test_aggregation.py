@@ -76,6 +76,13 @@ def test_worked_numbers_and_the_mask_is_not_forgotten(make_batch):
 
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
+def test_factors_outside_the_mask_are_zero(mode, make_batch):
+    batch = make_batch([[1, 1, 0, 0], [1, 1, 1, 0]], max_length=4)
+    arguments = (batch.weights, batch.sequence_id, len(batch.lengths), batch.denominators, mode)
+    assert ((token_factors(batch.response_mask, *arguments) > 0) == batch.response_mask).all()
+
+
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_nan_outside_the_mask_changes_neither_value_nor_gradient(mode, make_batch):
     batch = make_batch([[1, 0, 1], [0, 0]])
     losses = torch.tensor([1.0, float("nan"), 3.0, float("nan"), float("inf")], requires_grad=True)

@@ -7,68 +7,12 @@ import torch
 
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.settings import AlgorithmSettings
-from turnwise.algorithms.variants import PolicyInputs, ppo
-from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.errors import ConfigError
 from turnwise.spec import LOSS_AGG_MODES
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import ModelOutputs
 
 NAN = float("nan")
-
-
-def policy_inputs(logprobs, old, advantages):
-    n = len(logprobs)
-    return PolicyInputs(
-        logprobs=torch.as_tensor(logprobs, dtype=torch.float32),
-        old_logprobs=torch.as_tensor(old, dtype=torch.float32),
-        advantages=torch.as_tensor(advantages, dtype=torch.float32),
-        mask=torch.ones(n, dtype=torch.bool),
-        sequence_id=torch.zeros(n, dtype=torch.int64),
-        num_sequences=1,
-    )
-
-
-def ppo_losses(logprobs, old, advantages, clip_low=0.2, clip_high=0.2, dual_clip=3.0):
-    losses, shares = ppo(policy_inputs(logprobs, old, advantages), clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
-    return losses, shares
-
-
-def test_ppo_equals_its_definition_token_by_token():
-    generator = torch.Generator().manual_seed(0)
-    lp, old, advantages = (torch.randn(200, generator=generator) for _ in range(3))
-    losses, shares = ppo_losses(lp, old, advantages, clip_low=0.1, clip_high=0.3)
-    for i in range(200):
-        ratio, a = torch.exp(lp[i] - old[i]).item(), advantages[i].item()
-        expected = -min(ratio * a, min(max(ratio, 0.9), 1.3) * a)
-        if a < 0:
-            expected = min(expected, -3.0 * a)
-        assert losses[i].item() == pytest.approx(expected, abs=1e-5)
-        assert shares["actor/ppo_ratio_high_clipfrac"][i].item() == (ratio > 1.3)
-        assert shares["actor/ppo_ratio_low_clipfrac"][i].item() == (ratio < 0.9)
-
-
-def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
-    lp, old = [3.0, 3.0], [-3.0, -3.0]
-    bounded, shares = ppo_losses(lp, old, [-1.0, 1.0])
-    assert bounded.tolist() == pytest.approx([3.0, -1.2])
-    assert shares["actor/dual_clipfrac"].tolist() == [True, False]
-    unbounded, shares = ppo_losses(lp, old, [-1.0, 1.0], dual_clip=None)
-    assert unbounded[0].item() == pytest.approx(torch.exp(torch.tensor(6.0)).item())
-    assert "actor/dual_clipfrac" not in shares
-
-
-def test_the_ratio_is_finite_however_far_the_policies_are_apart():
-    losses, _ = ppo_losses([0.0, -1e6], [-1e6, 0.0], [-1.0, -1.0], dual_clip=None)
-    assert torch.isfinite(losses).all()
-
-
-@pytest.mark.parametrize(("advantage", "direction"), [(1.0, 1), (-1.0, -1)])
-def test_a_descent_step_makes_good_tokens_likelier_and_bad_ones_rarer(advantage, direction, make_batch):
-    batch = make_batch([[1]], advantages=[advantage])
-    logits = torch.zeros(3, requires_grad=True)
-    loss, _ = PolicyLoss(AlgorithmSettings())(ModelOutputs(logprobs=torch.log_softmax(logits, 0)[:1]), batch)
-    loss.backward()
-    assert torch.sign(-logits.grad[0]).item() == direction
 
 
 def random_batch(make_batch, seed=0, **extra):
@@ -131,6 +75,27 @@ def test_loss_gradient_and_metrics_do_not_depend_on_the_number_of_micro_batches(
     assert total == pytest.approx(loss.item(), abs=1e-6)
     torch.testing.assert_close(parts.grad, whole.grad)
     assert reduce_metrics(part_metrics) == pytest.approx(expected, abs=1e-5)
+
+
+def recording(seen):
+    def variant(inputs):
+        seen.append(inputs)
+        return inputs.logprobs, {}
+
+    return variant
+
+
+def test_a_variant_is_shown_zeros_outside_the_mask(make_batch):
+    _, batch, lp = random_batch(make_batch)
+    outside = ~batch.response_mask
+    for array in (lp, batch.old_logprobs, batch.advantages):
+        array[outside] = NAN
+    seen = []
+    loss = PolicyLoss(AlgorithmSettings())
+    loss.compute, loss.parameters = recording(seen), {}
+    loss(ModelOutputs(logprobs=lp), batch)
+    for array in (seen[0].logprobs, seen[0].old_logprobs, seen[0].advantages):
+        assert (array[outside] == 0).all() and (array[batch.response_mask] != 0).all()
 
 
 def vars_of(batch):
@@ -238,19 +203,18 @@ def test_it_can_be_sent_to_ranks():
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "message"),
+    ("settings", "message"),
     [
-        ({"kl_loss_type": "k1"}, ConfigError, "kl_loss_type"),
-        ({"pg_variant": "pp"}, ConfigError, "Did you mean 'ppo'"),
-        ({"pg_variant": "gspo"}, NotAvailableError, "gspo"),
-        ({"pg_args": {"clip": 0.1}}, ConfigError, "clip_low"),
-        ({"loss_agg_mode": "mean"}, ConfigError, "loss_agg_mode"),
-        ({"train_infer_correction": {"cap": 2.0}}, NotAvailableError, "train_infer_correction"),
-        ({"ratio_type": "segment"}, NotAvailableError, "ratio_type"),
+        ({"kl_loss_type": "k1"}, "kl_loss_type"),
+        ({"pg_variant": "pp"}, "Did you mean 'ppo'"),
+        ({"pg_args": {"clip": 0.1}}, "clip_low"),
+        ({"loss_agg_mode": "mean"}, "loss_agg_mode"),
+        ({"ratio_type": "segment", "pg_variant": "vanilla"}, "vanilla has no probability ratio"),
+        ({"ratio_type": "token", "pg_variant": "gspo"}, "gspo takes its ratio over a whole sequence"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_training(settings, error, message):
-    with pytest.raises(error, match=message):
+def test_what_cannot_be_done_is_refused_before_training(settings, message):
+    with pytest.raises(ConfigError, match=message):
         PolicyLoss(AlgorithmSettings(**settings))
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from turnwise.algorithms.controllers import AdaptiveKLController
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.ppo import PPO, explained_variance
-from turnwise.algorithms.response_tokens import ResponseTokens, turn_rewards
+from turnwise.algorithms.response_tokens import ResponseTokens
+from turnwise.algorithms.reward_placement import turn_rewards
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.algorithms.value_loss import ValueLoss
 from turnwise.batching.samples import build_samples
@@ -303,16 +304,19 @@ def test_single_turn_rewards_are_not_normalised():
         PPO(AlgorithmSettings(adv_estimator="gae", reward_normalization=RewardNormalization(method="mean_std")))
 
 
-def test_a_kl_of_tokens_is_not_normalised_with_scores():
-    settings = AlgorithmSettings(
-        adv_estimator="gae",
-        reward_placement="final",
-        reward_normalization=RewardNormalization(method="mean_std", grouping="batch"),
-        add_token_level_kl=True,
-        init_kl_coef=0.1,
-    )
-    with pytest.raises(ConfigError, match="use_kl_loss instead of add_token_level_kl"):
-        PPO(settings)
+def test_a_kl_comes_off_scores_before_they_are_normalised():
+    normalization = RewardNormalization(method="mean", grouping="batch")
+    trajectories = [make_trajectory([make_turn(1, 1, reward), make_turn(1, 2)], seed) for seed, reward in enumerate((3.0, 1.0))]
+    sums = []
+    for trajectory in trajectories:
+        [sample] = trajectory.samples
+        sums.append((sample.old_logprobs - sample.ref_logprobs)[sample.response_mask].sum())
+    keys = {"add_token_level_kl": True, "init_kl_coef": 0.5, "reward_clip": 0.25}
+    credit(trajectories, reward_placement="final", reward_normalization=normalization, **keys)
+    difference = (3.0 - 0.5 * sums[0]) - (1.0 - 0.5 * sums[1])
+    expected = np.clip(difference / 2, -0.25, 0.25)
+    assert [t.samples[0].returns[-1] for t in trajectories] == pytest.approx([expected, -expected], abs=1e-6)
+    assert [t.score_kl_penalty for t in trajectories] == pytest.approx([0.5 * float(s) for s in sums], abs=1e-6)
 
 
 def test_without_values_credit_is_refused():

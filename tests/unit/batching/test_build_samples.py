@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
 from turnwise.errors import RolloutError
 from turnwise.types import Task, Trajectory, Turn, TurnSpan, VersionRun
@@ -34,6 +35,13 @@ def test_a_turn_that_starts_a_context_ends_the_one_before() -> None:
     assert first.token_ids.tolist() == [1, 2, 3, 4]
     assert second.token_ids.tolist() == [7, 8, 9]
     assert second.turn_spans == (TurnSpan(2, 2, 3),)
+
+
+def test_contexts_of_one_turn_are_samples_that_count_as_sequences_with_the_weight_of_their_trajectory() -> None:
+    samples = build(*(turn([1], [2] * n, starts_context=True) for n in (1, 2, 3)), weight=0.5)
+    assert [(sample.num_tokens, sample.weight) for sample in samples] == [(2, 0.5), (3, 0.5), (4, 0.5)]
+    counted = denominators(samples, max_length=8)
+    assert (counted.num_tokens, counted.num_sequences, counted.num_turns) == (3.0, 1.5, 1.5)
 
 
 def test_branches_share_their_past_and_each_turn_is_trained_on_once() -> None:

@@ -39,6 +39,12 @@ def test_optional_arrays_come_along_when_all_samples_have_them() -> None:
         pack(samples, STEP)
 
 
+def test_a_hole_in_a_turn_is_of_no_turn() -> None:
+    sample = toy_samples(1)[0]
+    sample.response_mask[5] = False
+    assert pack([sample], STEP).turn_id[4:8].tolist() == [0, -1, 0, -1]
+
+
 def test_media_positions_move_with_their_sample() -> None:
     image = Media("image", np.zeros((1, 1, 3), np.uint8))
     first, second = toy_samples(2)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from turnwise.chat.episode import EpisodeContexts
 from turnwise.chat.template import ChatTemplate
+from turnwise.errors import RolloutError
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.types import SamplingParams
 
@@ -28,3 +31,31 @@ def test_each_context_samples_with_its_own_seed_and_is_released():
     ids = [request.request_id for request in server.requests]
     assert len(set(ids)) == 3 and all(name.startswith("episode-7/") for name in ids)
     assert sorted(server.released) == sorted(ids)
+
+
+def test_contexts_that_their_agent_has_closed_are_still_verified_and_not_released_again():
+    template = ChatTemplate(byte_tokenizer())
+    server = ScriptedServer(lambda request: template.respond("Right"))
+    contexts = EpisodeContexts(template, server, max_length=256, episode_id="episode-7")
+
+    async def play():
+        conversation = contexts(SamplingParams(max_new_tokens=16))
+        await conversation.generate(USER)
+        await conversation.close()
+        assert server.released == ["episode-7/0"]
+        contexts.verify()
+        conversation.turns[0].response_ids[0] += 1
+        with pytest.raises(RolloutError, match="their ids never changed"):
+            contexts.verify()
+        await contexts.close()
+
+    asyncio.run(play())
+    assert server.released == ["episode-7/0"]
+
+
+def test_only_the_first_context_of_an_episode_must_have_room_for_its_prompt():
+    template = ChatTemplate(byte_tokenizer())
+    contexts = EpisodeContexts(template, ScriptedServer([]), max_length=8, episode_id="episode-7")
+    with pytest.raises(RolloutError, match="the first prompt of 'episode-7/0'"):
+        asyncio.run(contexts(SamplingParams(max_new_tokens=16)).generate(USER))
+    assert asyncio.run(contexts(SamplingParams(max_new_tokens=16)).generate(USER)) is None

@@ -129,6 +129,29 @@ def test_a_first_prompt_that_does_not_fit_names_the_numbers_and_the_setting(chat
     assert not server.requests
 
 
+def test_a_later_context_without_room_for_its_first_prompt_is_a_limit(chatml):
+    server = ScriptedServer([])
+    conversation = open_conversation(chatml, server, max_length=4, opens_episode=False)
+    assert play(conversation, ["hello"]) == [None]
+    assert conversation.turns == [] == server.requests
+
+
+def test_a_closed_context_is_forgotten_by_the_server_once_and_says_nothing_more(chatml):
+    server = ScriptedServer([chatml.respond("a")])
+    conversation = open_conversation(chatml, server)
+    play(conversation, ["one"])
+
+    async def close_twice():
+        await conversation.close()
+        await conversation.close()
+
+    asyncio.run(close_twice())
+    assert server.released == ["episode-0"]
+    conversation.verify()
+    with pytest.raises(RolloutError, match="'episode-0' is closed"):
+        play(conversation, ["two"])
+
+
 def test_a_refused_request_leaves_the_ledger_as_it_was(chatml):
     server = ScriptedServer([chatml.respond("a")])
     conversation = open_conversation(chatml, server)

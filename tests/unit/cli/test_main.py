@@ -64,7 +64,7 @@ def test_train_then_eval_in_new_processes(config, tmp_path):
         (["max_stepz=3"], "max_steps"),
         (["max_steps=many"], "max_steps"),
         (["rollout_batch_size=6"], "6"),
-        (["adv_estimator=rloo"], "rloo"),
+        (["adv_estimator=rlo"], "rloo"),
         (["pretrain=nowhere"], "no such model folder"),
         (["custom_envs.Lake.env_type=frozen_lak"], "frozen_lake"),
         (["custom_envs.Lake.env_config.siz=3"], "siz"),
@@ -142,7 +142,7 @@ def test_the_published_run_script_reaches_train_from_anywhere(tmp_path):
 
 def test_every_verb_has_its_module():
     parser = build_parser()
-    for arguments in (["train", "x"], ["sft", "x"], ["eval", "x"], ["config", "x"], ["make-model", "--out", "x"]):
+    for arguments in (["train", "x"], ["sft", "x"], ["rollout", "x"], ["eval", "x"], ["config", "x"], ["make-model", "--out", "x"]):
         module = parser.parse_args(arguments).module
         assert (ROOT / "turnwise" / "cli" / f"{module}.py").is_file()
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from turnwise.config import AgenticConfig, SFTConfig, ineffective, parse_config, unavailable, unavailable_for_evaluation
+from turnwise.config import AgenticConfig, SFTConfig, ineffective, parse_config, unavailable, unavailable_to_play
 from turnwise.errors import ConfigError
 
 LAKE = {"env_type": "frozen_lake"}
+STEP = {"mode": "step"}
 MINIMAL: dict[str, Any] = {"pretrain": "models/none", "custom_envs": {"Lake": LAKE}}
 
 
@@ -34,8 +35,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train_env_manager": {"tags": ["Lak"]}}, "'Lak' isn't a tag of custom_envs.*Did you mean 'Lake'"),
     ({"train_env_manager": {"group_size": 1}}, "1 leaves every advantage of grpo at 0"),
     ({"adv_estimator": "grpo_passk", "train_env_manager": {"group_size": 1}}, "advantage of grpo_passk at 0"),
+    ({"adv_estimator": "gigpo", "train_env_manager": {"group_size": 1}}, "1 leaves gigpo no siblings with whose turns"),
+    ({"adv_estimator": "gigpo", "reward_normalization": {"method": "identity"}}, "identity contradicts adv_estimator gigpo"),
+    ({"adv_estimator": "gigpo", "episode_reward_weight": 0, "step_reward_weight": 0}, "every advantage would be 0"),
+    ({"adv_estimator": "remax", "whiten_rewards": True}, "score of a greedy sibling; use whiten_advantages"),
+    ({"adv_estimator": "remax", "reward_normalization": {"grouping": "batch"}}, "remax centres scores in its own way"),
     ({"prompt_length": 100}, "set response_length too"),
     ({"pg_args": {"clip_hgh": 0.3}}, "pg_args.clip_hgh: pg_variant ppo has no such parameter.*Did you mean 'clip_high'"),
+    ({"pg_args": {"clip_low": -0.1}}, "pg_args.clip_low: got -0.1; expected a number that isn't negative"),
+    ({"pg_args": {"clip_low": "0.1"}}, "pg_args.clip_low: got '0.1'; expected a number"),
+    ({"pg_args": {"dual_clip": 1.0}}, "1.0 would bound losses that no ratio has moved yet"),
+    ({"pg_variant": "kimi15", "pg_args": {"tau": None}}, "pg_args.tau: got None"),
+    ({"pg_variant": "sapo", "pg_args": {"tau_positive": 0}}, "0 is no temperature"),
+    ({"pg_variant": "kl_cov", "pg_args": {"fraction": 2.0}}, "2.0 is no share of the tokens"),
+    ({"pg_variant": "vanilla", "ratio_type": "segment"}, "ratio_type: segment: pg_variant vanilla has no probability ratio"),
+    ({"pg_variant": "gspo", "ratio_type": "token"}, "takes its ratio over a whole sequence; use segment for turns"),
+    ({"use_rollout_log_probs": True, "train_infer_correction": {"is_weight": {}}}, "every ratio is 1; remove one of the two"),
     ({"group_filter": "odd"}, "'odd' isn't non_zero_variance"),
     ({"actor_train": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm can't do this role's work; use one of torch_train"),
     ({"actor_infer": {"strategy_args": {"strategy_name": "torch_train"}}}, "use one of embedded, hf, vllm, sglang"),
@@ -92,6 +107,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"track_with": ["tensorboard", "wandb"], "tracker_kwargs": {"log_dir": "x"}}, "tensorboard or wandb; write it below"),
     ({"custom_envs": {"Lake": LAKE | {"agent_template": "{observatio}"}}}, "Did you mean 'observation'"),
     ({"custom_envs": {"Lake": LAKE | {"agent_template": "{"}}}, "write a brace that is part of the text twice"),
+    ({"custom_envs": {"Lake": LAKE | {"agent_template": "{history}"}}}, r"\{history\} needs mode: step"),
+    ({"custom_envs": {"Lake": LAKE | STEP | {"agent_template": "{histor}"}}}, "of mode step.*Did you mean 'history'"),
     ({"custom_envs": {"Lake": LAKE | {"action_pattern": "("}}}, "isn't a regular expression"),
     ({"custom_envs": {"Lake": LAKE | {"agent_name": "tool_agnt"}}}, "'tool_agnt' isn't one of"),
     ({"sequence_length": 64, "custom_envs": {"Lake": LAKE | {"max_tokens_per_step": 64}}}, "leave no room for a prompt"),
@@ -140,12 +157,33 @@ INEFFECTIVE: list[tuple[dict[str, Any], str]] = [
     ({"init_kl_coef": 0.1}, "init_kl_coef"),
     ({"kl_loss_coef": 0.1}, "kl_loss_coef"),
     ({"value_clip": 0.2}, "value_clip"),
+    ({"adv_estimator": "rloo", "gamma": 0.9}, "gamma: has no effect: this adv_estimator discounts nothing by gamma"),
+    ({"adv_estimator": "rloo", "whiten_rewards": True}, "whiten_rewards: has no effect: this adv_estimator works on whole"),
+    ({"adv_estimator": "step_reinforce", "step_reward_weight": 2.0}, "step_reward_weight: has no effect"),
+    ({"adv_estimator": "gigpo", "step_reward_weight": 0, "step_reward_gamma": 0.5}, "step_reward_gamma: has no effect: step_"),
+    ({"adv_estimator": "reinforce_plus_plus", "whiten_advantages": True}, "whiten_advantages: has no effect: this adv_estima"),
     ({"critic_warmup": 2}, "critic_warmup: has no effect: this adv_estimator has no critic"),
     ({"reward_pretrain": "models/other"}, "reward_pretrain"),
     ({"critic": {"training_args": {"learning_rate": 1e-5}}}, "critic:"),
     ({"reference": {"model_args": {"dtype": "bf16"}, "device_mapping": [1]}}, "reference:"),
     ({"pg_variant": "vanilla", "pg_clip": 0.2}, "pg_clip"),
+    ({"pg_variant": "my.losses:mine", "pg_clip": 0.3}, "pg_clip: has no effect: this pg_variant has no such clip"),
+    ({"pg_variant": "gspo", "dual_clip_loss": False}, "dual_clip_loss: has no effect: this pg_variant has no dual clip"),
+    ({"pg_clip": 0.3, "pg_args": {"clip_low": 0.1}}, "pg_args.clip_low: 0.1 takes the place of 0.3"),
+    ({"train_infer_correction": {}}, "train_infer_correction: has no effect: it names neither is_weight nor filters"),
+    (
+        {"train_infer_correction": {"is_weight": {"enabled": False, "upper_bound": 3.0}}},
+        "train_infer_correction.is_weight.upper_bound: has no effect",
+    ),
+    (
+        {"train_infer_correction": {"filters": [{"enabled": False, "ratio_high": 3.0}]}},
+        "train_infer_correction.filters[0].ratio_high: has no effect",
+    ),
     ({"custom_envs": {"Lake": LAKE | {"history_length": 2}}}, "custom_envs.Lake.history_length"),
+    (
+        {"custom_envs": {"Lake": LAKE | STEP | {"history_length": 2, "agent_template": "{observation}"}}},
+        "custom_envs.Lake.history_length: has no effect: agent_template shows no {history}",
+    ),
     ({"actor_train": {"model_args": {"lora_alpha": 8.0}}}, "actor_train.model_args.lora_alpha"),
     ({"actor_train": {"use_sequence_packing": False}}, "actor_train.use_sequence_packing"),
     ({"actor_train": {"max_tokens_per_microbatch_in_infer": 9}}, "actor_train.max_tokens_per_microbatch_in_infer"),
@@ -180,6 +218,7 @@ def test_a_key_without_effect_is_said_and_refused_when_strict(keys: dict[str, An
 
 def test_keys_that_work_or_ask_for_their_default_are_silent() -> None:
     assert ineffective(config_of(init_kl_coef=0.0, pg_clip=0.2, gamma=1.0, dual_clip_loss=False)) == []
+    assert ineffective(config_of(custom_envs={"Lake": LAKE | STEP | {"history_length": 2}})) == []
     reference = {"model_args": {"dtype": "bf16"}, "training_args": {"per_device_train_batch_size": 2}}
     assert ineffective(config_of(use_kl_loss=True, kl_loss_coef=0.1, reference=reference)) == []
     assert ineffective(config_of(adv_estimator="mine:Credit", gamma=0.9, lambd=0.5, reward_placement="turn")) == []
@@ -205,23 +244,20 @@ def test_what_fine_tuning_leaves_unused() -> None:
 def test_this_version_runs_the_main_job() -> None:
     keys = {"add_token_level_kl": True, "init_kl_coef": 0.01, "target_kl": 0.1, "use_kl_loss": True, "deterministic": True}
     keys |= {"use_rollout_log_probs": True, "entropy_loss_coef": 0.01, "whiten_advantages": True, "advantage_clip": 5.0}
+    keys |= {"custom_envs": {"Lake": LAKE | STEP}}
     assert unavailable(config_of(**keys)) == []
 
 
 @pytest.mark.parametrize(
     ("keys", "part"),
     [
-        ({"adv_estimator": "gigpo"}, "adv_estimator gigpo"),
-        ({"pg_variant": "gspo"}, "pg_variant gspo"),
         ({"async_generation_ratio": 1}, "asynchronous training"),
         ({"actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm isn't in this version"),
-        ({"custom_envs": {"Lake": LAKE | {"mode": "step"}}}, "custom_envs.Lake.mode: a fresh context each turn"),
-        ({"custom_envs": {"Lake": {"env_type": "sokoban"}}}, "sokoban isn't in this version"),
+        ({"custom_envs": {"Lake": LAKE | {"tools": ["python"]}}}, "custom_envs.Lake.tools: a tool in an environment"),
+        ({"custom_envs": {"Lake": {"env_type": "webshop"}}}, "webshop isn't in this version"),
         ({"track_with": ["stdout", "wandb"]}, "track_with wandb"),
-        ({"group_filter": "non_zero_variance"}, "filtering groups"),
-        ({"actor_train": {"model_args": {"lora_rank": 8}}}, "LoRA"),
+        ({"adv_estimator": "gae", "critic": {"model_args": {"lora_rank": 8}}}, "LoRA for a critic isn't in this version"),
         ({"trace": {"backend": "jsonl"}}, "tracing"),
-        ({"train_infer_correction": {"is_weight": {}}}, "correction of the sampler's drift"),
         ({"actor_train": {"strategy_args": {"strategy_config": {"zero": 2}}}}, "actor_train.strategy_args.strategy_config"),
         ({"val_env_manager": {"group_size_redundancy": 1}}, "val_env_manager.group_size_redundancy"),
         ({"async_generation_ratio": 1, "stale_groups": "drop"}, "stale_groups: dropping stale groups"),
@@ -233,7 +269,7 @@ def test_valid_settings_of_later_versions_are_named(keys: dict[str, Any], part: 
 
 
 def test_an_environment_that_is_not_used_is_not_missed() -> None:
-    keys = {"custom_envs": {"Lake": LAKE, "Boxes": {"env_type": "sokoban"}}, "train_env_manager": {"tags": ["Lake"]}}
+    keys = {"custom_envs": {"Lake": LAKE, "Shop": {"env_type": "webshop"}}, "train_env_manager": {"tags": ["Lake"]}}
     assert unavailable(config_of(**keys)) == []
 
 
@@ -243,21 +279,21 @@ def test_defaults_that_are_written_out_are_not_missed() -> None:
 
 
 def test_evaluation_needs_less_than_training() -> None:
-    trainers = {"actor_train": {"strategy_args": {"strategy_name": "megatron_train"}}, "adv_estimator": "gigpo"}
-    tags = {"train_env_manager": {"tags": ["Boxes"]}, "val_env_manager": {"tags": ["Lake"]}}
-    config = config_of(custom_envs={"Lake": LAKE, "Boxes": {"env_type": "sokoban"}}, **trainers, **tags)
-    assert len(unavailable(config)) > 2 and unavailable_for_evaluation(config) == []
+    trainers = {"actor_train": {"strategy_args": {"strategy_name": "megatron_train"}}, "async_generation_ratio": 1}
+    tags = {"train_env_manager": {"tags": ["Shop"]}, "val_env_manager": {"tags": ["Lake"]}}
+    config = config_of(custom_envs={"Lake": LAKE, "Shop": {"env_type": "webshop"}}, **trainers, **tags)
+    assert len(unavailable(config)) > 2 and unavailable_to_play(config) == []
 
 
 @pytest.mark.parametrize(
     ("keys", "part"),
     [
         ({"actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "actor_infer.strategy_args.strategy_name: vllm"),
-        ({"custom_envs": {"Boxes": {"env_type": "sokoban"}}}, "sokoban"),
+        ({"custom_envs": {"Shop": {"env_type": "webshop"}}}, "webshop"),
         ({"custom_envs": {"Lake": LAKE | {"agent_name": "react_agent"}}}, "react_agent"),
-        ({"custom_envs": {"Lake": LAKE | {"mode": "step"}}}, "mode step"),
+        ({"custom_envs": {"Lake": LAKE | {"tools": ["python"]}}}, "custom_envs.Lake.tools"),
         ({"data": {"train_files": "x.jsonl"}}, "data sets"),
     ],
 )
 def test_evaluation_names_what_it_lacks(keys: dict[str, Any], part: str) -> None:
-    assert any(part in line for line in unavailable_for_evaluation(config_of(**keys)))
+    assert any(part in line for line in unavailable_to_play(config_of(**keys)))

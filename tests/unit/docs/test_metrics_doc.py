@@ -38,8 +38,21 @@ PLAIN = {
     },
 }
 KL = {"use_kl_loss": True, "add_token_level_kl": True, "init_kl_coef": 0.1, "ppo_epochs": 2}
-CLIPS = {"reward_clip": 0.5, "advantage_clip": 0.5, "save_steps": 1}
+CORRECTION = {"train_infer_correction": {"is_weight": {}, "filters": [{}]}}
+CLIPS = {"reward_clip": 0.5, "advantage_clip": 0.5, "save_steps": 1, **CORRECTION}
 CRITIC = {"adv_estimator": "gae", "reward_clip": 0.5, "value_clip": 0.2}
+BANDIT = {
+    "env_type": "turnwise.testing.toy_envs:BanditEnv",
+    "env_config": {"arms": ["yes"], "best": "no"},
+    "agent_template": "{observation}",
+    "max_tokens_per_step": 2,
+}
+FILTERED = {
+    "adv_estimator": "remax",
+    "group_filter": "non_zero_variance",
+    "custom_envs": {**PLAIN["custom_envs"], "Bandit": BANDIT},
+}
+STEPS = {"adv_estimator": "gigpo", "reward_clip": 0.5}
 
 
 def documented() -> tuple[set[str], set[str]]:
@@ -85,7 +98,7 @@ def metrics(tiny_model, tmp_path_factory) -> dict[str, set[str]]:
     base = {"pretrain": str(tiny_model), "output_dir": str(folder)}
     files = {"train_files": str(folder / "rows.jsonl"), "val_files": str(folder / "rows.jsonl")}
     sft = {"sequence_length": 64, "track_with": [], "training_args": {"per_device_train_batch_size": 2}, **files}
-    runs = {"plain": {}, "kl": KL, "clips": CLIPS, "critic": CRITIC}
+    runs = {"plain": {}, "kl": KL, "clips": CLIPS, "critic": CRITIC, "steps": STEPS, "filtered": FILTERED}
     return {
         **{name: run(base | PLAIN | changes, AgenticConfig, build_agentic) for name, changes in runs.items()},
         "sft": run(base | sft, SFTConfig, build_sft),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_a_name_can_be_registered_again_with_the_same_class_only() -> None:
     registry.register("registry_test_toy", f"{TOYS}:BanditEnv")
     registry.register("registry_test_toy", f"{TOYS}:BanditEnv")
     assert registry.env_class("registry_test_toy") is BanditEnv
-    for name in ("registry_test_toy", "frozen_lake", "sokoban"):
+    for name in ("registry_test_toy", "frozen_lake", "webshop"):
         with pytest.raises(EnvironmentFault, match="already"):
             registry.register(name, f"{TOYS}:IdentityEnv")
 
@@ -53,8 +54,8 @@ def test_unknown_names_get_a_hint(env_type: str, message: str) -> None:
 
 
 def test_a_name_of_a_later_version_says_so() -> None:
-    with pytest.raises(NotAvailableError, match="sokoban"):
-        registry.env_class("sokoban")
+    with pytest.raises(NotAvailableError, match="webshop"):
+        registry.env_class("webshop")
 
 
 def test_the_split_is_passed_where_it_is_taken_and_the_config_may_override_it() -> None:
@@ -73,6 +74,56 @@ def test_the_split_is_passed_where_it_is_taken_and_the_config_may_override_it() 
 def test_a_wrong_argument_names_the_allowed_ones() -> None:
     with pytest.raises(EnvironmentFault, match=r"is_slipery.*is_slippery.*Did you mean 'is_slippery'"):
         registry.make_env("frozen_lake", {"is_slipery": False}, "train")
+
+
+class SmallLakeEnv(FrozenLakeEnv):
+    """Passes on what it doesn't know."""
+
+    def __init__(self, note: str = "", **options: Any) -> None:
+        super().__init__(size=3, **options)
+        self.note = note
+
+
+class StillSmallerLakeEnv(SmallLakeEnv):
+    def __init__(self, *, p: float = 1.0, **options: Any) -> None:
+        super().__init__(p=p, **options)
+
+
+class PlainLakeEnv(FrozenLakeEnv):
+    def __init__(self, size: int = 3) -> None:
+        super().__init__(size=size)
+
+
+class AnythingEnv(BanditEnv):
+    """Passes nothing on."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+
+@pytest.mark.parametrize("name", ["SmallLakeEnv", "StillSmallerLakeEnv"])
+def test_the_split_reaches_a_class_above_through_starred_options(name: str) -> None:
+    registry.register(f"registry_test_{name}", f"{__name__}:{name}")
+    assert registry.takes_split(f"registry_test_{name}")
+    for split in ("train", "val"):
+        env = registry.make_env(f"registry_test_{name}", {"note": "n", "p": 0.9}, split)
+        env.reset(seed=11)
+        assert isinstance(env, SmallLakeEnv) and env.note == "n" and in_split(env.rows, split)
+
+
+def test_a_class_that_names_its_arguments_passes_no_others_on() -> None:
+    registry.register("registry_test_plain", f"{__name__}:PlainLakeEnv")
+    assert not registry.takes_split("registry_test_plain")
+    assert isinstance(registry.make_env("registry_test_plain", {"size": 5}, "val"), FrozenLakeEnv)
+    with pytest.raises(EnvironmentFault, match=r"siz.*PlainLakeEnv takes size\. Did you mean 'size'"):
+        registry.make_env("registry_test_plain", {"siz": 5}, "val")
+
+
+def test_options_that_nobody_above_takes_are_left_alone() -> None:
+    registry.register("registry_test_anything", f"{__name__}:AnythingEnv")
+    assert registry.takes_split("registry_test_anything") is False
+    env = registry.make_env("registry_test_anything", {"colour": "red"}, "train")
+    assert isinstance(env, AnythingEnv) and env.options == {"colour": "red"}
 
 
 def test_a_module_that_fails_when_it_is_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,10 @@ from turnwise.batching.samples import build_samples
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, NotAvailableError, RolloutError
 from turnwise.models.load import load_model
-from turnwise.pipelines.build import build_agentic, evaluate_model
+from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_rollouts import build_policy
 from turnwise.pipelines.build_run import start_run
+from turnwise.pipelines.build_saved import evaluate_model
 from turnwise.rollout.journal import read_journal
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.torch_strategy import TorchStrategy
@@ -187,8 +188,8 @@ def test_an_environment_that_raises_ends_the_run_with_its_error(tiny_model, tmp_
 
 
 def test_what_this_version_lacks_is_refused_before_anything_is_loaded(tmp_path):
-    config = make_config(tmp_path / "no_model", tmp_path, adv_estimator="rloo", sequence_length=256)
-    with pytest.raises(NotAvailableError, match="rloo"):
+    config = make_config(tmp_path / "no_model", tmp_path, trace={"backend": "jsonl"}, sequence_length=256)
+    with pytest.raises(NotAvailableError, match="tracing"):
         build_agentic(config, start_run(config))
 
 

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from turnwise.cluster.local import LocalCluster
 from turnwise.config import AgenticConfig, parse_config
+from turnwise.errors import ConfigError
 from turnwise.models.load import save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.build import build_agentic
@@ -149,6 +150,14 @@ def test_an_estimator_of_one_s_own_gets_a_critic_where_it_needs_values(tiny_mode
     config = make_config(tiny_model, tmp_path, max_steps=1, adv_estimator="my_credit:Mine")
     [row] = measured(run(config))
     assert row["critic/backward_steps"] == 4
+
+
+def test_an_estimator_that_needs_a_critic_must_train_it(tiny_model, tmp_path, monkeypatch):
+    body = "class Mine(PPO):\n    def __init__(self, *args):\n        super().__init__(*args)\n        self.value_loss = None\n"
+    (tmp_path / "untrained_credit.py").write_text(f"from turnwise.algorithms.ppo import PPO\n\n\n{body}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="needs values, and its value_loss is None; a critic is made"):
+        run(make_config(tiny_model, tmp_path, max_steps=1, adv_estimator="untrained_credit:Mine"))
 
 
 def test_values_before_and_after_tokens_come_from_one_pass_and_go_back_to_their_samples():

@@ -1,8 +1,14 @@
-"""Success rates counted by hand."""
+"""Success rates counted by hand, pass@k against every choice of samples, and intervals against what they promise."""
 
 from __future__ import annotations
 
-from turnwise.pipelines.evaluate import evaluate, success_table
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from turnwise.pipelines.evaluate import Score, evaluate, pass_at_k, score_table, success_table
+from turnwise.report.intervals import clustered_interval, wilson_interval
 from turnwise.types import Group, Task, Trajectory, Turn
 
 
@@ -21,14 +27,70 @@ def test_overall_and_by_tag():
     assert evaluation.to_json()["by_tag"]["A"]["num_successes"] == 2
 
 
+def test_a_task_of_which_all_episodes_failed_is_not_scored():
+    evaluation = evaluate([group("A", [1]), group("B", [], failed=2)])
+    assert (evaluation.overall.num_tasks, evaluation.overall.success, evaluation.num_failed) == (1, 1.0, 2)
+    assert list(evaluation.by_tag) == ["A"]
+    assert evaluate([group("B", [], failed=1)]).overall.num_episodes == 0
+
+
 def test_without_a_success_metric_a_positive_score_counts():
     task = Task(id="t", tag="A", split="val", seed=0)
-    turns = [Turn(prompt_ids=[], response_ids=[], logprobs=[], reward=0.5)]
-    won, lost = Trajectory(task=task, sibling=0, turns=turns), Trajectory(task=task, sibling=1)
-    assert evaluate([Group(task=task, trajectories=[won, lost])]).overall.success == 0.5
+    turns = [Turn(prompt_ids=[], response_ids=[1, 2], logprobs=[], reward=0.5)]
+    won, lost = Trajectory(task=task, sibling=0, turns=turns), Trajectory(task=task, sibling=1, status="truncated")
+    overall = evaluate([Group(task=task, trajectories=[won, lost])]).overall
+    assert (overall.success, overall.mean_score) == (0.5, 0.25)
+    assert (overall.mean_turns, overall.mean_tokens, overall.truncated) == (0.5, 1.0, 0.5)
 
 
 def test_table_has_a_row_a_player():
     rows = [(name, evaluate([group("A", [1, 0])]).overall) for name in ("random player", "after RL")]
     lines = success_table(rows).splitlines()
     assert len(lines) == 4 and "0.500" in lines[2] and lines[3].startswith("after RL")
+
+
+def test_a_table_of_scores_leaves_out_what_a_row_has_not():
+    rows = [("sampled", evaluate([group("A", [1, 0, 0])]).overall), ("greedy", evaluate([group("A", [1])]).overall)]
+    header, rule, first, second = score_table(rows).splitlines()
+    assert "pass@2   pass@3" in header and len(rule) == len(header) == len(first) == len(second)
+    assert "0.667    1.000" in first and "1.000" in second and "0.667" not in second
+
+
+@pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (4, 0), (4, 1), (5, 3), (6, 6), (7, 2)])
+def test_pass_at_k_is_the_share_of_choices_with_a_success(n, c):
+    samples = [1] * c + [0] * (n - c)
+    for k in range(1, n + 1):
+        choices = list(combinations(samples, k))
+        assert pass_at_k(n, c, k) == pytest.approx(sum(any(choice) for choice in choices) / len(choices))
+
+
+def test_pass_at_k_is_a_mean_over_tasks_for_powers_of_two_and_all_samples():
+    groups = [group("A", [1, 0, 0, 0, 0, 0]), group("A", [0] * 6), group("A", [1, 1, 1], failed=3)]
+    overall = evaluate(groups).overall
+    assert list(overall.pass_at) == [1, 2, 4, 6]
+    assert overall.pass_at[1] == pytest.approx((1 / 6 + 0 + 1) / 3)
+    assert overall.pass_at[4] == pytest.approx((pass_at_k(6, 1, 4) + 0) / 2), "three samples can't say what four would do"
+    assert evaluate([group("A", [1]), group("A", [0])]).overall.pass_at == {}
+
+
+def test_one_episode_a_task_has_the_wilson_interval():
+    score = Score.count([(i < 30, 0.0) for i in range(100)])
+    assert (score.low, score.high) == pytest.approx(wilson_interval(30, 100))
+
+
+def test_the_interval_covers_the_truth_where_samples_of_a_task_are_alike():
+    """600 evaluations of 60 tasks × 8 samples whose tasks differ a lot: counting samples as independent covers far less."""
+    rng = np.random.default_rng(0)
+    covered = naive = 0
+    for _ in range(600):
+        successes = rng.binomial(8, rng.beta(0.5, 0.5, size=60)).tolist()
+        low, high = clustered_interval(successes, [8] * 60)
+        covered += low <= 0.5 <= high
+        low, high = wilson_interval(sum(successes), 480)
+        naive += low <= 0.5 <= high
+    assert 0.92 <= covered / 600 <= 0.98 and naive / 600 < 0.7
+
+
+@pytest.mark.parametrize("rate", [0, 8])
+def test_tasks_that_all_end_alike_count_once_each(rate):
+    assert clustered_interval([rate] * 20, [8] * 20) == pytest.approx(wilson_interval(20 * (rate > 0), 20))

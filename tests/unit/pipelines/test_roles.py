@@ -10,7 +10,7 @@ import pytest
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import DeadlineError
 from turnwise.pipelines.roles import BatchPlan, ModelRole
-from turnwise.types import Metric, Sample, TurnSpan
+from turnwise.types import Metric, Sample, TokenFacts, TurnSpan
 from turnwise.watchdog import Watchdog
 
 
@@ -40,14 +40,14 @@ def samples(num):
     ]
 
 
-def role(prepare=None, **plan):
+def role(**plan):
     workers = LocalCluster().spawn("actor_train", Recorder)
     settings = BatchPlan(**({"samples_per_step": 4, "max_length": 64, "seed": 0, "max_sequences": 2} | plan))
-    return ModelRole("actor_train", workers, settings, Watchdog(), prepare)
+    return ModelRole("actor_train", workers, settings, Watchdog())
 
 
 def test_forward_results_go_back_to_their_samples_in_order():
-    chosen = samples(5)
+    chosen = samples(5)[::-1]
     role(max_tokens_infer=9).compute_log_probs(chosen, into="ref_logprobs")
     for sample in chosen:
         np.testing.assert_array_equal(sample.ref_logprobs, -sample.token_ids)
@@ -64,6 +64,13 @@ def test_every_sample_is_trained_on_once_an_epoch_with_the_denominators_of_its_s
     assert {m.name for m in metrics} == {"actor_train/grad_norm", "actor/lr", "actor/pg_loss", "actor/backward_steps"}
 
 
+def test_the_schedule_moves_with_the_pipeline_however_many_samples_a_step_has():
+    actor = role(samples_per_batch=8, first_step=1)
+    for step, num_samples in ((1, 8), (2, 12), (3, 2)):
+        actor.train_step(samples(num_samples), loss=None, step=step)
+    assert actor.workers.worker.positions == [0, 1, 2, 2 + 2 / 3, 2 + 4 / 3, 4]
+
+
 def test_samples_that_begin_alike_share_a_micro_batch():
     plan = BatchPlan(samples_per_step=4, max_length=64, seed=0, max_sequences=2)
     chosen = samples(4)
@@ -72,11 +79,57 @@ def test_samples_that_begin_alike_share_a_micro_batch():
     assert sorted(plan.cut(chosen, None)) == sorted(plan.cut(chosen, 12)) == [[0, 2], [1, 3]]
 
 
-def test_prepare_is_shown_the_whole_optimiser_step_before_its_micro_batches():
-    seen = []
-    actor = role(prepare=lambda batch: seen.append((len(batch.lengths), len(actor.workers.worker.steps))))
-    actor.train_step(samples(6), loss=None, step=0)
-    assert seen == [(4, 0), (2, 1)]
+class PreparedLoss:
+    """Keeps the odd tokens of a step, by their place in it, and notes what it is shown."""
+
+    def __init__(self, actor):
+        self.actor, self.seen, self.seeds = actor, [], []
+
+    def prepare(self, step_batch, seed):
+        self.seen.append((len(step_batch.lengths), len(self.actor.workers.worker.steps)))
+        self.seeds.append(seed)
+        place = np.arange(step_batch.num_tokens)
+        facts = TokenFacts(kept=place % 2 == 1, importance=place.astype(np.float32), chosen=place < 5)
+        return facts, [Metric("actor/masked", 0.5)]
+
+
+def test_what_a_loss_prepares_travels_with_its_tokens_and_is_counted_before_the_cut():
+    actor = role(max_sequences=1)
+    loss = PreparedLoss(actor)
+    chosen = samples(6)
+    metrics = actor.train_step(chosen, loss, step=0)
+    assert loss.seen == [(4, 0), (2, 1)] and len(set(loss.seeds)) == 2
+    assert [m.value for m in metrics if m.name == "actor/masked"] == [0.5, 0.5]
+    for batches in actor.workers.worker.steps:
+        kept = sum(int(batch.loss_mask.sum()) for batch in batches)
+        assert all(batch.denominators.num_tokens == kept for batch in batches)
+        places = np.concatenate([batch.importance for batch in batches])
+        assert sorted(places) == list(range(len(places)))
+        for batch in batches:
+            np.testing.assert_array_equal(batch.kept, batch.importance % 2 == 1)
+            np.testing.assert_array_equal(batch.chosen, batch.importance < 5)
+    assert all(sample.kept is sample.importance is sample.chosen is None for sample in chosen)
+
+
+def test_seeds_of_steps_repeat_with_the_run_s():
+    seeds = []
+    for step in (0, 0, 1):
+        actor = role(num_epochs=2)
+        loss = PreparedLoss(actor)
+        actor.train_step(samples(6), loss, step)
+        seeds.append(loss.seeds)
+    assert seeds[0] == seeds[1] and len(set(seeds[0] + seeds[2])) == 8
+
+
+def test_a_step_whose_tokens_are_all_taken_out_is_left_out_and_measured():
+    class Nothing(PreparedLoss):
+        def prepare(self, step_batch, seed):
+            return TokenFacts(kept=np.zeros(step_batch.num_tokens, bool)), [Metric("actor/masked", 1.0)]
+
+    actor = role()
+    metrics = actor.train_step(samples(2), Nothing(actor), step=0)
+    assert [(m.name, m.value) for m in metrics] == [("actor/masked", 1.0), ("actor/backward_steps", 0.0)]
+    assert actor.workers.worker.steps == []
 
 
 def test_a_step_without_trained_tokens_is_left_out_and_counted():

@@ -73,3 +73,42 @@ def test_a_cut_line_is_named(tmp_path):
     path.write_text(path.read_text()[:-40])
     with pytest.raises(DataError, match="line 2"):
         read_journal(path)
+
+
+def test_what_belongs_to_a_group_is_written_with_it(tmp_path):
+    original, greedy = trajectory(), trajectory()
+    original.score_kl_penalty = 0.125
+    original.turns[0].state_key = (1, "door")
+    journal = Journal(tmp_path / "rollouts.jsonl")
+    journal.append(0, [Group(original.task, [original], 3, greedy), Group(original.task, [original], 4, rejected="filtered")])
+    journal.close()
+    rows = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    assert [(row["group"], row["group_length"], row["rejected"], row["is_baseline"]) for row in rows] == [
+        (3, 2, None, False),
+        (3, 2, None, True),
+        (4, 1, "filtered", False),
+    ]
+    assert rows[0]["turns"][0]["state_key"] == "(1, 'door')"
+    [(_, read), *_] = read_journal(tmp_path / "rollouts.jsonl")
+    assert read.score_kl_penalty == 0.125
+
+
+@pytest.mark.parametrize("change", [{"logprobs": [0.0]}, {"versions": [[0, 1]]}, {"response_ids": "abc"}])
+def test_a_turn_that_contradicts_itself_is_no_trajectory(tmp_path, change):
+    path = tmp_path / "rollouts.jsonl"
+    original = trajectory()
+    journal = Journal(path)
+    journal.append(0, [Group(original.task, [original])])
+    journal.close()
+    record = json.loads(path.read_text())
+    record["turns"][1] |= change
+    path.write_text(json.dumps(record) + "\n")
+    with pytest.raises(DataError, match="line 1"):
+        read_journal(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(DataError, match="there is no such file"):
+        read_journal(tmp_path / "none.jsonl")
+    with pytest.raises(DataError, match=r"name the rollouts\.jsonl in it"):
+        read_journal(tmp_path)

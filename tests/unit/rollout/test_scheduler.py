@@ -9,8 +9,9 @@ import threading
 import numpy as np
 import pytest
 
-from turnwise.errors import ConfigError, DeadlineError, EnvironmentFault, RolloutError
+from turnwise.errors import CheckpointError, ConfigError, DeadlineError, EnvironmentFault, RolloutError
 from turnwise.event_loop import WatchedRunner
+from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.scheduler import RolloutScheduler, SchedulerSettings
 from turnwise.rollout.seeds import TaskSource
 from turnwise.types import SamplingParams, Trajectory, Turn
@@ -39,9 +40,15 @@ class Contexts:
 class Agent:
     """Yields a few times, the longer the higher the sibling, then returns one trajectory."""
 
-    def __init__(self, fails=lambda task, sibling, attempt: None, observation=lambda task, sibling: str(task.seed)):
+    def __init__(
+        self,
+        fails=lambda task, sibling, attempt: None,
+        observation=lambda task, sibling: str(task.seed),
+        reward=lambda task, sibling: 1.0,
+    ):
         self.fails = fails
         self.observation = observation
+        self.reward = reward
         self.attempts = {}
         self.num_running = self.max_running = 0
         self.seeds = {}
@@ -65,8 +72,9 @@ class Agent:
             response_ids=np.array([3]),
             logprobs=np.array([-1.0], np.float32),
             observation=self.observation(task, sibling),
-            reward=1.0,
+            reward=self.reward(task, sibling),
             starts_context=True,
+            is_greedy=sampling.is_greedy,
         )
         return [Trajectory(task=task, sibling=sibling, turns=[turn])]
 
@@ -78,7 +86,7 @@ def runner():
     assert Contexts.num_open == 0
 
 
-def make(runner, agent, watchdog=None, *, is_fixed=False, **settings):
+def make(runner, agent, watchdog=None, *, is_fixed=False, keep=None, **settings):
     return RolloutScheduler(
         run_async=runner.run,
         tasks=TaskSource(run_seed=1, split="train", tags=("A", "B"), partition=(1, 1)),
@@ -87,6 +95,7 @@ def make(runner, agent, watchdog=None, *, is_fixed=False, **settings):
         sampling=SamplingParams(max_new_tokens=4),
         settings=SchedulerSettings(**({"group_size": 2, "max_concurrent_groups": 3} | settings)),
         is_fixed=is_fixed,
+        keep=keep,
         watchdog=watchdog,
     )
 
@@ -238,3 +247,91 @@ def test_the_position_survives_a_round_trip(runner):
     scheduler.get_batch(6)
     other.load_state_dict(scheduler.state_dict())
     assert other.get_batch(2)[0].index == 3
+
+
+def number(task):
+    return int(task.id.rpartition("/")[2])
+
+
+THIRDS = GroupFilter("thirds", lambda group: number(group.task) % 3 == 0)
+
+
+def test_groups_that_the_filter_rejects_are_replaced(runner):
+    scheduler = make(runner, Agent(), keep=THIRDS)
+    groups = scheduler.get_batch(6)
+    assert [g.index for g in groups] == [0, 3, 6] and all(g.rejected is None for g in groups)
+    assert [(g.index, g.rejected) for g in scheduler.rejected] == [(i, "filtered") for i in (1, 2, 4, 5)]
+    assert [g.index for g in scheduler.get_batch(2)] == [9], "no task is played twice, and none is left out"
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7])
+def test_which_groups_are_kept_does_not_depend_on_how_many_run_at_once(runner, at_once):
+    agent = Agent(fails=lambda task, sibling, attempt: ValueError("bad") if number(task) == 3 else None)
+    scheduler = make(runner, agent, keep=THIRDS, max_concurrent_groups=at_once, max_refill_factor=1.0, max_failed_fraction=0.5)
+    assert [g.index for g in scheduler.get_batch(8)] == [0, 6]
+    assert [g.rejected for g in scheduler.rejected] == ["filtered"] * 2 + ["failed"] + ["filtered"] * 4
+    assert scheduler.state_dict() == {"next_index": 9, "num_episodes": 4}, "8 groups that count, and one that failed"
+
+
+def test_refills_are_bounded_and_what_is_left_is_said(runner, caplog):
+    scheduler = make(runner, Agent(), keep=GroupFilter("none", lambda group: False), max_refill_factor=2.0)
+    assert scheduler.get_batch(8) == [] and len(scheduler.rejected) == 4 + 8
+    assert "group_filter none kept 0 of 12 groups" in caplog.text and "trains on nothing" in caplog.text
+    scheduler = make(runner, Agent(), keep=THIRDS, max_refill_factor=0.5)
+    assert len(scheduler.get_batch(8)) == 2
+    assert "training on 2 groups instead of 4" in caplog.text
+
+
+def test_validation_is_not_filtered(runner):
+    assert len(make(runner, Agent(), is_fixed=True).get_batch(8)) == 4
+
+
+def test_a_broken_filter_ends_the_batch_which_is_played_again(runner):
+    def divide(group):
+        return 1 / (number(group.task) - 2) > 0
+
+    scheduler = make(runner, Agent(), keep=GroupFilter("mine:divide", divide))
+    with pytest.raises(RolloutError, match=r"group_filter mine:divide raised ZeroDivisionError.*train/A/2"):
+        scheduler.get_batch(8)
+    assert scheduler.state_dict() == {"next_index": 0, "num_episodes": 0}
+
+
+def test_a_greedy_sibling_is_played_beside_each_group_and_not_among_it(runner):
+    agent = Agent(reward=lambda task, sibling: float(sibling))
+    groups = make(runner, agent, has_greedy_sibling=True).get_batch(4)
+    for group in groups:
+        assert [t.sibling for t in group.trajectories] == [0, 1]
+        assert (group.greedy.sibling, group.greedy.score) == (2, 2.0)
+        assert group.greedy.turns[0].is_greedy and not any(t.turns[0].is_greedy for t in group.trajectories)
+        assert len(group.samples) == 2 and not any(sample.num_trained for sample in group.greedy.samples)
+    assert make(runner, Agent()).get_batch(2)[0].greedy is None
+
+
+def test_a_greedy_sibling_is_tried_again_and_its_group_replaced_when_it_fails(runner):
+    def fails(task, sibling, attempt):
+        return ValueError("bad") if sibling == 2 and (number(task) == 1 or attempt == 1) else None
+
+    agent = Agent(fails)
+    scheduler = make(runner, agent, has_greedy_sibling=True, max_failed_fraction=0.5)
+    assert [g.index for g in scheduler.get_batch(8)] == [0, 2, 3, 4]
+    [lost] = scheduler.rejected
+    assert lost.rejected == "failed" and lost.greedy.status == "failed" and agent.attempts["train/A/0", 2] == 2
+
+
+def test_a_greedy_sibling_must_start_like_the_others(runner):
+    agent = Agent(observation=lambda task, sibling: f"start {sibling // 2}")
+    with pytest.raises(EnvironmentFault, match="start differently"):
+        make(runner, agent, has_greedy_sibling=True).get_batch(2)
+
+
+def test_what_was_finished_is_there_when_something_ends_a_batch(runner):
+    agent = Agent(fails=lambda task, sibling, attempt: ConfigError("stop") if number(task) == 4 else None)
+    scheduler = make(runner, agent, max_concurrent_groups=1)
+    with pytest.raises(ConfigError):
+        scheduler.get_batch(20)
+    assert [g.index for g in scheduler.finished] == [0, 1, 2, 3]
+
+
+def test_a_position_in_a_file_is_no_position_in_the_tasks(runner):
+    with pytest.raises(CheckpointError, match="--from-rollouts"):
+        make(runner, Agent()).load_state_dict({"num_episodes": 4, "replayed_sha256": "0"})

@@ -20,6 +20,14 @@ def test_schedules() -> None:
     assert rates(warm, 9) == pytest.approx([0, 0.5, 1, 0.933, 0.75, 0.5, 0.25, 0.067, 0], abs=1e-3)
 
 
+def test_every_schedule_is_one_of_positions_that_need_not_be_whole() -> None:
+    for name in ("constant", "constant_with_warmup", "inverse_sqrt", "linear", "cosine", "cosine_with_restarts", "polynomial"):
+        schedule = Schedule(OptimizerSettings(1.0, scheduler=name, warmup_steps=2, total_steps=8))
+        around = [schedule.rate(position) for position in (0, 0.5, 1, 3, 3.5, 4)]
+        assert around[0] == 0.0 and around[1] == 0.25 and around[2] == 0.5
+        assert around[3] >= around[4] >= around[5] and (around[3] > around[4]) == (not name.startswith("constant"))
+
+
 def test_bad_settings_name_the_key() -> None:
     with pytest.raises(ConfigError, match=r"lr_scheduler_type 'cosin'.*Did you mean 'cosine'"):
         OptimizerSettings(1.0, scheduler="cosin")

@@ -56,10 +56,7 @@ COMBINATIONS: dict[Kind, tuple[dict[str, Any], ...]] = {
 """Changes of the base under which different roles and parts are there."""
 
 _OTHER_VALUES: dict[str, Any] = {
-    "pg_variant": "gspo",
-    "ratio_type": "segment",
     "group_filter": "non_zero_variance",
-    "ratio_low": 0.25,
     "default_agent": "tool_agent",
     "device_mapping": [2],
     "checkpoint_config.type": "elsewhere",

@@ -54,11 +54,16 @@ _REFERENCE = {"use_kl_loss": True, "kl_loss_coef": 0.5}
 _PENALTY = {"add_token_level_kl": True, "init_kl_coef": 0.5}
 _LENGTHS = {"sequence_length": None, "prompt_length": 20, "response_length": 16}
 _CLIPS = {"use_pg_clip_range": True, "pg_clip_low": 0.001, "pg_clip_high": 0.002}
+_STALE = {"actor_train.model_update_frequency": 2, _LR: 0.03}
+"""The second batch is sampled from weights that training has left behind."""
+_WEIGHTED = _STALE | {"train_infer_correction.is_weight.enabled": True}
+_FILTERED = _STALE | {"train_infer_correction.filters.ratio_low": 0.9, "train_infer_correction.filters.ratio_high": 1.1}
 _GAE = {
     "adv_estimator": "gae",
     "critic.training_args.learning_rate": 0.01,
     "critic.training_args.per_device_train_batch_size": 2,
 }
+_GIGPO = {"adv_estimator": "gigpo"}
 _SLOW = {
     "custom_envs.<tag>.env_type": _TOYS + "SlowEnv",
     "custom_envs.<tag>.env_config": {"delay_s": 0.02},
@@ -68,6 +73,7 @@ _SLOW = {
 _VALIDATED = {"eval_steps": 2}
 _SAMPLED = {"train_env_manager.generating_args.do_sample": True}
 _BLOCKING = {"custom_envs.<tag>.env_config": {"delay_s": 0.005}}
+_ALIKE = {"custom_envs.<tag>.env_type": _TOYS + "BanditEnv", "custom_envs.<tag>.env_config": {}}
 _RAISING = {"custom_envs.<tag>.env_type": _TOYS + "RaisingEnv", "custom_envs.<tag>.env_config": {}}
 
 RUN = (
@@ -103,8 +109,18 @@ _TRAINING = (
     Live("model_args.dtype", "bf16", "weights"),
     Live("model_args.attn_implementation", "sdpa", "table"),
     Live("model_args.disable_gradient_checkpointing", False, "table"),
+    Live("model_args.freeze_module_prefix", ["model.embed_tokens"], "weights"),
 )
 """What a role that is trained is told."""
+
+_RANK = {".model_args.lora_rank": 2}
+_ADAPTERS = (
+    Live("model_args.lora_rank", 2, "weights"),
+    Live("model_args.lora_alpha", 32.0, "weights", _RANK),
+    Live("model_args.lora_dropout", 0.5, "weights", _RANK),
+    Live("model_args.lora_target", ["q_proj"], "weights", _RANK),
+)
+"""What a policy is told of LoRA."""
 
 _ONE_EACH = {".training_args.per_device_train_batch_size": 1, ".training_args.gradient_accumulation_steps": 2}
 _FORWARD = (
@@ -152,10 +168,15 @@ AGENTIC: tuple[Live, ...] = (
     Live("bootstrap_on_truncation", False, "credit", _GAE | {"custom_envs.<tag>.env_type": _TOYS + "CutEnv"}),
     Live("value_clip", 1e-4, "weights", _GAE),
     Live("critic_warmup", 1, "weights", _GAE),
-    Live("reward_placement", "final", "credit", _GAE),
+    Live("reward_placement", "final", "credit", {"adv_estimator": "reinforce"}),
     Live("whiten_rewards", True, "credit", _GAE),
+    Live("episode_reward_weight", 0.5, "credit", _GIGPO),
+    Live("step_reward_weight", 0.5, "credit", _GIGPO),
+    Live("step_reward_gamma", 0.5, "credit", _GIGPO),
     Live("reward_pretrain", "$other_model", "credit", _GAE),
+    Live("pg_variant", "gspo", "weights"),
     Live("pg_args", {"clip_low": 0.001}, "weights"),
+    Live("ratio_type", "segment", "weights"),
     Live("pg_clip", 0.001, "weights"),
     Live("use_pg_clip_range", True, "weights", {"pg_clip_low": 0.001}),
     Live("pg_clip_low", 0.1, "weights", _CLIPS),
@@ -175,13 +196,22 @@ AGENTIC: tuple[Live, ...] = (
     Live("reward_normalization.norm_mean_type", "batch", "credit"),
     Live("reward_normalization.norm_std_type", "batch", "credit"),
     Live("reward_clip", 0.1, "credit"),
+    Live("group_filter", "non_zero_variance", "metrics", _ALIKE),
+    Live("max_refill_factor", 1.0, "metrics", _ALIKE | {"group_filter": "non_zero_variance"}),
     Live("whiten_advantages", True, "credit"),
     Live("advantage_clip", 0.1, "credit"),
     Live("entropy_loss_coef", 0.5, "weights"),
     Live("loss_agg_mode", "seq-mean-token-sum", "weights"),
     Live("use_rollout_log_probs", True, "calls"),
+    Live("train_infer_correction.is_weight.enabled", False, "weights", _WEIGHTED),
+    Live("train_infer_correction.is_weight.weight_type", "sequence", "weights", _WEIGHTED),
+    Live("train_infer_correction.is_weight.upper_bound", 0.7, "weights", _WEIGHTED),
+    Live("train_infer_correction.filters.enabled", False, "weights", _FILTERED),
+    Live("train_infer_correction.filters.agg_type", "sequence", "weights", _FILTERED),
+    Live("train_infer_correction.filters.ratio_low", 0.99, "weights", _FILTERED),
+    Live("train_infer_correction.filters.ratio_high", 1.01, "weights", _FILTERED),
     # Roles
-    *_roles("actor_train", (*_TRAINING, *_BATCHING)),
+    *_roles("actor_train", (*_TRAINING, *_ADAPTERS, *_BATCHING)),
     Live("actor_train.device_mapping", [99], "error"),
     Live("actor_train.model_update_frequency", 2, "metrics"),
     *_roles("actor_infer", _SAMPLING),
@@ -210,6 +240,13 @@ AGENTIC: tuple[Live, ...] = (
     Live("custom_envs.<tag>.agent_system_template", "Be brief.", "rollouts"),
     Live("custom_envs.<tag>.agent_template", "{observation}!", "rollouts"),
     Live("custom_envs.<tag>.action_pattern", "(.)", "rollouts"),
+    Live("custom_envs.<tag>.mode", "step", "rollouts"),
+    Live(
+        "custom_envs.<tag>.history_length",
+        0,
+        "rollouts",
+        {"custom_envs.<tag>.mode": "step", "custom_envs.<tag>.agent_template": "{history}{observation}"},
+    ),
     Live("custom_envs.<tag>.use_thread_lock", True, "episodes", _BLOCKING | {"train_env_manager.max_env_num_per_worker": 2}),
     *_roles("train_env_manager", (*_SAMPLING, *_FAILURES)),
     *_roles("val_env_manager", _FAILURES, val_env_manager=_VALIDATED),
@@ -239,4 +276,5 @@ SFT: tuple[Live, ...] = (
     Live("use_dynamic_batching_in_train", False, "calls", {"training_args.gradient_accumulation_steps": 2}),
     Live("max_tokens_per_microbatch_in_train", 30, "calls"),
     *_TRAINING,
+    *(Live(line.key, line.value, line.place, {key.lstrip("."): 2 for key in line.under}) for line in _ADAPTERS),
 )

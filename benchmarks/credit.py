@@ -1,0 +1,98 @@
+"""What credit costs for each estimator: 1,024 trajectories of 20 turns of 64 sampled tokens, in groups of 8.
+
+    python benchmarks/credit.py [--runs 5] [--mode trajectory step]
+
+`trajectory` is one context an episode, `step` one a turn. Medians of `--runs`, in processor time, which doesn't depend on what
+else the machine does; with a KL in the reward, so that every estimator reads log-probs too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+from machine import describe_machine
+
+from turnwise.algorithms.settings import AlgorithmSettings
+from turnwise.batching.samples import build_samples
+from turnwise.entry_points import load_class
+from turnwise.errors import ConfigError
+from turnwise.spec import ESTIMATORS
+from turnwise.types import Group, Task, Trajectory, Turn, samples_of
+
+NUM_GROUPS, GROUP_SIZE, NUM_TURNS, NUM_TOKENS, NUM_PROMPT, NUM_STATES = 128, 8, 20, 64, 16, 30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--mode", nargs="+", default=["trajectory", "step"], choices=["trajectory", "step"])
+    parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), choices=list(ESTIMATORS))
+    options = parser.parse_args()
+    milliseconds: dict[str, dict[str, float]] = {}
+    for mode in options.mode:
+        groups = play(is_stepwise=mode == "step")
+        for name in options.estimators:
+            milliseconds.setdefault(name, {})[mode] = round(1000 * measure(name, groups, options.runs), 1)
+    for name, of_mode in milliseconds.items():
+        print(f"{name:<30}" + "  ".join(f"{mode} {ms:7.1f} ms" for mode, ms in of_mode.items()))
+    result = {
+        "machine": describe_machine(),
+        "num_trajectories": NUM_GROUPS * GROUP_SIZE,
+        "num_turns": NUM_TURNS,
+        "num_tokens": NUM_TOKENS,
+        "milliseconds": milliseconds,
+    }
+    out = Path(__file__).parent / "results" / "credit.json"
+    out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def measure(name: str, groups: list[Group], runs: int) -> float:
+    """Median processor seconds of crediting the batch once."""
+    settings = AlgorithmSettings(adv_estimator=name, add_token_level_kl=True, init_kl_coef=0.01, gamma=0.99)
+    algorithm = load_class(ESTIMATORS[name].entry, "adv_estimator", ConfigError)(settings)
+    times = []
+    for _ in range(runs):
+        started = time.process_time()
+        algorithm.credit(groups)
+        times.append(time.process_time() - started)
+    return statistics.median(times)
+
+
+def play(is_stepwise: bool) -> list[Group]:
+    """Random rewards, states and log-probs; each group has a greedy sibling."""
+    rng = np.random.default_rng(0)
+    groups = []
+    for index in range(NUM_GROUPS):
+        task = Task(id=str(index), tag="benchmark", split="train", seed=index)
+        siblings = [episode(task, sibling, is_stepwise, rng) for sibling in range(GROUP_SIZE)]
+        groups.append(Group(task, siblings, index=index, greedy=episode(task, 0, is_stepwise, rng)))
+    for sample in samples_of(groups):
+        arrays = rng.normal(size=(4, sample.num_tokens)).astype(np.float32)
+        sample.old_logprobs, sample.ref_logprobs, sample.values, sample.next_values = arrays
+    return groups
+
+
+def episode(task: Task, sibling: int, is_stepwise: bool, rng: np.random.Generator) -> Trajectory:
+    turns = [
+        Turn(
+            prompt_ids=np.arange(NUM_PROMPT),
+            response_ids=np.arange(NUM_TOKENS),
+            logprobs=np.zeros(NUM_TOKENS, np.float32),
+            reward=float(rng.random() < 0.1),
+            state_key=f"state {rng.integers(NUM_STATES)}",
+            starts_context=is_stepwise,
+        )
+        for _ in range(NUM_TURNS)
+    ]
+    trajectory = Trajectory(task, sibling, turns=turns)
+    trajectory.samples = build_samples(trajectory)
+    return trajectory
+
+
+if __name__ == "__main__":
+    main()

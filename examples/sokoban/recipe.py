@@ -1,0 +1,107 @@
+"""From random weights to a model that solves some Sokoban rooms, for reinforcement learning to start from.
+
+    python examples/sokoban/recipe.py [--out DIR] [--seed N] [--rooms N] [--error-rate P]
+
+1. A scripted player that errs now and then plays, under the limits of agentic.yaml; the rooms it solves are demonstrations.
+2. A model with random weights and a tokenizer are made.
+3. Supervised fine-tuning teaches it the format, the rules, and to act like that player.
+
+Then: `turnwise train examples/sokoban/agentic.yaml pretrain=DIR/sft_model`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from turnwise.agents.demonstrations import demonstrations, play, write_jsonl
+from turnwise.cli.main import exit_status
+from turnwise.cli.sft_command import fine_tune
+from turnwise.config import AgenticConfig, SFTConfig, load_config
+from turnwise.data.demonstrations import read_demonstrations
+from turnwise.envs.players import ErringPlayer, ExpertPlayer, Player, RandomPlayer
+from turnwise.envs.sokoban import SokobanEnv
+from turnwise.models.make import make_model
+from turnwise.pipelines.build_rollouts import agent_settings, env_factory
+from turnwise.pipelines.build_saved import evaluate_model
+from turnwise.pipelines.corpus import message_text
+from turnwise.pipelines.evaluate import Score, success_table
+from turnwise.rollout.seeds import TaskSource
+from turnwise.types import Split, Task, derive_seed
+
+HERE = Path(__file__).parent
+TAG = "Sokoban"
+ANSWER_TEMPLATE = "{action}"
+"""agentic.yaml takes the whole response as the action."""
+
+
+def main() -> None:
+    options = parse_arguments()
+    out = Path(options.out)
+    config, _ = load_config(HERE / "agentic.yaml", [f"pretrain={out / 'model'}", f"seed={options.seed}"], AgenticConfig)
+
+    def erring_player(env: SokobanEnv, task: Task) -> Player:
+        return ErringPlayer(ExpertPlayer(env), options.error_rate, seed=derive_seed(task.seed, "player"))
+
+    def random_player(env: SokobanEnv, task: Task) -> Player:
+        return RandomPlayer(env, seed=derive_seed(task.seed, "player"))
+
+    announce(f"1/3  demonstrations of a player that errs in {options.error_rate:.0%} of its actions")
+    demos = out / "demonstrations.jsonl"
+    make_env, settings = env_factory(config, TAG, "train"), agent_settings(config, TAG, "train")
+    tasks = tasks_of(config, "train", options.rooms)
+    solved = demonstrations(make_env, settings, erring_player, tasks, ANSWER_TEMPLATE, only_successes=True)
+    print(f"{write_jsonl(demos, solved):,} of {options.rooms:,} rooms solved")
+
+    announce("2/3  a model with random weights")
+    made = make_model("tiny", out / "model", message_text(read_demonstrations([demos])), seed=options.seed)
+    print(f"{made.num_parameters:,} parameters, {made.num_tokens} tokens")
+
+    announce("3/3  supervised fine-tuning: imitate the erring player")
+    overrides = [f"pretrain={made.folder}", f"train_files=[{demos}]", f"output_dir={out}", f"seed={options.seed}"]
+    sft_config, _ = load_config(HERE / "sft.yaml", [*overrides, *options.overrides], SFTConfig)
+    sft_model = named(fine_tune(sft_config), out / "sft_model")
+
+    players = {"random": random_player, "erring": erring_player, "expert": lambda env, task: ExpertPlayer(env)}
+    held_out = tasks_of(config, "val", options.episodes)
+    make_env, settings = env_factory(config, TAG, "val"), agent_settings(config, TAG, "val")
+    rows = [(name, Score.count(play(make_env, settings, player, held_out, ANSWER_TEMPLATE))) for name, player in players.items()]
+    rows.append(("after SFT", evaluate_model(config, str(sft_model), options.episodes).overall))
+    announce(f"success on {options.episodes} held-out rooms")
+    print(success_table(rows))
+    print(f"\nnext: turnwise train examples/sokoban/agentic.yaml pretrain={sft_model}")
+
+
+def tasks_of(config: AgenticConfig, split: Split, num_tasks: int) -> list[Task]:
+    """The first tasks of a split; for validation those that `turnwise eval` plays."""
+    manager = config.env_manager(split)
+    source = TaskSource(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
+    return [source.task(index) for index in range(num_tasks)]
+
+
+def named(model: Path, name: Path) -> Path:
+    """The model folder under a name that stays the same over runs."""
+    name.unlink(missing_ok=True)
+    name.symlink_to(os.path.relpath(model, name.parent))
+    return name
+
+
+def announce(text: str) -> None:
+    print(f"\n== {text}", flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Makes a tiny model that imitates a Sokoban player.")
+    parser.add_argument("--out", default="runs/sokoban", help="folder for everything it makes")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--rooms", type=int, default=24_000, help="rooms that the erring player tries")
+    parser.add_argument("--error-rate", type=float, default=0.4, help="share of actions drawn at random")
+    parser.add_argument("--episodes", type=int, default=1000, help="held-out rooms of the evaluation")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace those of sft.yaml")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main))

@@ -1,0 +1,176 @@
+"""Mutants: known mistakes, each of which must turn a named test red. `python tests/mutants.py [NAME …]` runs them.
+
+A mutant is a text of the package and what stands there instead (`mutants.txt`). Each is applied to a copy of the package in a
+temporary folder, and its tests run against the copy in a process of their own, forked off one that has imported the libraries.
+A mutant that its tests let pass has survived: a test is missing. `--check` only looks whether every text is in the source.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_S = 900
+PASSED, FAILED = 0, 1
+"""Exit codes of pytest. Any other means that the tests couldn't be run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """In `file` of the package the text `old`, which stands there once, is `new`. One of `tests` must see it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+_MUTANT = re.compile(r"(?m)^(\S.*)\n((?:  - .*\n)+)((?:  \+.*\n)+)")
+
+
+def read_mutants(table: str) -> tuple[Mutant, ...]:
+    """The mutants of a table, whose form is said at its top.
+
+    >>> [mutant] = read_mutants("Above.\\n@ masks.py: unit/test_masks.py\\nsign\\n  - a = 1\\n  + a = -1\\n")
+    >>> mutant.name, mutant.old, mutant.new, mutant.tests
+    ('sign', 'a = 1', 'a = -1', ('tests/unit/test_masks.py',))
+
+    Raises:
+        ValueError: a part of the table that isn't of the form.
+    """
+    mutants: list[Mutant] = []
+    for section in table.split("\n@ ")[1:]:
+        head, _, body = section.partition("\n")
+        file, _, names = head.partition(": ")
+        if rest := _MUTANT.sub("", f"{body}\n").strip():
+            raise ValueError(f"this is no mutant of {file}: {rest!r}")
+        tests = tuple(f"tests/{name}" for name in names.split())
+        mutants += [Mutant(name, file, _text(old), _text(new), tests) for name, old, new in _MUTANT.findall(f"{body}\n")]
+    return tuple(mutants)
+
+
+def _text(marked: str) -> str:
+    return "\n".join(line[4:] for line in marked.splitlines())
+
+
+def stale(mutants: Sequence[Mutant]) -> list[str]:
+    """A sentence for each mutant whose text doesn't stand in the source exactly once, or whose test file is gone."""
+    found = []
+    for mutant in mutants:
+        path = ROOT / "turnwise" / mutant.file
+        count = path.read_text(encoding="utf-8").count(mutant.old) if path.is_file() else 0
+        if count != 1:
+            found.append(f"{mutant.name}: turnwise/{mutant.file} holds its text {count} times: {mutant.old!r}")
+        found += [
+            f"{mutant.name}: there is no {test}" for test in mutant.tests if not (ROOT / test.partition("::")[0]).is_file()
+        ]
+    return found
+
+
+def run(mutants: Sequence[Mutant]) -> list[str]:
+    """Runs the mutants, after their tests without any; a sentence for each that survived or whose tests couldn't be run."""
+    problems = []
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder).resolve() / "turnwise"
+        shutil.copytree(ROOT / "turnwise", package, ignore=shutil.ignore_patterns("__pycache__"))
+        tests = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+        libraries = package.parent / "libraries"
+        code, output = _pytest(package.parent, tests, libraries)
+        if code != PASSED:
+            return [f"the tests fail without any mutant (pytest exit code {code}):\n{output}"]
+        _import(libraries.read_text(encoding="utf-8").split())
+        for mutant in mutants:
+            started = time.monotonic()
+            with _applied(mutant, package / mutant.file):
+                code, output = _pytest(package.parent, mutant.tests)
+            verdict = {PASSED: "survived", FAILED: "killed"}.get(code, f"broken ({code})")
+            print(f"{verdict:<9} {time.monotonic() - started:5.1f} s  {mutant.name}", flush=True)
+            if code == PASSED:
+                problems.append(f"{mutant.name}: survived {', '.join(mutant.tests)}")
+            elif code != FAILED:
+                problems.append(f"{mutant.name}: its tests couldn't be run (exit code {code}):\n{output}")
+    return problems
+
+
+@contextmanager
+def _applied(mutant: Mutant, source: Path) -> Iterator[None]:
+    """The mutant in its file. The time of the file comes back with its text, so that its bytecode holds again."""
+    text, times = source.read_text(encoding="utf-8"), source.stat()
+    source.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        yield
+    finally:
+        source.write_text(text, encoding="utf-8")
+        os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def _import(libraries: Sequence[str]) -> None:
+    """What the tests import of others, once for all forked processes."""
+    for name in libraries:
+        with suppress(ImportError, AttributeError):
+            importlib.import_module(name)
+    sys.modules["torch"].set_num_threads(1)
+
+
+def _pytest(folder: Path, tests: Sequence[str], libraries: Path | None = None) -> tuple[int, str]:
+    """Exit code and output of the tests, in a forked process that imports `turnwise` from the folder."""
+    with tempfile.TemporaryFile("w+") as output:
+        child = os.fork()
+        if child == 0:
+            code = 99
+            try:
+                code = _in_child(folder, tests, output.fileno(), libraries)
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        output.seek(0)
+        return os.waitstatus_to_exitcode(status), output.read()[-4000:]
+
+
+def _in_child(folder: Path, tests: Sequence[str], output: int, libraries: Path | None) -> int:
+    """Runs pytest. The first child notes in `libraries` what was imported besides the package and its tests, and leaves
+    bytecode behind; the others mustn't, since theirs is a mutant's."""
+    signal.alarm(TIMEOUT_S)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(ROOT)
+    sys.dont_write_bytecode = libraries is None
+    sys.path[:] = [str(folder), *(entry for entry in sys.path if entry and Path(entry).resolve() not in (ROOT, ROOT / "tests"))]
+    import pytest
+
+    import turnwise
+
+    if Path(turnwise.__file__).parent.parent != folder:
+        raise RuntimeError(f"turnwise comes from {turnwise.__file__}, not from {folder}")
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
+    code = int(pytest.main([*options, *(str(ROOT / test) for test in tests)]))
+    if libraries is not None:
+        own = ("turnwise", "tests", "conftest", "test_", "__main__", "_pytest", "pytest")
+        libraries.write_text("\n".join(name for name in list(sys.modules) if not name.startswith(own)), encoding="utf-8")
+    return code
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status 1 where something is wrong, with a sentence for each."""
+    names = [name for name in arguments if name != "--check"]
+    mutants = read_mutants((Path(__file__).parent / "mutants.txt").read_text(encoding="utf-8"))
+    chosen = [mutant for mutant in mutants if not names or any(name in mutant.name for name in names)]
+    problems = stale(chosen) or ([] if "--check" in arguments else run(chosen))
+    print("\n".join(problems) or f"{len(chosen)} mutants: {'all lines are there' if '--check' in arguments else 'all killed'}")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,177 @@
+"""Mistakes that published frameworks have made in credit: each once here, by name."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+
+from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
+from turnwise.batching.samples import build_samples
+from turnwise.spec import ESTIMATORS
+from turnwise.tracking.metrics import reduce_metrics
+from turnwise.types import Group, Task, Trajectory, Turn, samples_of
+
+MEAN = RewardNormalization(method="mean")
+STEPS_ALONE = {"episode_reward_weight": 0.0}
+
+
+def build(name, **settings):
+    module, _, entry = ESTIMATORS[name].entry.partition(":")
+    return vars(importlib.import_module(module))[entry](AlgorithmSettings(adv_estimator=name, **settings))
+
+
+def episode(rewards, states=None, length=1, prompt=1, sibling=0, is_stepwise=False, task_id="t", **fields):
+    task = Task(id=task_id, tag="T", split="train", seed=0)
+    logprobs = np.zeros(length, np.float32)
+    turns = [
+        Turn(np.arange(prompt), np.arange(length), logprobs, reward=r, state_key=s, starts_context=is_stepwise)
+        for r, s in zip(rewards, states or range(len(rewards)), strict=True)
+    ]
+    trajectory = Trajectory(task, sibling, turns=turns, **fields)
+    trajectory.samples = build_samples(trajectory)
+    return trajectory
+
+
+def group_of(*trajectories):
+    return Group(trajectories[0].task, list(trajectories))
+
+
+def advantages(trajectory):
+    """Those of the trained tokens, in order."""
+    return np.concatenate([s.advantages[s.response_mask] for s in trajectory.samples]).tolist()
+
+
+def test_buckets_do_not_merge_tasks():
+    """Two groups, even of one task id, with step returns (1, 0) and (5, 5) in an equal-looking state."""
+    groups = [
+        group_of(episode([1.0], ["s"]), episode([0.0], ["s"], sibling=1)),
+        group_of(episode([5.0], ["s"]), episode([5.0], ["s"], sibling=1)),
+    ]
+    build("gigpo", reward_normalization=MEAN, **STEPS_ALONE).credit(groups)
+    assert [advantages(t) for group in groups for t in group.trajectories] == [[0.5], [-0.5], [0], [0]]
+
+
+@pytest.mark.parametrize("grouping", ["batch", "tags"])
+def test_buckets_do_not_merge_tasks_whatever_the_grouping_of_episodes(grouping):
+    groups = [
+        group_of(episode([1.0], ["s"]), episode([0.0], ["s"], sibling=1)),
+        group_of(episode([5.0], ["s"]), episode([5.0], ["s"], sibling=1)),
+    ]
+    build("gigpo", reward_normalization=RewardNormalization(grouping, "mean"), **STEPS_ALONE).credit(groups)
+    assert [advantages(t) for group in groups for t in group.trajectories] == [[0.5], [-0.5], [0], [0]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reward_normalization": MEAN},
+        {"reward_normalization": RewardNormalization(method="asym_clip")},
+        {"reward_normalization": RewardNormalization(norm_mean_type="batch")},
+        {"reward_normalization": RewardNormalization(norm_std_type="batch")},
+        {"reward_normalization": RewardNormalization(norm_std_type="running")},
+        {"reward_clip": 0.3},
+        {"step_reward_gamma": 0.3},
+        {"reward_placement": "final"},
+        {"whiten_rewards": True},
+    ],
+    ids=str,
+)
+def test_options_of_gigpo_reach_the_step_part(changes, make_nested):
+    results = []
+    for settings in ({}, changes):
+        found = []
+        for seed in range(4):
+            groups = make_nested(seed, smallest=3)
+            build("gigpo", **STEPS_ALONE, **settings).credit(groups)
+            found += [sample.advantages for sample in samples_of(groups)]
+        results.append(np.concatenate(found))
+    assert not np.allclose(results[0], results[1], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "gigpo", "gpg", "grpo_passk"])
+@pytest.mark.parametrize("is_stepwise", [False, True], ids=["long", "of many samples"])
+def test_episode_statistics_are_over_trajectories_however_long(name, is_stepwise):
+    """Rows of a long episode would count many times, as tokens or as one sample a turn."""
+    settings = {"step_reward_weight": 0.0} if name == "gigpo" else {}
+    found = []
+    for num_turns in (1, 7):
+        first = episode([0.0] * (num_turns - 1) + [1.0], length=num_turns, is_stepwise=is_stepwise)
+        group = group_of(first, episode([0.0], sibling=1), episode([0.5], sibling=2))
+        build(name, **settings).credit([group])
+        found.append([set(advantages(t)) for t in group.trajectories])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_observations_and_padding_are_no_steps(name):
+    """Longer prompts between the same responses give the same advantages, discounts or not."""
+    found = []
+    for prompt in (1, 9):
+        trajectories = [episode([1.0, -0.5, 2.0], length=2, prompt=prompt, sibling=i) for i in range(2)]
+        trajectories[1].turns[0].reward = 3.0
+        for trajectory in trajectories:
+            for sample in trajectory.samples:
+                sample.values = np.where(sample.response_mask, np.float32(0.3), np.float32("nan"))
+                sample.next_values = sample.values
+        group = group_of(*trajectories)
+        group.greedy = episode([1.0])
+        build(name, gamma=0.9, lambd=0.9, step_reward_gamma=0.9).credit([group])
+        found.append([advantages(t) for t in trajectories])
+    assert found[0] == found[1] and len(found[0][0]) == 6
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_kl_is_not_measured_from_zeros(name, make_nested):
+    groups = make_nested(0, smallest=2)
+    for sample in samples_of(groups):
+        sample.ref_logprobs = None
+    assert not any(metric.name.startswith("critic/kl") for metric in build(name).credit(groups))
+
+
+@pytest.mark.parametrize("name", ["reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "step_reinforce"])
+def test_whitening_one_token_is_no_nan(name):
+    group = group_of(episode([3.0]))
+    metrics = reduce_metrics(build(name, whiten_advantages=True).credit([group]))
+    assert np.isfinite(advantages(group.trajectories[0])).all() and np.isfinite(list(metrics.values())).all()
+
+
+def test_a_cut_from_outside_is_not_an_end():
+    """The same episode, ended and cut: only the cut one goes on from the value after its last token."""
+    found = []
+    for fields in ({}, {"status": "truncated", "limit": "max_steps"}, {"status": "truncated", "limit": "time"}):
+        trajectory = episode([1.0], **fields)
+        [sample] = trajectory.samples
+        sample.values, sample.next_values = np.zeros(2, np.float32), np.full(2, 4.0, np.float32)
+        build("gae", gamma=0.5).credit([group_of(trajectory)])
+        found.append(advantages(trajectory))
+    assert found == [[1.0], [1.0], [3.0]]
+
+
+@pytest.mark.parametrize("name", ["reinforce", "agentic_reinforce", "step_reinforce", "reinforce_plus_plus", "gae"])
+def test_a_reward_on_a_masked_position_is_not_lost(name):
+    """The last token of each turn is masked, by a filter say: its reward stands on the last one before it."""
+    identity = {"reward_normalization": RewardNormalization(method="identity"), "step_reward_gamma": 1.0}
+    trajectory = episode([1.0, 2.0], length=3)
+    [sample] = trajectory.samples
+    sample.response_mask[[span.stop - 1 for span in sample.turn_spans]] = False
+    sample.values = sample.next_values = np.zeros(sample.num_tokens, np.float32)
+    metrics = reduce_metrics(build(name, **identity).credit([group_of(trajectory)]))
+    assert metrics["critic/rewards/mean"] == 3.0
+    if not ESTIMATORS[name].whitens_advantages:
+        assert advantages(trajectory)[0] == 3.0
+
+
+def test_a_group_of_one_is_the_same_in_two_implementations_of_one_estimator():
+    """A mean over siblings without the episode itself, and n/(n−1) times the distance from their mean."""
+
+    def credited(name, groups, **settings):
+        build(name, **settings).credit(groups)
+        return [advantages(t)[0] for group in groups for t in group.trajectories]
+
+    def groups():
+        return [group_of(episode([1.0]), episode([0.0], sibling=1)), group_of(episode([9.0]))]
+
+    assert credited("rloo", groups()) == [1.0, -1.0, 0.0]
+    assert [2 * a for a in credited("grpo", groups(), reward_normalization=MEAN)] == [1.0, -1.0, 0.0]

@@ -1,0 +1,223 @@
+"""Each `pg_variant` token by token: numbers worked out by hand, gradients, and what carries none."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import pickle
+import sys
+import types
+
+import pytest
+import torch
+
+from turnwise.algorithms.losses import PolicyLoss
+from turnwise.algorithms.ratios import Spans
+from turnwise.algorithms.settings import AlgorithmSettings
+from turnwise.algorithms.variants import VARIANTS, PolicyInputs, find_variant
+from turnwise.errors import ConfigError
+from turnwise.spec import PG_VARIANTS
+from turnwise.types import ModelOutputs
+
+OLD = [-1.0, -0.5, -2.0, -0.3, -1.2, -0.7]
+NEW = [-0.6, -0.9, -2.0, -0.2, -1.9, -0.1]
+ADVANTAGES = [1.0, 1.0, 1.0, -1.0, -1.0, -1.0]
+SEQUENCES = [0, 0, 0, 1, 1, 1]
+MASK = [True] * 5 + [False]
+"""Two sequences of three and two trained tokens. Ratios: 1.491825, 0.670320, 1 and 1.105171, 0.496585; of sequences 1 and
+0.740818."""
+CHOSEN = [True, False, False, False, True, False]
+WIDER = {"clip_low": 0.2, "clip_high": 0.28}
+
+WORKED = [
+    ("ppo", WIDER, [-1.28, -0.670320, -1.0, 1.105171, 0.8]),
+    ("gspo", WIDER, [-1.0, -1.0, -1.0, 0.8, 0.8]),
+    ("gspo", {}, [-1.0, -1.0, -1.0, 0.9997, 0.9997]),
+    ("gmpo", WIDER, [-0.960789, -0.960789, -0.960789, 0.951229, 0.951229]),
+    ("cispo", WIDER, [0.768, 0.72, 2.0, -0.221034, -1.52]),
+    ("sapo", {}, [-2.482145, -1.673274, -2.0, 2.009826, 1.412750]),
+    ("vanilla", {}, [0.6, 0.9, 2.0, -0.2, -1.9]),
+    ("tis", {"cap": 1.2}, [0.72, 0.603288, 2.0, -0.221034, -0.943512]),
+    ("topr", {}, [0.6, 0.9, 2.0, -0.2, -0.943512]),
+    ("topr", {"weight_positive": 2.0, "weight_negative": 0.5}, [1.2, 1.8, 4.0, -0.1, -0.471756]),
+    ("kimi15", {}, [0.608, 0.908, 2.0, -0.1995, -1.8755]),
+    ("clip_cov", WIDER, [0.0, -0.670320, -1.0, 1.105171, 0.0]),
+    ("kl_cov", {"coef": 0.5}, [-1.291825, -0.670320, -1.0, 1.105171, 0.846585]),
+]
+
+
+def inputs(logprobs=NEW, old=OLD, advantages=ADVANTAGES, granularity="token", dtype=torch.float64):
+    count = len(logprobs)
+    sequences = torch.tensor((SEQUENCES * count)[:count])
+    return PolicyInputs(
+        logprobs=torch.as_tensor(logprobs, dtype=dtype),
+        old_logprobs=torch.as_tensor(old, dtype=dtype),
+        advantages=torch.as_tensor(advantages, dtype=dtype),
+        spans=Spans(torch.tensor((MASK * count)[:count]), sequences, sequences),
+        granularity=granularity,
+        chosen=torch.tensor((CHOSEN * count)[:count]),
+    )
+
+
+def compute(name, given, **changes):
+    return VARIANTS[name](given, **{**PG_VARIANTS[name].parameters, **changes})
+
+
+def of(name):
+    return (*PG_VARIANTS[name].granularities, "token")[0]
+
+
+@pytest.mark.parametrize(("name", "changes", "expected"), WORKED)
+def test_worked_numbers(name, changes, expected):
+    losses, _ = compute(name, inputs(granularity=of(name)), **changes)
+    assert losses[:5].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_every_variant_has_worked_numbers_and_the_parameters_of_the_spec():
+    assert {name for name, *_ in WORKED} == set(VARIANTS) == set(PG_VARIANTS)
+    for name, function in VARIANTS.items():
+        keywords = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        assert keywords == list(PG_VARIANTS[name].parameters)
+
+
+def test_a_ratio_over_turns_is_that_of_their_mean():
+    """Here each sequence is one turn, so a segment is a sequence and only PPO's advantages stay those of tokens."""
+    by_turn = inputs(granularity="segment", advantages=[2.0, 0.5, 0.5, -1.0, -1.0, 0.0])
+    assert by_turn.ratio.tolist() == pytest.approx([1.0] * 3 + [math.exp(-0.3)] * 3)
+    losses, _ = compute("ppo", by_turn)
+    assert losses[:5].tolist() == pytest.approx([-2.0, -0.5, -0.5, 0.8, 0.8])
+    losses, _ = compute("gspo", by_turn, **WIDER)
+    assert losses[:5].tolist() == pytest.approx([-1.0, -1.0, -1.0, 0.8, 0.8])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("granularity", ["own", "segment"])
+def test_gradients_are_those_of_finite_differences_where_nothing_is_detached(name, granularity):
+    """With detached weights the gradient isn't that of the value: those variants are compared with their definition below."""
+    if name in DETACHED:
+        return
+    kind = of(name) if granularity == "own" else granularity
+    kept = torch.tensor(MASK)
+
+    def function(logprobs):
+        return compute(name, inputs(logprobs, granularity=kind))[0].where(kept, 0.0)
+
+    # A little off, since a clip has no derivative at its own bound.
+    assert torch.autograd.gradcheck(function, torch.tensor(NEW, dtype=torch.float64).add(0.013).requires_grad_())
+
+
+DETACHED = {
+    "cispo": lambda r, a: r.clamp(0.8, 1.2) * a,
+    "vanilla": lambda r, a: a,
+    "tis": lambda r, a: r.clamp(max=2.0) * a,
+    "topr": lambda r, a: torch.where(a > 0, a, r.clamp(max=1.0) * a),
+}
+
+
+@pytest.mark.parametrize("name", DETACHED)
+def test_a_weight_carries_no_gradient(name):
+    logprobs = torch.tensor(NEW, dtype=torch.float64, requires_grad=True)
+    given = inputs(logprobs)
+    losses, _ = compute(name, given)
+    losses.sum().backward()
+    torch.testing.assert_close(logprobs.grad, -DETACHED[name](given.ratio, given.advantages).detach())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_where_nothing_has_moved_each_is_the_policy_gradient(name):
+    """On policy the gradient by lp is −A, but for the means over a sequence of those whose ratio is a sequence's. kl_cov's
+    |Δ| has none at 0, and clip_cov's chosen tokens never."""
+    logprobs = torch.tensor(OLD, dtype=torch.float64, requires_grad=True)
+    losses, _ = compute(name, inputs(logprobs, granularity=of(name)))
+    losses[:5].sum().backward()
+    expected = [-1.0, -1.0, -1.0, 1.0, 1.0]
+    if name == "clip_cov":
+        expected = [0.0, -1.0, -1.0, 1.0, 0.0]
+    assert logprobs.grad[:5].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_descent_step_makes_good_tokens_likelier_and_bad_ones_rarer(name, advantage, make_batch):
+    batch = make_batch([[0, 1]], advantages=[0.0, advantage], old_logprobs=[0.0, -math.log(3)])
+    batch.chosen = torch.zeros(2, dtype=torch.bool)
+    logits = torch.zeros(3, requires_grad=True)
+    logprobs = torch.cat([torch.zeros(1), torch.log_softmax(logits, 0)[:1]])
+    loss, _ = PolicyLoss(AlgorithmSettings(pg_variant=name))(ModelOutputs(logprobs=logprobs), batch)
+    loss.backward()
+    assert torch.sign(-logits.grad[0]).item() == advantage
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_everything_is_finite_however_far_the_policies_are_apart(name):
+    for near, far in ((0.0, -1e6), (-1e6, 0.0)):
+        logprobs = torch.full((6,), near, dtype=torch.float32, requires_grad=True)
+        losses, _ = compute(name, inputs(logprobs, [far] * 6, granularity=of(name), dtype=torch.float32))
+        losses.sum().backward()
+        assert torch.isfinite(losses).all() and torch.isfinite(logprobs.grad).all()
+
+
+def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
+    far = inputs([3.0, 3.0], [-3.0, -3.0], [-1.0, 1.0])
+    bounded, shares = compute("ppo", far)
+    assert bounded.tolist() == pytest.approx([3.0, -1.2])
+    assert shares["actor/dual_clipfrac"].tolist() == [True, False]
+    unbounded, shares = compute("ppo", far, dual_clip=None)
+    assert unbounded[0].item() == pytest.approx(math.exp(6.0))
+    assert "actor/dual_clipfrac" not in shares
+
+
+def test_the_shares_that_clips_hold():
+    """Ratios 1.49, 0.67, 1 with A = 1 and 1.11, 0.50 with A = −1; a clip holds where it makes the loss larger."""
+    _, shares = compute("ppo", inputs(), **WIDER)
+    assert shares["actor/clipfrac"][:5].tolist() == [True, False, False, False, True]
+    assert shares["actor/ppo_ratio_high_clipfrac"][:5].tolist() == [True, False, False, False, False]
+    assert shares["actor/ppo_ratio_low_clipfrac"][:5].tolist() == [False, True, False, False, True]
+    _, shares = compute("gmpo", inputs(granularity="geometric"), **WIDER)
+    assert shares["actor/clipfrac"][:5].tolist() == [True, False, False, False, True]
+    _, shares = compute("cispo", inputs(), **WIDER)
+    assert shares["actor/clipfrac"][:5].tolist() == [True, True, False, False, True]
+    assert compute("tis", inputs(), cap=1.2)[1]["actor/clipfrac"][:5].tolist() == [True, False, False, False, False]
+    assert compute("topr", inputs())[1]["actor/clipfrac"][:5].tolist() == [False, False, False, True, False]
+
+
+# A user's own
+
+
+def of_a_user(inputs, *, bonus, scale=1.0):
+    """−scale·r·A − bonus"""
+    return -scale * inputs.ratio * inputs.advantages - bonus, {"actor/bonus": torch.full_like(inputs.ratio, bonus)}
+
+
+@pytest.fixture
+def user_module(monkeypatch):
+    module = types.ModuleType("a_users_losses")
+    of_a_user.__module__ = module.__name__
+    module.of_a_user = of_a_user
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module.__name__
+
+
+def test_a_user_s_own_is_loaded_called_with_its_pg_args_and_sent_to_ranks(user_module, make_batch):
+    settings = AlgorithmSettings(pg_variant=f"{user_module}:of_a_user", pg_args={"bonus": 0.5}, ratio_type="segment")
+    batch = make_batch([[0, 1, 1]], advantages=[0.0, 1.0, 1.0], old_logprobs=[0.0, -1.0, -1.0])
+    outputs = ModelOutputs(logprobs=torch.tensor([0.0, -0.9, -0.9]))
+    for loss in (PolicyLoss(settings), pickle.loads(pickle.dumps(PolicyLoss(settings)))):
+        value, metrics = loss(outputs, batch)
+        assert value.item() == pytest.approx(-math.exp(0.1) - 0.5)
+        assert {m.name: float(m.value) for m in metrics}["actor/bonus"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("a_users_losses:of_a_user", {}, "missing a required argument: 'bonus'"),
+        ("a_users_losses:of_a_user", {"bonus": 1.0, "bonas": 1.0}, "unexpected keyword argument 'bonas'"),
+        ("a_users_losses:of_a_usr", {}, "no function 'of_a_usr'.*Did you mean 'of_a_user'"),
+        ("a_users_losses:", {}, "must be 'module:function'"),
+        ("a_users_loss:of_a_user", {}, "no module 'a_users_loss'"),
+    ],
+)
+def test_a_user_s_own_that_can_t_be_called_is_refused_before_training(user_module, name, parameters, message):
+    with pytest.raises(ConfigError, match=message):
+        find_variant(name, parameters)

@@ -1,0 +1,39 @@
+"""A conversation by text: the whole history is sent each time, and turns hold no tokens."""
+
+from __future__ import annotations
+
+import asyncio
+
+from turnwise.chat.text_conversation import TextAnswer, TextConversation
+from turnwise.types import SamplingParams
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def test_it_sends_the_history_with_the_smaller_budget_and_a_seed_of_the_turn():
+    asked = []
+
+    async def complete(messages, sampling):
+        asked.append((list(messages), sampling))
+        return TextAnswer(f"answer {len(asked)}", "length" if len(asked) == 2 else "stop", 0.5)
+
+    async def talk():
+        conversation = TextConversation(complete, SamplingParams(max_new_tokens=9, seed=4))
+        first = await conversation.generate([{"role": "system", "content": "Rules"}, user("One")], max_new_tokens=5)
+        await conversation.generate([user("Two")], max_new_tokens=50)
+        await conversation.close()
+        return conversation, first
+
+    conversation, first = asyncio.run(talk())
+    assert first == {"role": "assistant", "content": "answer 1"}
+    history = [message["content"] for message in asked[1][0]]
+    assert history == ["Rules", "One", "answer 1", "Two"]
+    assert [sampling.max_new_tokens for _, sampling in asked] == [5, 9]
+    assert len({sampling.seed for _, sampling in asked}) == 2
+    assert [turn.text for turn in conversation.turns] == ["answer 1", "answer 2"]
+    assert [turn.finish_reason for turn in conversation.turns] == ["stop", "length"]
+    assert [turn.starts_context for turn in conversation.turns] == [True, False]
+    assert all(turn.num_tokens == 0 for turn in conversation.turns)
+    assert conversation.remaining_tokens() > 10**9

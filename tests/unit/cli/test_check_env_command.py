@@ -1,0 +1,145 @@
+"""`turnwise check-env` as a user meets it: a verdict in one screen, an exit status, and sentences for bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from turnwise.cli.main import main
+
+TOYS = "turnwise.testing.toy_envs"
+NUM_LINES = 40
+"""Of a terminal."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory whose modules are found, as the console script finds them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def lake(folder):
+    """A config that names no model, with two tags."""
+    env = {"env_type": "frozen_lake", "max_steps": 3, "env_config": {"is_slippery": False, "observation": "coordinates"}}
+    values = {"sequence_length": 512, "custom_envs": {"Lake": env, "Large": env | {"env_config": {"size": 6}}}}
+    (folder / "lake.yaml").write_text(yaml.safe_dump(values))
+    return "lake.yaml"
+
+
+@pytest.fixture
+def examined(folder, capsys):
+    """Runs the command; returns status and output, which fits on a screen."""
+
+    def run(*arguments):
+        status = main(["check-env", *arguments, "--episodes", "4"])
+        said = capsys.readouterr().out
+        assert len(said.splitlines()) <= NUM_LINES, said
+        assert all(line == line.rstrip() for line in said.splitlines()), "nothing behind a line's end"
+        return status, said
+
+    return run
+
+
+def test_a_built_in_environment_is_fit_to_train_in(examined):
+    status, said = examined("frozen_lake", "size=5", "is_slippery=false")
+    first, *rows, last = said.splitlines()
+    assert (status, last) == (0, "FrozenLakeEnv is fit to train in")
+    assert first == "FrozenLakeEnv  size=5  is_slippery=False  4 seeds"
+    assert re.search(r"scripted play  ok +success 1\.00 \(4 of 4\), score 1 on average", said)
+    assert {row[15:24].strip() for row in rows} == {"ok"}
+
+
+def test_a_class_that_raises_is_a_finding_with_its_place(examined, folder):
+    source = f"from {TOYS} import LettersEnv\n\n\nclass Mine(LettersEnv):\n    def step(self, action):\n        return 1 / 0\n"
+    (folder / "mine_raises.py").write_text(source)
+    status, said = examined("mine_raises:Mine", "num_turns=3")
+    assert status == 1
+    assert re.search(r"step +ERROR +step raises ZeroDivisionError: division by zero", said)
+    assert "mine_raises.py:6 in step: return 1 / 0" in said and "Traceback" not in said
+    assert said.splitlines()[-1].startswith("Mine is not fit to train in: 1 error")
+
+
+def test_a_constructor_that_raises_is_a_finding_too(examined, folder):
+    (folder / "mine_fails.py").write_text("class Mine:\n    def __init__(self):\n        raise OSError('no display')\n")
+    status, said = examined("mine_fails:Mine")
+    assert status == 1 and "the constructor raises OSError: no display" in said
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "status"),
+    [
+        ("import time\nwhile True:\n    time.sleep(1)\n", "importing stuck:Mine hangs: no answer within 0.5 s", 2),
+        (f"from {TOYS} import StuckEnv\nclass Mine(StuckEnv):\n    pass\n", "hangs in step: no answer within 0.5 s", 1),
+    ],
+    ids=["import", "step"],
+)
+def test_a_hang_is_named_and_the_process_ends(folder, source, message, status):
+    (folder / "stuck.py").write_text(source)
+    command = [sys.executable, "-m", "turnwise.cli.main", "check-env", "stuck:Mine", "--timeout", "0.5"]
+    if status == 1:
+        command.append("how=thread")
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+    assert done.returncode == status, done.stderr
+    assert message in done.stdout + done.stderr
+
+
+def test_json_says_the_same(folder, capsys):
+    assert main(["check-env", f"{TOYS}:NaNEnv", "--json", "--episodes", "4"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["env"], report["verdict"], report["env_config"]) == ("NaNEnv", "error", {})
+    [step] = [finding for finding in report["findings"] if finding["check"] == "step"]
+    assert "the reward is nan" in step["result"]
+
+
+def test_a_config_gives_arguments_and_limits(examined, lake, tiny_model):
+    status, said = examined(lake, "--tag", "Lake", "--tokenizer", str(tiny_model))
+    assert status == 0
+    assert "by max_steps 3" in said and "observation=coordinates" in said
+    assert re.search(r"an episode at most \d+ of 512", said)
+    status, said = examined("frozen_lake", "size=5", "--config", lake, "--tag", "Large", "--max-steps", "2")
+    assert "size=5" in said and "by max_steps 2" in said
+    assert "tokens" not in said, "the config names no model whose tokenizer could count"
+
+
+def test_actions_are_named_on_the_command_line(examined):
+    _, without = examined(f"{TOYS}:LettersEnv")
+    assert "nobody says which actions there are" in without and "--actions" in without
+    _, said = examined(f"{TOYS}:LettersEnv", "--actions", "ab,CD")
+    assert re.search(r"random play +ok +success", said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "which environment?"),
+        (["frozen_lak"], "Did you mean 'frozen_lake'?"),
+        (["frozen_lake", "siz=5"], "Did you mean 'size'?"),
+        (["frozen_lake", "observation=smell"], "smell"),
+        (["frozen_lake", "size"], "KEY=VALUE"),
+        (["frozen_lake", "size=[5"], "can't be read as YAML"),
+        (["frozen_lake", "--tag", "Lake"], "--config FILE"),
+        (["frozen_lake", "--episodes", "0"], "--episodes is 0"),
+        (["frozen_lake", "--timeout", "-1"], "--timeout is -1"),
+        (["frozen_lake", "--tokenizer", "nowhere"], "nowhere"),
+        (["nowhere:Env"], "no module 'nowhere'"),
+        (["none.yaml"], "there is no config file none.yaml"),
+        (["lake.yaml"], "has 2 environments; choose with --tag, of Lake, Large"),
+        (["lake.yaml", "--tag", "Lak"], "Did you mean 'Lake'?"),
+        (["lake.yaml", "--config", "lake.yaml"], "two configs"),
+        ([f"{TOYS}:BanditEnv", "--config", "lake.yaml", "--tag", "Lake"], "is a frozen_lake, not a"),
+        (["lake.yaml", "--tag", "Lake", "custom_envs.Lake.max_step=3"], "Did you mean 'max_steps'?"),
+    ],
+)
+def test_bad_input_is_a_sentence(lake, capsys, arguments, message):
+    assert main(["check-env", *arguments]) == 2
+    said = capsys.readouterr()
+    assert message in said.err and said.err.count("error: ") == 1 and "Traceback" not in said.err
+    assert said.out == ""

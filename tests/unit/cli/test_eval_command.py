@@ -1,0 +1,98 @@
+"""`turnwise eval`: modes, samples, several models, and what it says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from turnwise.cli.main import main
+from turnwise.models.load import load_model, load_tokenizer, save_model
+
+TOYS = "turnwise.testing.toy_envs:"
+PLAIN = {"agent_system_template": "", "agent_template": "{observation}", "action_pattern": None}
+
+
+@pytest.fixture
+def config(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    letters = {"env_type": f"{TOYS}LettersEnv", "max_tokens_per_step": 4}
+    values = {
+        "pretrain": str(tiny_model),
+        "val_batch_size": 8,
+        "sequence_length": 128,
+        "val_env_manager": {"num_env_groups": 4},
+        "custom_envs": {"Letters": letters | PLAIN, "Short": letters | PLAIN | {"env_config": {"num_turns": 1}}},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(values))
+    return "job.yaml"
+
+
+def result_of(*arguments):
+    assert main(["eval", *arguments, "--json", "score.json"]) == 0
+    return json.loads(Path("score.json").read_text())
+
+
+def test_both_modes_are_played_and_that_of_validation_comes_first(config, capsys):
+    result = result_of(config)
+    assert [r["mode"] for r in result["results"]] == ["sampled", "greedy"]
+    assert {name: result[name] for name in result["results"][0]} == result["results"][0]
+    assert result["overall"]["num_episodes"] == 8 and set(result["by_tag"]) == {"Letters", "Short"}
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.partition("  0.")[0].strip() for line in lines if line.startswith(("tiny,", "  Letters", "  Short"))]
+    assert rows == ["tiny, sampled", "Letters", "Short", "tiny, greedy", "Letters", "Short"]
+    assert result_of(config, "val_env_manager.generating_args.do_sample=false")["mode"] == "greedy"
+
+
+def test_an_evaluation_repeats_itself_and_samples_of_a_task_come_in_order(config):
+    once, again = (result_of(config, "--sampled", "--samples", "4") for _ in range(2))
+    assert once == again
+    assert once != result_of(config, "--sampled", "--samples", "4", "seed=7")
+    assert list(once["overall"]["pass_at"]) == ["1", "2", "4"] and once["overall"]["num_tasks"] == 8
+    assert once["overall"]["pass_at"]["1"] == pytest.approx(once["overall"]["success"])
+    greedy = result_of(config, "--greedy", "--episodes", "5")
+    assert [r["mode"] for r in greedy["results"]] == ["greedy"] and greedy["overall"]["num_episodes"] == 5
+
+
+def test_greedy_episodes_are_greedy(config, tmp_path):
+    """A sampled episode at a temperature near 0 does the same."""
+    greedy = result_of(config, "--greedy")
+    cold = result_of(config, "--sampled", "val_env_manager.generating_args.temperature=0.0001")
+    assert greedy["overall"] == cold["overall"]
+    warm = result_of(config, "--sampled", "val_env_manager.generating_args.temperature=0")
+    assert warm["mode"] == "sampled" and warm["overall"] != greedy["overall"]
+
+
+def test_several_models_stand_below_each_other(config, tiny_model, tmp_path, capsys):
+    other = tmp_path / "other"
+    model = load_model(tiny_model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    save_model(model, load_tokenizer(tiny_model), other)
+    result = result_of(config, "--sampled", "--model", str(tiny_model), str(other), "val_batch_size=6")
+    assert [Path(r["model"]).name for r in result["results"]] == ["tiny", "other"]
+    first, second = result["results"]
+    assert first["overall"]["num_episodes"] == 6 and first["overall"] != second["overall"]
+    assert result_of(config, "--sampled", "--model", str(other), "val_batch_size=6")["overall"] == second["overall"]
+    assert "other, sampled" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--episodes", "0"], "--episodes is 0"),
+        (["--samples", "-1"], "--samples is -1"),
+        (["--samples", "2", "--greedy"], "all the same"),
+        (["--json", "nowhere/score.json"], "there is no folder nowhere"),
+        (["--model", "nowhere"], "no such model folder"),
+        (["custom_envs.Letters.agent_name=react_agent"], "react_agent"),
+    ],
+)
+def test_bad_input_is_answered_in_a_sentence(config, capsys, arguments, message):
+    assert main(["eval", config, *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said

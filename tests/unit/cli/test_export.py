@@ -1,0 +1,61 @@
+"""`turnwise export`: an adapter's folder becomes a plain model folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from turnwise.cli.main import main
+from turnwise.models.load import load_model, load_tokenizer
+from turnwise.models.lora import Adapters, LoRASettings
+
+
+@pytest.fixture
+def adapter(tiny_model: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    adapters = Adapters(load_model(tiny_model), LoRASettings(rank=2, alpha=4), base=str(tiny_model))
+    with torch.no_grad():
+        for parameter in adapters.model.parameters():
+            if parameter.requires_grad:
+                parameter.fill_(0.05)
+    adapters.save(folder)
+    load_tokenizer(tiny_model).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("words", "dtype"), [([], torch.float32), (["--dtype", "bf16"], torch.bfloat16)])
+def test_an_adapter_is_merged_into_a_folder_that_needs_nothing_else(
+    adapter: Path, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], dtype: torch.dtype
+) -> None:
+    out = tmp_path / "plain"
+    assert main(["export", "--model", str(adapter), "--out", str(out), *words]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{out}: Qwen3ForCausalLM") and f"{tiny_model} with the adapter of {adapter} merged" in said
+    plain, merged = AutoModelForCausalLM.from_pretrained(out), load_model(adapter, dtype=dtype)
+    assert plain.dtype == dtype
+    assert all(torch.equal(tensor, merged.get_parameter(name)) for name, tensor in plain.named_parameters())
+    assert plain.generation_config.eos_token_id == merged.generation_config.eos_token_id
+    assert AutoTokenizer.from_pretrained(out).get_vocab() == load_tokenizer(tiny_model).get_vocab()
+    assert not list(out.glob("adapter*"))
+
+
+def test_a_plain_checkpoint_is_exported_without_its_training(tiny_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plain"
+    assert main(["export", "--model", str(tiny_model), "--out", str(out)]) == 0
+    assert all(
+        torch.equal(tensor, load_model(tiny_model).get_parameter(name)) for name, tensor in load_model(out).named_parameters()
+    )
+
+
+def test_bad_input(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "a")]) == 2
+    assert "no such model folder" in capsys.readouterr().err
+    assert main(["export", "--model", str(adapter), "--out", str(adapter)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "moved/away"}')
+    assert main(["export", "--model", str(adapter), "--out", str(tmp_path / "b")]) == 2
+    assert "its base model moved/away isn't there" in capsys.readouterr().err and not (tmp_path / "b").exists()

@@ -1,0 +1,232 @@
+"""`turnwise play` as a user meets it: a person at a pipe or a terminal, players, models, and a model behind a URL."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+import yaml
+
+from turnwise.cli.main import main
+
+TOYS = "turnwise.testing.toy_envs"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def lake(folder, tiny_model):
+    """A config that names its model."""
+    env = {
+        "env_type": "frozen_lake",
+        "max_steps": 3,
+        "max_tokens_per_step": 16,
+        "agent_system_template": "Walk.",
+        "agent_template": "{observation}",
+        "env_config": {"is_slippery": False, "env_instruction": ""},
+    }
+    values = {"pretrain": str(tiny_model), "sequence_length": 256, "custom_envs": {"Lake": env}}
+    (folder / "lake.yaml").write_text(yaml.safe_dump(values))
+    return "lake.yaml"
+
+
+@pytest.fixture
+def played(folder, capsys, monkeypatch):
+    """Plays with lines of a pipe; returns what was printed."""
+
+    def run(*arguments, lines=""):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+        assert main(["play", *arguments]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def rows(said, label):
+    """The texts of the lines that carry a label in the gutter."""
+    return [line.partition("│ ")[2] for line in said.splitlines() if line.startswith(f"{label} ")]
+
+
+def test_a_person_at_a_pipe(played, lake):
+    said = played(lake, lines="Right\n\n!what?\nq\n")
+    assert [line for line in said.splitlines() if line.startswith("action")] == [
+        "action ⟩ Right",
+        "action ⟩ ",
+        "action ⟩ !what?",
+        "action ⟩ q",
+    ]
+    assert rows(said, "sees")[0] == "<|im_start|>system"
+    assert rows(said, "says") == ["<answer>Right</answer><|im_end|>", "what?<|im_end|>"]
+    assert rows(said, "does")[0].startswith("'Right' → reward 0, success 0, action_is_valid 1")
+    assert rows(said, "does")[1].startswith("nothing that action_pattern reads → reward 0")
+    assert rows(said, "left")[0].startswith("2 turns, ")
+    assert rows(said, "score") == ["0 after 2 turns, left by you"]
+    assert played(lake, lines="Right\n").count("left by you") == 1, "the end of input is an end"
+
+
+def test_the_figures_add_up(played, lake):
+    said = played(lake, "--policy", "scripted", "--ids")
+    seen = [int(count) for count in re.findall(r"^sees +\+(\d+)", said, re.M)]
+    sampled = [int(count) for count in re.findall(r"^says +\+(\d+)", said, re.M)]
+    total = sum(seen) + sum(sampled)
+    assert rows(said, "tokens") == [f"{total} in 1 context, response_mask 1 on {sum(sampled)} ({sum(sampled) / total:.0%})"]
+    left = [int(count) for count in re.findall(r"(\d+) tokens of the context", said)]
+    assert left[-1] == 256 - total
+    assert re.findall(r"context (\d+) of 256", said)[0] == str(seen[0] + sampled[0])
+    spans = re.findall(r"turn \d: (\d+)–(\d+)", said)
+    assert [int(stop) - int(start) + 1 for start, stop in spans] == sampled and int(spans[0][0]) == seen[0]
+    ids = re.search(r"^ids +│ ([\d ]+(?:\n +│ [\d ]+)*)", said, re.M).group(1)
+    assert len(re.findall(r"\d+", ids)) == seen[0]
+    [mask] = rows(said, "mask")
+    assert set(mask) == {"█", "░"} and mask.startswith("░") and mask.endswith("█")
+
+
+def test_a_model_shows_its_log_probs(played, lake, tiny_model):
+    said = played(lake, "--policy", str(tiny_model), "--split", "val", "--seed", "4")
+    assert said.startswith("Lake  val seed 4 · mode trajectory")
+    shown = [float(p) for row in rows(said, "logp") for p in re.findall(r" \d+ (-?\d+\.\d\d)(?:   |$)", row)]
+    assert shown and all(logprob <= 0 for logprob in shown)
+    assert re.search(r"cut at 16 tokens|<\|im_end\|>", said)
+
+
+def test_a_bare_environment_has_the_defaults_of_training_and_arguments(played):
+    said = played("frozen_lake", "size=2", "is_slippery=false", "--policy", "scripted", "--max-steps", "4")
+    assert "note: no tokenizer is here: bytes stand in for tokens" in said
+    assert "You act in an environment, one action each turn." in said
+    assert rows(said, "score") == ["1 after 2 turns, finished by the environment"]
+
+
+def test_a_config_that_leaves_the_model_to_the_command_line(played, folder):
+    (folder / "bare.yaml").write_text(yaml.safe_dump({"custom_envs": {"Lake": {"env_type": "frozen_lake"}}}))
+    said = played("bare.yaml", "custom_envs.Lake.env_config.size=3", "--policy", "random", "custom_envs.Lake.max_steps=1")
+    assert rows(said, "score") == ["0 after 1 turn, cut by max_steps"]
+
+
+def test_what_a_terminal_would_take_for_a_command_is_written_out(played, folder):
+    source = f"from {TOYS} import BanditEnv\n\n\nclass Rude(BanditEnv):\n    def reset(self, *, seed=None):\n"
+    (folder / "rude.py").write_text(source + "        return 'clear \\x1b[2J now', {}\n")
+    assert "clear \\x1b[2J now" in played("rude:Rude", "--policy", "random")
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+        choice = {"message": {"content": "I go <answer>Right</answer>"}, "finish_reason": "stop"}
+        self.wfile.write(json.dumps({"choices": [choice]}).encode())
+
+    def log_message(self, *_):
+        """Nothing on stderr."""
+
+
+def test_a_model_behind_a_url(played, lake):
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.asked = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        said = played(lake, "--policy", f"openai:http://127.0.0.1:{server.server_port}/v1", "--model-name", "small")
+        server.shutdown()
+    assert "there are no token ids to show" in said
+    assert rows(said, "says") == ["I go <answer>Right</answer>"] * 3
+    assert not rows(said, "ids") and not rows(said, "tokens") and not rows(said, "mask")
+    assert [len(asked["messages"]) for asked in server.asked] == [2, 4, 6]
+    assert {(asked["model"], asked["max_tokens"]) for asked in server.asked} == {("small", 16)}
+
+
+def test_a_person_at_a_terminal_leaves_with_control_c(lake, folder):
+    terminal, process = open_terminal(folder, lake, "--no-color")
+    read_until(terminal, "action")
+    os.write(terminal, b"Right\n")
+    read_until(terminal, "turn 2 of 3")
+    read_until(terminal, "action")
+    os.write(terminal, b"\x03")
+    said = read_until(terminal, None)
+    assert process.wait(60) == 0
+    assert "after 1 turn, left by you" in said and "Traceback" not in said
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", said), "no colour"
+
+
+def open_terminal(folder, *arguments):
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "turnwise.cli.main", "play", *arguments]
+    environment = os.environ | {"TERM": "xterm"}
+    process = subprocess.Popen(
+        command,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        cwd=folder,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=take_terminal,
+    )
+    os.close(slave)
+    return master, process
+
+
+def take_terminal():
+    """In the new process: its standard input is the terminal that sends it Ctrl-C."""
+    import fcntl
+    import termios
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def read_until(terminal, text):
+    """What comes up to `text`; with None up to the end."""
+    said = ""
+    while text is None or text not in said:
+        try:
+            chunk = os.read(terminal, 4096).decode(errors="replace")
+        except OSError:
+            chunk = ""
+        if not chunk:
+            assert text is None, f"{text!r} never came: {said}"
+            return said
+        said += chunk
+    return said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "which environment?"),
+        (["frozen_lak"], "Did you mean 'frozen_lake'?"),
+        (["frozen_lake", "siz=3"], "Did you mean 'size'?"),
+        (["frozen_lake", "--policy", "nowhere"], "none of human, random, scripted, openai:URL"),
+        (["frozen_lake", "--policy", "openai:localhost"], "--model-name"),
+        (["frozen_lake", "--policy", "openai:localhost", "--model-name", "x"], "must be like http://"),
+        (["frozen_lake", "--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "x"], "is the server up"),
+        (["frozen_lake", "--tokenizer", "nowhere"], "nowhere"),
+        (["frozen_lake", "--max-steps", "0"], "--max-steps is 0"),
+        (["frozen_lake", "--seed", "-1"], "--seed is -1"),
+        (["frozen_lake", "render_mode=rgb_array", "--policy", "random"], "knows texts only"),
+        ([f"{TOYS}:LettersEnv", "--policy", "random"], "--actions a,b,c"),
+        ([f"{TOYS}:RaisingEnv", "--policy", "random"], "RuntimeError: the toy is broken"),
+        (["lake.yaml", "--tag", "Lak"], "Did you mean 'Lake'?"),
+        (
+            ["lake.yaml", "sequence_length=8", "custom_envs.Lake.max_tokens_per_step=2", "--policy", "random"],
+            "raise sequence_length",
+        ),
+    ],
+)
+def test_bad_input_is_a_sentence(lake, capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Right\n"))
+    assert main(["play", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("error: ") == 1 and "Traceback" not in said

@@ -1,0 +1,179 @@
+"""`turnwise rollout` and `turnwise train --from-rollouts` on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from turnwise.cli.main import main
+from turnwise.rollout.journal import read_journal
+from turnwise.rollout.replay import read_groups
+
+TOYS = "turnwise.testing.toy_envs:"
+LETTERS = {"env_type": f"{TOYS}LettersEnv", "max_steps": 2, "max_tokens_per_step": 4, "action_pattern": None}
+
+
+@pytest.fixture
+def job(tiny_model, tmp_path, monkeypatch):
+    """Writes a config; returns its file."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(envs=None, **changes):
+        values = {
+            "exp_name": "job",
+            "pretrain": str(tiny_model),
+            "output_dir": "runs",
+            "max_steps": 2,
+            "rollout_batch_size": 8,
+            "val_batch_size": 6,
+            "sequence_length": 256,
+            "track_with": [],
+            "train_env_manager": {"num_env_groups": 2, "group_size": 4, "max_env_retries": 0},
+            "val_env_manager": {"num_env_groups": 6},
+            "custom_envs": envs or {"Letters": LETTERS},
+        }
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(values | changes))
+        return "job.yaml"
+
+    return write
+
+
+def test_rollouts_are_written_and_summed_up(job, capsys):
+    envs = {"Letters": LETTERS, "Bandit": {"env_type": f"{TOYS}BanditEnv", "max_tokens_per_step": 2}}
+    assert main(["rollout", job(envs), "--batches", "2", "--out", "played.jsonl"]) == 0
+    out = capsys.readouterr().out
+    rows = read_journal(Path("played.jsonl"))
+    assert [step for step, _ in rows] == [0] * 8 + [1] * 8
+    table = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert {"all", "Letters", "Bandit", "speed", "rollouts"} <= set(table)
+    scores = [trajectory.score for _, trajectory in rows]
+    assert f"{sum(scores) / 16:.3f}" in table["all"] and " 16 " in table["all"] and " 8 " in table["Bandit"]
+    assert table["rollouts"].split() == ["rollouts", "played.jsonl:", "16", "trajectories"]
+    assert not os.path.exists("runs"), "there is no run"
+
+
+def test_validation_tasks_are_those_of_validation(job, capsys):
+    assert main(["rollout", job(), "--split", "val", "--json"]) == 0
+    captured = capsys.readouterr()
+    summary = json.loads(captured.out)
+    rows = read_journal(Path("rollouts.jsonl"))
+    assert {trajectory.task.split for _, trajectory in rows} == {"val"}
+    assert summary["overall"]["num_episodes"] == summary["num_written"] == len(rows) == 6
+    assert summary["sampled_tokens"] == sum(len(turn.response_ids) for _, t in rows for turn in t.turns)
+    assert summary["tokens_per_s"] > 0 and summary["engine_s"] > summary["environment_s"] >= 0
+    assert "episodes at once" in captured.err
+
+
+def test_limits_and_failures_are_counted(job, capsys, tmp_path, monkeypatch):
+    (tmp_path / "odd_env.py").write_text(
+        "from turnwise.testing.toy_envs import LettersEnv\n\n\n"
+        "class OddEnv(LettersEnv):\n"
+        "    def reset(self, *, seed=None):\n"
+        "        self.is_odd = seed % 2 == 1\n"
+        "        return super().reset(seed=seed)\n\n"
+        "    def step(self, action):\n"
+        "        if self.is_odd:\n"
+        "            raise RuntimeError('an odd seed')\n"
+        "        return super().step(action)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    odd = LETTERS | {"env_type": "odd_env:OddEnv", "env_config": {"num_turns": 9}, "agent_template": "{observation}"}
+    manager = {"num_env_groups": 2, "group_size": 4, "max_env_retries": 0, "max_failed_fraction": 1.0}
+    assert main(["rollout", job({"Odd": odd}, train_env_manager=manager), "--batches", "4", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["limits"] == {"max_steps": 32} and summary["overall"]["truncated"] == 1.0
+    assert summary["num_failed"] == sum(summary["failures"].values()) >= 4
+    assert list(summary["failures"]) == ["RuntimeError: an odd seed"]
+    assert summary["num_written"] == 32 + summary["num_failed"]
+
+
+def test_what_was_played_before_an_error_is_kept(job, capsys, tmp_path, monkeypatch):
+    (tmp_path / "breaking_env.py").write_text(
+        "from turnwise.testing.toy_envs import LettersEnv\n\n\n"
+        "class BreakingEnv(LettersEnv):\n"
+        "    made = 0\n\n"
+        "    def reset(self, *, seed=None):\n"
+        "        BreakingEnv.made += 1\n"
+        "        if BreakingEnv.made > 12:\n"
+        "            raise RuntimeError('worn out')\n"
+        "        return super().reset(seed=seed)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = job({"Breaking": LETTERS | {"env_type": "breaking_env:BreakingEnv"}})
+    assert main(["rollout", config, "--batches", "3"]) == 2
+    captured = capsys.readouterr()
+    assert "worn out" in captured.err and "most often" in captured.out
+    groups = read_groups(Path("rollouts.jsonl")).groups
+    assert len([group for group in groups if not group.rejected]) >= 2
+
+
+def test_ctrl_c_keeps_what_was_played(job, capsys, tmp_path, monkeypatch):
+    (tmp_path / "pressing_env.py").write_text(
+        "import signal\n"
+        "from turnwise.testing.toy_envs import LettersEnv\n\n\n"
+        "class PressingEnv(LettersEnv):\n"
+        "    made = 0\n\n"
+        "    def reset(self, *, seed=None):\n"
+        "        PressingEnv.made += 1\n"
+        "        if PressingEnv.made == 10:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "        return super().reset(seed=seed)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    manager = {"num_env_groups": 1, "group_size": 4}
+    config = job(
+        {"Pressing": LETTERS | {"env_type": "pressing_env:PressingEnv"}}, train_env_manager=manager, rollout_batch_size=40
+    )
+    assert main(["rollout", config]) == 130
+    captured = capsys.readouterr()
+    assert captured.err.endswith("interrupted\n") and "8 trajectories" in captured.out
+    assert [group.index for group in read_groups(Path("rollouts.jsonl")).groups] == [0, 1]
+
+
+def test_training_takes_the_file(job, capsys):
+    config = job()
+    assert main(["rollout", config, "--batches", "2"]) == 0
+    assert main(["train", config, "--from-rollouts", "rollouts.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert "read from rollouts.jsonl, which has 4 groups" in out and "checkpoint-2" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rollout", "CONFIG", "--batches", "0"], "--batches is 0"),
+        (["rollout", "CONFIG", "--out", "nowhere/x.jsonl"], "there is no folder nowhere"),
+        (["rollout", "CONFIG", "--out", "job.yaml"], "it is there already"),
+        (["rollout", "CONFIG", "--model", "nowhere"], "no such model folder"),
+        (["rollout", "CONFIG", "group_filter=own:keep"], "no module 'own'"),
+        (["rollout", "CONFIG", "actor_infer.strategy_args.strategy_name=vllm"], "vllm"),
+        (["train", "CONFIG", "--from-rollouts", "none.jsonl"], "there is no such file"),
+        (["train", "CONFIG", "--from-rollouts", "."], "there is no such file"),
+        (["train", "CONFIG", "--from-rollouts", "empty.jsonl"], "it is empty"),
+        (["train", "CONFIG", "--from-rollouts", "job.yaml"], "can't be read"),
+    ],
+)
+def test_bad_input_is_answered_in_a_sentence(job, capsys, arguments, message):
+    config = job()
+    open("empty.jsonl", "w").close()
+    before = sorted(os.listdir("."))
+    assert main([config if word == "CONFIG" else word for word in arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said and "error: " in said and "Traceback" not in said
+    assert [name for name in sorted(os.listdir(".")) if name not in (*before, "runs")] == []
+
+
+def test_a_cut_file_is_used_as_far_as_it_goes(job, capsys):
+    config = job()
+    assert main(["rollout", config, "--batches", "2"]) == 0
+    with open("rollouts.jsonl", "r+", encoding="utf-8") as file:
+        file.truncate(os.path.getsize("rollouts.jsonl") - 100)
+    capsys.readouterr()
+    assert main(["train", config, "--from-rollouts", "rollouts.jsonl"]) == 0
+    said = capsys.readouterr().err
+    assert "1 of 16 lines can't be read" in said and "train/Letters/3 (3 of 4 trajectories)" in said
+    assert "training ends after 1 of 2 steps" in said

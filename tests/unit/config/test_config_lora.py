@@ -1,0 +1,150 @@
+"""What a config says of LoRA and of partial training before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.config import (
+    AgenticConfig,
+    SFTConfig,
+    availability,
+    describe,
+    differences,
+    ineffective,
+    parse_config,
+    unavailable,
+)
+from turnwise.config.model_facts import read_model_facts
+from turnwise.errors import ConfigError
+from turnwise.models.lora import Adapters, LoRASettings
+from turnwise.testing.toy_model import toy_model
+
+MINIMAL: dict[str, Any] = {"pretrain": "models/none", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
+SFT: dict[str, Any] = {"pretrain": "models/none", "train_files": "demos.jsonl"}
+
+
+def config_of(**keys: Any) -> AgenticConfig:
+    return parse_config(MINIMAL | keys, AgenticConfig)[0]
+
+
+def with_lora(role: str = "actor_train", **model_args: Any) -> dict[str, Any]:
+    return {role: {"model_args": {"lora_rank": 8, **model_args}}}
+
+
+def test_lora_and_frozen_parameters_can_be_trained() -> None:
+    assert unavailable(config_of(**with_lora(lora_target="all", lora_dropout=0.1))) == []
+    assert unavailable(config_of(actor_train={"model_args": {"freeze_module_prefix": "model.layers.0."}})) == []
+    assert unavailable(parse_config(SFT | {"model_args": {"lora_rank": 4}}, SFTConfig)[0]) == []
+    assert ineffective(config_of(**with_lora(lora_alpha=4.0))) == []
+
+
+def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability, "find_spec", lambda name: None if name == "peft" else object())
+    sentence = "model_args.lora_rank: LoRA needs peft, which isn't installed; pip install 'turnwise[rl]'."
+    assert unavailable(config_of(**with_lora())) == [f"actor_train.{sentence}"]
+    assert unavailable(parse_config(SFT | {"model_args": {"lora_rank": 4}}, SFTConfig)[0]) == [sentence]
+    assert unavailable(config_of()) == []
+
+
+def test_a_critic_with_adapters_is_refused_where_there_is_one() -> None:
+    sentence = "critic.model_args.lora_rank: LoRA for a critic isn't in this version."
+    assert unavailable(config_of(adv_estimator="gae", **with_lora("critic"))) == [sentence]
+    assert unavailable(config_of(adv_estimator="mine:Credit", **with_lora("critic"))) == [sentence]
+    assert unavailable(config_of(**with_lora("critic"))) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        (
+            {"actor_train": {"model_args": {"lora_target": "all"}}},
+            "actor_train.model_args.lora_target: has no effect: needs lora_",
+        ),
+        (with_lora("actor_infer"), "actor_infer.model_args.lora_rank: has no effect: actor_train trains; set it there"),
+        (with_lora("reference") | {"use_kl_loss": True}, "reference.model_args.lora_rank: has no effect: a reference isn't"),
+        (
+            {"actor_infer": {"model_args": {"freeze_module_prefix": "x"}}},
+            "actor_infer.model_args.freeze_module_prefix: has no effect: actor_train trains; set it there",
+        ),
+    ],
+)
+def test_a_key_without_effect_is_answered(keys: dict[str, Any], sentence: str) -> None:
+    [line] = ineffective(config_of(**keys))
+    assert line.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("model_args", "message"),
+    [
+        ({"lora_target": []}, "lora_target.*leaves nothing to be trained"),
+        ({"lora_target": ["all", "q_proj"]}, "lora_target.*all is every linear module; name it alone"),
+        ({"lora_dropout": 1.0}, "lora_dropout"),
+        ({"lora_rank": 0}, "lora_rank"),
+    ],
+)
+def test_what_cannot_be_is_refused(model_args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_of(**with_lora(**model_args))
+    with pytest.raises(ConfigError, match=message):
+        parse_config(SFT | {"model_args": {"lora_rank": 8, **model_args}}, SFTConfig)
+
+
+def test_the_reference_is_in_the_policy_where_it_is_the_same_model_computed_alike() -> None:
+    assert config_of(**with_lora()).is_reference_in_policy
+    assert config_of(**with_lora(dtype="bf16")).is_reference_in_policy, "its dtype follows the policy's"
+    assert not config_of().is_reference_in_policy
+    for other in ({"model_name_or_path": "models/other"}, {"dtype": "bf16"}, {"attn_implementation": "sdpa"}):
+        assert not config_of(**with_lora(), reference={"model_args": other}).is_reference_in_policy
+
+
+@pytest.fixture
+def toy_folder(tmp_path: Path) -> Path:
+    toy_model().config.save_pretrained(tmp_path / "toy")
+    return tmp_path / "toy"
+
+
+@pytest.mark.parametrize("targets", [["all"], ["q_proj", "mlp.down_proj"]])
+def test_parameters_of_adapters_are_counted_as_the_model_has_them(toy_folder: Path, targets: list[str]) -> None:
+    facts = read_model_facts(str(toy_folder))
+    adapters = Adapters(toy_model(), LoRASettings(4, 8, targets=tuple(targets)))
+    assert facts is not None
+    assert facts.num_lora_parameters(4, targets) == sum(p.numel() for p in adapters.model.parameters() if p.requires_grad)
+
+
+def test_memory_of_lora_is_the_frozen_model_its_adapters_and_the_engine_s_copy(toy_folder: Path) -> None:
+    def memory(**keys: Any) -> str:
+        return dict(describe(config_of(pretrain=str(toy_folder), sequence_length=64, **keys)).rows)["memory"]
+
+    said = memory(use_kl_loss=True, **with_lora())
+    assert "frozen weights" in said and "adapters to be trained" in said and "sampler" in said and "reference" not in said
+    assert "reference" in memory(use_kl_loss=True) and "sampler" not in memory(use_kl_loss=True)
+    assert memory(actor_train={"model_args": {"freeze_module_prefix": "model.embed_tokens"}}).startswith("at most")
+    sft = parse_config(SFT | {"pretrain": str(toy_folder), "model_args": {"lora_rank": 2}, "sequence_length": 64}, SFTConfig)[0]
+    assert "frozen weights" in dict(describe(sft).rows)["memory"]
+
+
+def test_an_adapter_folder_has_the_size_of_its_base(toy_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(toy_folder)}))
+    assert read_model_facts(str(tmp_path / "adapter")) == read_model_facts(str(toy_folder))
+    config = config_of(pretrain=str(tmp_path / "adapter"))
+    assert config.sequence_length == 256
+    assert f"an adapter merged into {toy_folder}" in dict(describe(config).rows)["model"]
+
+
+def test_a_run_cannot_go_on_with_other_adapters() -> None:
+    for key in ("actor_train.model_args.lora_rank", "model_args.lora_target", "critic.model_args.freeze_module_prefix"):
+        section, _, name = key.rpartition(".")
+        nested: dict[str, Any] = {name: 2}
+        for part in reversed(section.split(".")):
+            nested = {part: nested}
+        [difference] = differences({}, nested)
+        assert difference.is_refused and str(difference) == (
+            f"{key}: unset → 2 (other parameters would be trained than those of the checkpoint)"
+        )
+    [difference] = differences({}, {"actor_train": {"model_args": {"lora_dropout": 0.1}}})
+    assert not difference.is_refused

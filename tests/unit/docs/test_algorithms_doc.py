@@ -1,0 +1,79 @@
+"""docs/algorithms.md names every estimator with its paper and defaults, and its example runs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from turnwise.algorithms.settings import AlgorithmSettings
+from turnwise.batching.samples import build_samples
+from turnwise.config import ineffective, parse_config
+from turnwise.entry_points import load_class
+from turnwise.errors import ConfigError
+from turnwise.spec import ESTIMATORS
+from turnwise.types import Group, Task, Trajectory, Turn
+
+PAGE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("name", "spec"), ESTIMATORS.items(), ids=ESTIMATORS)
+def test_every_estimator_has_a_section_with_its_paper(name, spec):
+    section = PAGE.split(f"\n### `{name}`\n")[1].split("\n#")[0]
+    papers = re.findall(r"arXiv:\S+\d", spec.paper)
+    assert all(paper in section for paper in papers), f"{name} doesn't name {papers}"
+
+
+@pytest.mark.parametrize(("name", "spec"), ESTIMATORS.items(), ids=ESTIMATORS)
+def test_the_table_has_the_defaults(name, spec):
+    line = next(line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |"))
+    _, _, placement, normalization, reads, needs = (cell.strip() for cell in line.strip("|").split("|"))
+    assert placement == ("" if spec.placement == "score" else spec.placement)
+    grouping = {"traj_group_id": "siblings", "batch": "batch"}
+    expected = "its own" if spec.normalization == "own" else f"{grouping[spec.normalization[0]]}, {spec.normalization[1]}"
+    assert normalization == expected
+    keys = {
+        "gamma": spec.discounts,
+        "lambd": spec.has_td_errors,
+        "step_reward_gamma": spec.has_step_returns,
+        "step_reward_weight": spec.mixes_step_advantages,
+    }
+    assert {key for key in keys if f"`{key}`" in reads} == {key for key, is_read in keys.items() if is_read}
+    assert ("siblings" in needs) == spec.compares_siblings and ("critic" in needs) == ("values" in spec.needs)
+
+
+def test_the_page_links_what_there_is():
+    folder = Path(__file__).parents[3] / "docs"
+    assert {target for target in re.findall(r"\]\(([^)#]+)\)", PAGE) if not (folder / target).exists()} <= {"losses.md"}
+    assert "(algorithms.md)" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_example_is_short_and_runs(tmp_path, monkeypatch):
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(code.splitlines()) <= 30
+    [(module, name)] = re.findall(r"adv_estimator=(\w+):(\w+)", PAGE)
+    (tmp_path / f"{module}.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    algorithm = load_class(f"{module}:{name}", "adv_estimator", ConfigError)(
+        AlgorithmSettings(adv_estimator=f"{module}:{name}")
+    )
+    sys.modules.pop(module)
+    task = Task(id="t", tag="T", split="train", seed=0)
+    trajectories = []
+    for sibling, score in enumerate((0.0, 1.0, 9.0)):
+        turn = Turn(np.array([1]), np.array([2, 3]), np.zeros(2, np.float32), reward=score)
+        trajectories.append(Trajectory(task, sibling, turns=[turn]))
+        trajectories[-1].samples = build_samples(trajectories[-1])
+    algorithm.credit([Group(task, trajectories)])
+    assert [t.samples[0].advantages.tolist() for t in trajectories] == [[0, -1, -1], [0, 0, 0], [0, 8, 8]]
+
+
+def test_the_example_is_taken_by_a_config():
+    envs = {"custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
+    config, _ = parse_config({"pretrain": "none", "adv_estimator": "median_credit:MedianCredit", **envs})
+    assert ineffective(config) == []

@@ -1,0 +1,402 @@
+"""Each defect that is planted in an environment is found and named; one without any is fit to train in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from turnwise.envs.check import Report, check_env
+from turnwise.envs.check_examination import CheckSettings
+from turnwise.envs.check_session import Clock
+from turnwise.envs.check_times import times
+from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.errors import EnvironmentFault
+from turnwise.testing.toy_envs import (
+    BanditEnv,
+    CutEnv,
+    IdentityEnv,
+    LettersEnv,
+    NaNEnv,
+    RaisingEnv,
+    SlowEnv,
+    StuckEnv,
+    WrongTupleEnv,
+)
+
+QUICK = CheckSettings(num_episodes=8, timeout_s=20.0)
+
+
+class SoundEnv(IdentityEnv):
+    """Shows letters and wants them back, one a turn; right in everything that is checked."""
+
+    def __init__(self, split: str = "train", num_turns: int = 3) -> None:
+        super().__init__(["a", "b", "c", "d"] if split == "train" else ["w", "x", "y", "z"], num_turns)
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        observation, info = super().reset(seed=seed)
+        return self._marked(observation), info
+
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return self._marked(observation), reward, terminated, truncated, info
+
+    def expert_action(self) -> str:
+        return self._shown[self._turn]
+
+    def state_key(self) -> Any:
+        return self._turn, *self._shown
+
+    def _marked(self, observation: str) -> str:
+        return f"{self._turn} of {' '.join(self._shown)}: {observation}"
+
+
+class ForgetfulEnv(SoundEnv):
+    """What it shows depends on how often the class was reset."""
+
+    resets: ClassVar[Any] = itertools.count()
+
+    def _marked(self, observation: str) -> str:
+        return f"{observation} {next(self.resets)}"
+
+
+class GlobalRandomEnv(SoundEnv):
+    """Seeds the generator of the whole process and draws from it: right alone, wrong beside its siblings."""
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        random.seed(seed)
+        return super().reset(seed=seed)
+
+    def step(self, action: str) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, random.random(), *rest
+
+
+class CrowdedEnv(SoundEnv):
+    """Starts elsewhere where more than two of its kind are open."""
+
+    num_open: ClassVar[int] = 0
+
+    def __init__(self, split: str = "train") -> None:
+        super().__init__(split)
+        CrowdedEnv.num_open += 1
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        return super().reset(seed=(seed or 0) + max(CrowdedEnv.num_open - 2, 0))
+
+    def close(self) -> None:
+        CrowdedEnv.num_open -= 1
+
+
+class InstructingEnv(SoundEnv):
+    """Tells other rules each time, in what only prompts show."""
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        return super().reset(seed=seed)[0], {"env_instruction": f"Today's number is {next(ForgetfulEnv.resets)}."}
+
+
+class UndeclaredEnv(SoundEnv):
+    metric_reductions: ClassVar[Mapping[str, Any]] = {"sucess": "last"}
+
+
+class MedianEnv(SoundEnv):
+    metric_reductions: ClassVar[Mapping[str, Any]] = {"success": "median"}
+
+
+class NoMetricsEnv(BanditEnv):
+    metric_reductions: ClassVar[Any] = property(lambda self: self.undefined)
+
+
+class SilentMetricEnv(SoundEnv):
+    metric_reductions: ClassVar[Mapping[str, Any]] = {"success": "mean", "distance": "last"}
+
+
+class ListKeyEnv(SoundEnv):
+    def state_key(self) -> Any:
+        return [1]
+
+
+class HidingEnv(SoundEnv):
+    """Shows the letter and hides the turn, so that equal observations stand for several states."""
+
+    def _marked(self, observation: str) -> str:
+        return observation
+
+
+class MergingEnv(SoundEnv):
+    """Names only the turn."""
+
+    def state_key(self) -> Any:
+        return self._turn
+
+
+class LongEnv(SoundEnv):
+    def _marked(self, observation: str) -> str:
+        return "word " * 50 + super()._marked(observation)
+
+
+class ChattyEnv(SoundEnv):
+    def _marked(self, observation: str) -> str:
+        return "word " * 15 + super()._marked(observation)
+
+
+class EmptyEnv(SoundEnv):
+    def _marked(self, observation: str) -> str:
+        return ""
+
+
+class StrictEnv(SoundEnv):
+    def step(self, action: str) -> Any:
+        if action not in self.actions:
+            raise KeyError(action)
+        return super().step(action)
+
+
+class OnceClosedEnv(SoundEnv):
+    _is_open = True
+
+    def close(self) -> None:
+        if not self._is_open:
+            raise RuntimeError("closed already")
+        self._is_open = False
+
+
+class LeakingSplitEnv(SoundEnv):
+    """Takes a split and does nothing with it."""
+
+    def __init__(self, split: str = "train") -> None:
+        super().__init__("train", num_turns=1)
+
+
+class BadPictureEnv(SoundEnv):
+    def render(self) -> Any:
+        return np.zeros((4, 4), np.float32)
+
+
+class RaisingRenderEnv(SoundEnv):
+    def render(self) -> Any:
+        raise RuntimeError("no display")
+
+
+class TextActionsEnv(SoundEnv):
+    def __init__(self, split: str = "train") -> None:
+        super().__init__(split)
+        self.actions = "abcd"  # type: ignore[assignment]
+
+
+class ConstantEnv(SoundEnv):
+    def step(self, action: str) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, 0.0, *rest
+
+
+class HopelessExpertEnv(SoundEnv):
+    def expert_action(self) -> str:
+        return "no letter"
+
+
+class ExpertlessEnv(SoundEnv):
+    def expert_action(self) -> str:
+        raise IndexError("no plan")
+
+
+class AsyncCloseEnv(SlowEnv):
+    """Everything is a coroutine, and the end too."""
+
+    async def close(self) -> None:
+        return None
+
+
+def examine(make: Any, settings: CheckSettings = QUICK, takes_split: bool = True) -> Report:
+    return check_env(make if takes_split else lambda split: make(), takes_split, settings)
+
+
+def found(report: Report, check: str) -> Any:
+    [finding] = [finding for finding in report.findings if finding.check == check]
+    return finding
+
+
+def test_an_environment_without_a_defect_passes_every_check() -> None:
+    report = examine(SoundEnv)
+    assert report.verdict == "ok", report.to_json()
+    checks = "returns, other seeds, train/val, random play, scripted play, same seed, siblings, no action, rewards, metrics"
+    assert [finding.check for finding in report.findings] == [
+        *checks.split(", "),
+        *("episodes", "observations", "state_key", "render", "close", "step time", "start time"),
+    ]
+    assert found(report, "scripted play").figures["success"] == 1.0
+    assert found(report, "episodes").figures == {"mean": 3.0, "max": 3, "terminated": 1.0, "truncated": 0.0, "cut": 0.0}
+    assert found(report, "train/val").figures["num_shared"] == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "check", "message"),
+    [
+        (lambda split: NaNEnv(), "step", "turn 1: the reward is nan .* finite number"),
+        (lambda split: WrongTupleEnv(), "step", "got a tuple of 4; step returns"),
+        (lambda split: RaisingEnv(), "step", "step raises RuntimeError: the toy is broken"),
+        (lambda split: NoMetricsEnv(), "metric_reductions", "metric_reductions raises AttributeError"),
+        (UndeclaredEnv, "step", "'success' isn't declared.*Did you mean 'sucess'"),
+        (MedianEnv, "metric_reductions", "'success' has reduction 'median'; allowed: mean, sum"),
+        (ListKeyEnv, "state_key", r"state_key\(\) gave \[1\]; it must be hashable"),
+        (ForgetfulEnv, "same seed", "another episode in a new environment, at the start: text"),
+        (InstructingEnv, "same seed", "another episode in a new environment, at the start: prompt .*number"),
+        (GlobalRandomEnv, "siblings", "siblings disturb each other, at turn .: reward"),
+        (CrowdedEnv, "siblings", "siblings start differently, at the start: text"),
+        (StrictEnv, "no action", r"step raises KeyError: '' \(action ''\)"),
+        (OnceClosedEnv, "close", "close raises RuntimeError: closed already"),
+        (LeakingSplitEnv, "train/val", "[5-8] of 8 validation starts occur among 8 of training"),
+        (TextActionsEnv, "actions", "TextActionsEnv.actions is 'abcd'; a random player needs a sequence of str"),
+        (ExpertlessEnv, "expert_action", "expert_action raises IndexError: no plan"),
+    ],
+)
+def test_a_defect_is_an_error_that_names_it(make: Any, check: str, message: str) -> None:
+    report = examine(make)
+    finding = found(report, check)
+    assert report.verdict == finding.verdict == "error"
+    assert re.search(message, finding.result), finding.result
+    assert "returns" not in [other.check for other in report.findings], "nothing claims that all is well"
+
+
+@pytest.mark.parametrize(
+    ("make", "check", "message"),
+    [
+        (SilentMetricEnv, "metrics", "never reported: distance"),
+        (HidingEnv, "state_key", "of turns look alike and aren't"),
+        (MergingEnv, "state_key", "of turns share a key and look different"),
+        (ChattyEnv, "observations", "an episode at most 8. of 60"),
+        (EmptyEnv, "observations", "are empty"),
+        (ConstantEnv, "rewards", "not 0 in 0.0% of steps, 0% of episodes"),
+        (HopelessExpertEnv, "scripted play", r"success 0.00 \(0 of 8\)"),
+        (BadPictureEnv, "render", r"returns float32 \[4, 4\]"),
+        (RaisingRenderEnv, "render", "render raises RuntimeError: no display"),
+    ],
+)
+def test_what_is_doubtful_is_a_warning_with_advice(make: Any, check: str, message: str) -> None:
+    report = examine(make, replace(QUICK, count_tokens=count_words, token_budget=60))
+    finding = found(report, check)
+    assert report.verdict == finding.verdict == "warning", report.to_json()
+    assert re.search(message, finding.result), finding.result
+    assert finding.advice
+
+
+def test_an_observation_that_fills_the_context_is_an_error() -> None:
+    report = examine(LongEnv, replace(QUICK, count_tokens=count_words, token_budget=40))
+    assert found(report, "observations").verdict == "error"
+    assert found(report, "observations").figures["max_tokens"] > 40
+    assert found(examine(LongEnv), "observations").verdict == "ok", "nobody counts tokens here"
+
+
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [
+        ("constructor", "block"),
+        ("reset", "block"),
+        ("reset", "await"),
+        ("step", "block"),
+        ("step", "await"),
+        ("step", "thread"),
+    ],
+)
+def test_a_call_that_never_returns_ends_the_examination(where: str, how: Any) -> None:
+    report = examine(lambda: StuckEnv(where, how), replace(QUICK, timeout_s=0.2), takes_split=False)
+    last = report.findings[-1]
+    assert (report.verdict, last.verdict) == ("error", "error")
+    assert re.fullmatch(f"hangs in (the )?{where}: no answer within 0.2 s", last.result)
+
+
+def test_what_the_constructor_refuses_is_the_callers_mistake_and_what_it_raises_a_finding() -> None:
+    with pytest.raises(EnvironmentFault, match="format_penalty"):
+        examine(lambda split: FrozenLakeEnv(format_penalty=1.0))
+    report = examine(lambda split: FrozenLakeEnv(size="big"))  # type: ignore[arg-type]
+    assert report.verdict == "error"
+    assert any(finding.trace for finding in report.findings)
+
+
+def test_without_known_actions_it_says_how_to_name_them_and_checks_the_rest() -> None:
+    report = examine(LettersEnv, takes_split=False)
+    assert found(report, "random play").verdict == "skipped"
+    assert "--actions" in found(report, "random play").advice
+    assert found(report, "same seed").verdict == "ok"
+    named = examine(LettersEnv, replace(QUICK, actions=("ab", "CD")), takes_split=False)
+    assert 0 < found(named, "random play").figures["mean_score"] < 2
+
+
+def test_one_start_and_no_split_are_warnings() -> None:
+    report = examine(BanditEnv, takes_split=False)
+    assert found(report, "other seeds").figures["num_distinct"] == 1
+    assert found(report, "train/val").figures == {"takes_split": False, "num_train": 8, "num_val": 8, "num_shared": 8}
+    assert report.verdict == "warning"
+
+
+def test_truncation_by_the_environment_and_by_the_limit_are_told_apart() -> None:
+    actions = ("a",)
+    cut = examine(CutEnv, replace(QUICK, actions=actions), takes_split=False)
+    assert found(cut, "episodes").figures["truncated"] == 1.0
+    short = examine(LettersEnv, replace(QUICK, actions=actions, max_steps=1), takes_split=False)
+    assert found(short, "episodes").figures["cut"] == 1.0
+    assert found(short, "episodes").verdict == "warning"
+
+
+def test_coroutines_are_played_and_never_called_blocking() -> None:
+    report = examine(lambda: AsyncCloseEnv(delay_s=0.0), replace(QUICK, actions=("a",)), takes_split=False)
+    assert report.verdict != "error", report.to_json()
+    assert found(report, "step time").figures["is_async"]
+    assert "coroutines" in found(report, "step time").result
+
+
+def test_the_environments_of_the_package_have_no_errors() -> None:
+    for arguments in ({}, {"is_slippery": False, "size": 5}, {"observation": "coordinates"}, {"render_mode": "rgb_array"}):
+        report = examine(lambda split, arguments=arguments: FrozenLakeEnv(split=split, **arguments))
+        assert report.verdict != "error", report.to_json()
+
+
+def clock(step_s: float, start_s: float, cpu_share: float, num_calls: int = 200) -> Clock:
+    taken = Clock()
+    for method, seconds in (("the constructor", 0.0), ("reset", start_s), ("step", step_s)):
+        taken.of(method).wall_s.extend([seconds] * num_calls)
+        taken.of(method).cpu_s.extend([cpu_share * seconds] * num_calls)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("taken", "verdict", "message"),
+    [
+        (clock(20e-6, 300e-6, 1.0), "ok", ""),
+        (clock(20e-6, 8e-3, 1.0), "ok", ""),
+        (clock(20e-6, 80e-3, 1.0), "warning", "it computes: .*max_env_num_per_worker: 4"),
+        (clock(30e-3, 1e-3, 1.0), "warning", "it computes: .*max_env_num_per_worker: 4"),
+        (clock(30e-3, 1e-3, 0.01), "warning", "it waits: max_env_num_per_worker: 16"),
+    ],
+)
+def test_times_tell_cooperative_from_blocking(taken: Clock, verdict: str, message: str) -> None:
+    step, _ = times(taken, mean_steps=10.0, num_cores=4)
+    assert step.verdict == verdict
+    assert ("cooperative" if verdict == "ok" else "blocking") in step.result
+    assert re.search(message, step.advice)
+
+
+def test_a_slow_tail_is_blocking_too() -> None:
+    taken = clock(20e-6, 300e-6, 1.0, num_calls=98)
+    taken.of("step").wall_s.extend([0.05] * 2)
+    step, _ = times(taken, mean_steps=10.0, num_cores=4)
+    assert step.figures["p50_s"] == 20e-6 and step.figures["max_s"] == 0.05
+    assert "blocking" in step.result
+
+
+def test_the_report_is_json() -> None:
+    row = json.loads(json.dumps(examine(lambda split: RaisingEnv()).to_json()))
+    [step] = [finding for finding in row["findings"] if finding["check"] == "step"]
+    assert (row["env"], row["verdict"], step["verdict"]) == ("RaisingEnv", "error", "error")
+    assert step["trace"].endswith("RuntimeError: the toy is broken")
+
+
+def count_words(text: str) -> int:
+    return len(text.split())

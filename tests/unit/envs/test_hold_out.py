@@ -1,0 +1,48 @@
+"""Training and validation apart by content: the same in every process, and refused where there is too little."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from turnwise.envs.hold_out import MAX_DRAWS, candidate_seeds, fingerprint, in_split
+from turnwise.errors import EnvironmentFault
+
+VALUE = "{'words': {'b', 'a', 'c'}, 'grid': ((1, 2), ('x', None)), 'left': 0.5}"
+
+
+def test_a_fingerprint_is_of_what_is_in_a_value() -> None:
+    nested = {"grid": np.array([[1, 2], [3, 4]]), "names": {"b", "a"}, "at": (np.int64(3), 0.5)}
+    same = {"names": {"a", "b"}, "at": [3, 0.5], "grid": [[1, 2], [3, 4]]}
+    assert fingerprint(nested) == fingerprint(same)
+    for other in ({**same, "at": [3, 0.25]}, {**same, "grid": [[1, 2, 3, 4]]}, {**same, "names": {"a"}}, {**same, "x": None}):
+        assert fingerprint(other) != fingerprint(same)
+    assert fingerprint("1") != fingerprint(1)
+
+
+def test_it_is_the_same_in_every_process() -> None:
+    code = f"from turnwise.envs.hold_out import fingerprint; print(fingerprint({VALUE}))"
+    outputs = {
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1 and b"" not in outputs
+
+
+def test_a_quarter_validates_and_nothing_is_in_both() -> None:
+    contents = [f"task {number}" for number in range(2000)]
+    held_out = [content for content in contents if in_split(content, "val")]
+    assert 400 < len(held_out) < 600
+    assert all(in_split(content, "train") != in_split(content, "val") and in_split(content, None) for content in contents)
+
+
+def test_the_first_candidate_is_the_seed_and_the_last_is_a_refusal() -> None:
+    seeds = list(islice(candidate_seeds(7, "Env", "val"), MAX_DRAWS))
+    assert seeds[0] == 7 and len(set(seeds)) == MAX_DRAWS
+    with pytest.raises(EnvironmentFault, match=r"Env has too few tasks .* split 'val'; set split: null"):
+        list(candidate_seeds(7, "Env", "val"))

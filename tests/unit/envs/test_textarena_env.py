@@ -1,0 +1,137 @@
+"""Games of textarena: played to their end, apart from each other, and refused where they can't be played."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from turnwise.envs.textarena_env import GAMES, REFUSED, TextArenaEnv
+from turnwise.errors import EnvironmentFault
+from turnwise.testing.env_contract import check_env_contract
+
+NUMBERS = "GuessTheNumber-v0"
+MOVES = ("up", "1 1", "left", "A B", "1 2 3 4", "accept", "right", "C B")
+SLOW = {"RushHour", "Sokoban"}
+"""Games that look for their start for up to a second."""
+
+
+def guess(env: TextArenaEnv) -> list[Any]:
+    """Halves the interval that is left until the game is over; the steps."""
+    low, high = 1, 20
+    steps: list[Any] = []
+    while not steps or not steps[-1][2]:
+        middle = (low + high) // 2
+        steps.append(env.step(str(middle)))
+        low, high = (middle + 1, high) if "higher" in steps[-1][0] else (low, middle - 1)
+    return steps
+
+
+def test_a_game_is_won_by_who_plays_it_well() -> None:
+    env = TextArenaEnv(NUMBERS)
+    lengths = set()
+    for seed in range(12):
+        text, info = env.reset(seed=seed)
+        assert text == "The game begins." and "guess the number between 1 and 20" in info["env_instruction"]
+        steps = guess(env)
+        assert len(steps) <= 5
+        assert [step[1] for step in steps] == [0.0] * (len(steps) - 1) + [1.0]
+        assert steps[-1][2:4] == (True, False) and steps[-1][4]["metrics"]["success"] == 1.0
+        assert all(step[4]["metrics"]["action_is_valid"] for step in steps) and "Congratulations" in steps[-1][0]
+        assert all(step[0] in ("The target number is higher.", "The target number is lower.") for step in steps[:-1])
+        lengths.add(len(steps))
+    assert len(lengths) > 1
+
+
+def test_what_is_no_move_is_told_apart_from_what_is_no_action() -> None:
+    env = TextArenaEnv(NUMBERS, format_penalty=-0.1, env_instruction="Guess.")
+    first, info = env.reset(seed=3)
+    assert info["env_instruction"] == "Guess."
+    for _ in range(3):
+        observation, reward, is_over, _, info = env.step("")
+        assert (reward, is_over, info["metrics"]["action_is_valid"]) == (-0.1, False, 0.0) and observation == first
+    observation, reward, is_over, _, info = env.step("perhaps 7")
+    assert (reward, is_over, info["metrics"]["action_is_valid"]) == (0.0, False, 0.0) and "invalid move" in observation
+    assert env.step("[1] or [2]")[4]["metrics"]["action_is_valid"] == 1.0
+    env.step("none")
+    observation, reward, is_over, _, info = env.step("none again")
+    assert is_over and 0.0 <= reward < 1.0 and info["metrics"]["success"] == 0.0 and "Invalid Move" in observation
+
+
+@pytest.mark.parametrize("game", [game for game in GAMES if game not in SLOW])
+def test_every_game_passes_the_contract(game: str) -> None:
+    variant = "-easy" if game == "Sudoku" else ""
+    check_env_contract(lambda: TextArenaEnv(f"{game}-v0{variant}"), MOVES, seeds=(0, 7))
+
+
+def test_episodes_side_by_side_do_not_disturb_each_other_or_anybody_else() -> None:
+    def play(env: TextArenaEnv) -> list[str]:
+        return [str(env.step(word)[0]) for word in ("left", "down", "right", "down")]
+
+    alone = TextArenaEnv("2048-v0")
+    alone.reset(seed=5)
+    expected = play(alone)
+    one, other = TextArenaEnv("2048-v0"), TextArenaEnv("2048-v0")
+    random.seed(1)
+    outside = [random.random() for _ in range(3)]
+    random.seed(1)
+    one.reset(seed=5)
+    seen, drawn = [], []
+    for word in ("left", "down", "right"):
+        other.reset(seed=len(seen))
+        drawn.append(random.random())
+        seen.append(str(one.step(word)[0]))
+    assert seen == expected[:3] and drawn == outside
+
+
+def test_games_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    env = TextArenaEnv("LogicPuzzle-v0")
+    env.reset(seed=0)
+    env.step("x")
+    env.step("x")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_training_and_validation_have_different_starts() -> None:
+    def starts(split: Any) -> set[str]:
+        env = TextArenaEnv("LightsOut-v0", split=split)
+        return {env.reset(seed=seed)[0] for seed in range(40)}
+
+    assert not starts("train") & starts("val") and len(starts("val")) > 20
+    with pytest.raises(EnvironmentFault, match=r"TowerOfHanoi-v0 has too few tasks.*split: null"):
+        [TextArenaEnv("TowerOfHanoi-v0", split=split).reset(seed=0) for split in ("train", "val")]
+
+
+def test_a_state_is_the_start_and_what_was_done_since() -> None:
+    env = TextArenaEnv(NUMBERS)
+
+    def key(seed: int, *actions: str) -> object:
+        env.reset(seed=seed)
+        for action in actions:
+            env.step(action)
+        return env.state_key()
+
+    assert key(1, "3", "4") == key(1, "3", "", "4") != key(1, "4", "3")
+    assert key(1, "3") != key(2, "3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"id": "GuessTheNumbers-v0"}, "no game 'GuessTheNumbers-v0'. Did you mean 'GuessTheNumber-v0'"),
+        ({"id": "Chess-v0"}, "Chess-v0 has several players.*Games that can be: 2048, Blackjack"),
+        *(({"id": f"{game}-v0"}, f"textarena's {game} can't be played: it {why}") for game, why in REFUSED.items()),
+        ({"id": NUMBERS, "kwargs": {"maximum": 9}}, "GuessTheNumber-v0 with kwargs.*maximum"),
+        ({"id": NUMBERS, "split": "test"}, "split 'test'"),
+        ({"id": NUMBERS, "format_penalty": 1.0}, "would reward invalid actions"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_with_the_reason(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnvironmentFault, match=message):
+        TextArenaEnv(**arguments)
+
+
+def test_a_step_before_reset_says_so() -> None:
+    with pytest.raises(EnvironmentFault, match="came before reset"):
+        TextArenaEnv(NUMBERS).step("1")

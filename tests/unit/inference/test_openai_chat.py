@@ -1,0 +1,106 @@
+"""Chat completions over HTTP against a server of a few lines: what is asked, and what becomes of bad answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from turnwise.errors import ConfigError, ServerError
+from turnwise.inference.openai_chat import OpenAIChat
+from turnwise.types import SamplingParams
+
+MESSAGES = [{"role": "user", "content": "Where to?"}]
+SAMPLING = SamplingParams(max_new_tokens=7, temperature=0.5, top_p=0.9, seed=2**40 + 3)
+
+
+class Answers(HTTPServer):
+    """Answers every request alike, and keeps what was asked."""
+
+    def __init__(self, body, status=200):
+        self.body, self.status, self.asked = body, status, []
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def base_url(self):
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, self.headers["Authorization"], content))
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(self.server.body.encode())
+
+    def log_message(self, *_):
+        """Nothing on stderr."""
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(body, status=200):
+        servers.append(Answers(body if isinstance(body, str) else json.dumps(body), status))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def answer(text, reason="stop"):
+    return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": reason}]}
+
+
+def test_it_asks_for_what_is_sampled_and_reads_the_answer(serve):
+    server = serve(answer("Right", "length"))
+    chat = OpenAIChat(f"{server.base_url}/", "small", api_key="secret")
+    said = asyncio.run(chat.complete(MESSAGES, SAMPLING))
+    assert (said.text, said.finish_reason) == ("Right", "length") and said.generate_s > 0
+    [(path, key, content)] = server.asked
+    assert (path, key) == ("/v1/chat/completions", "Bearer secret")
+    asked = {"model": "small", "messages": MESSAGES, "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "seed": 3}
+    assert content == asked
+
+
+def test_without_a_key_none_is_sent_and_greedy_is_temperature_0(serve):
+    server = serve(answer(None))
+    sampling = SamplingParams(max_new_tokens=7, do_sample=False, stop_strings=("</answer>",))
+    assert asyncio.run(OpenAIChat(server.base_url, "small").complete(MESSAGES, sampling)).text == ""
+    [(_, key, content)] = server.asked
+    assert (key, content["temperature"], content["stop"]) == (None, 0.0, ["</answer>"])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ("no such model", 404, "answered 404 Not Found: no such model"),
+        ("who are you", 401, "set OPENAI_API_KEY: who are you"),
+        ("<html>", 200, "isn't JSON"),
+        ({"error": "busy"}, 200, r"without choices\[0\].message.content: .*busy"),
+        ({"choices": []}, 200, "without choices"),
+        ([], 200, "without choices"),
+    ],
+)
+def test_an_answer_that_is_none_is_a_sentence(serve, body, status, message):
+    chat = OpenAIChat(serve(body, status).base_url, "small")
+    with pytest.raises(ServerError, match=message):
+        asyncio.run(chat.complete(MESSAGES, SAMPLING))
+
+
+def test_nobody_there_no_url_and_pictures_are_sentences():
+    with pytest.raises(ConfigError, match="must be like http://"):
+        OpenAIChat("localhost:8000/v1", "small")
+    chat = OpenAIChat("http://127.0.0.1:9/v1", "small")
+    with pytest.raises(ServerError, match="is the server up, and the URL right"):
+        asyncio.run(chat.complete(MESSAGES, SAMPLING))
+    with pytest.raises(ServerError, match="renders text"):
+        asyncio.run(chat.complete([{"role": "user", "content": [{"type": "image"}]}], SAMPLING))

@@ -1,0 +1,93 @@
+"""Every estimator runs from a config, and `rollouts.jsonl` holds what its advantages follow from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from turnwise.algorithms.controllers import FixedKLController
+from turnwise.batching.samples import build_samples
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.pipelines.build import build_agentic, build_algorithm
+from turnwise.pipelines.build_run import start_run
+from turnwise.rollout.journal import decode_trajectory
+from turnwise.spec import ESTIMATORS
+from turnwise.tracking.jsonl import read_metrics
+from turnwise.types import Group
+
+
+def run(model, tmp_path, **changes):
+    toy = {
+        "env_type": "turnwise.testing.toy_envs:LettersEnv",
+        "max_steps": 3,
+        "max_tokens_per_step": 4,
+        "agent_system_template": "",
+        "agent_template": "{observation}",
+        "action_pattern": None,
+        "mode": changes.pop("mode", "trajectory"),
+    }
+    values = {
+        "pretrain": str(model),
+        "output_dir": str(tmp_path),
+        "max_steps": 1,
+        "save_steps": 0,
+        "rollout_batch_size": 8,
+        "sequence_length": 128,
+        "track_with": [],
+        "train_env_manager": {"num_env_groups": 2, "group_size": 4},
+        "custom_envs": {"Letters": toy},
+    }
+    config, _ = parse_config(values | changes, AgenticConfig)
+    folder = start_run(config)
+    pipeline = build_agentic(config, folder)
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+    return config, folder
+
+
+def read_groups(path):
+    """The groups of a file of rollouts with their samples, and the advantage that the file has of each turn."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    groups, advantages = [], []
+    for _, of_group in itertools.groupby(rows, key=lambda row: row["group"]):
+        group = Group(task=None, trajectories=[], index=len(groups))
+        for row in of_group:
+            trajectory = decode_trajectory(row)
+            trajectory.samples = build_samples(trajectory)
+            group.task = trajectory.task
+            if row["is_baseline"]:
+                group.greedy = trajectory
+            else:
+                group.trajectories.append(trajectory)
+                advantages += [turn["advantage"] for turn in row["turns"]]
+        groups.append(group)
+    return groups, advantages
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [*((name, "trajectory") for name in ESTIMATORS), ("step_reinforce", "step"), ("gigpo", "step")],
+)
+def test_a_run_credits_as_its_rollouts_say(name, mode, tiny_model, tmp_path):
+    config, folder = run(tiny_model, tmp_path, adv_estimator=name, mode=mode, gamma=0.9 if ESTIMATORS[name].discounts else 1.0)
+    [row] = read_metrics(folder.metrics)
+    assert row["actor/backward_steps"] > 0 and np.isfinite(row["actor/pg_loss"]) and row["critic/advantages/max"] > 0
+    groups, saved = read_groups(folder.rollouts)
+    assert [len(group.trajectories) for group in groups] == [4, 4]
+    if "values" in ESTIMATORS[name].needs:
+        return
+    build_algorithm(config, FixedKLController(0.0)).credit(groups)
+    again = [
+        sample.advantages[span.start : span.stop]
+        for group in groups
+        for trajectory in group.trajectories
+        for sample in trajectory.samples
+        for span in sample.turn_spans
+    ]
+    for computed, written in zip(again, saved, strict=True):
+        np.testing.assert_allclose(computed, written, atol=1e-6)

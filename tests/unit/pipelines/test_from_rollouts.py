@@ -1,0 +1,233 @@
+"""Training from a file of rollouts: the same step as with episodes, its end, going on, and files that don't fit."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.errors import CheckpointError, DataError
+from turnwise.models.make import make_model
+from turnwise.pipelines.build import build_agentic
+from turnwise.pipelines.build_run import start_run
+from turnwise.pipelines.build_saved import collect_rollouts
+from turnwise.pipelines.collect import Collection
+from turnwise.rollout.journal import read_journal
+from turnwise.tracking.jsonl import read_metrics
+
+NOT_TRAINED = ("time/", "system/tps")
+
+
+def make_config(tiny_model, folder, **changes):
+    values = {
+        "exp_name": "letters",
+        "pretrain": str(tiny_model),
+        "output_dir": str(folder),
+        "max_steps": 3,
+        "save_steps": 1,
+        "max_ckpt_to_keep": 0,
+        "rollout_batch_size": 8,
+        "sequence_length": 256,
+        "track_with": [],
+        "actor_train": {
+            "training_args": {"learning_rate": 1e-2, "lr_scheduler_type": "linear", "per_device_train_batch_size": 4}
+        },
+        "train_env_manager": {"num_env_groups": 2, "group_size": 4},
+        "custom_envs": {
+            "Letters": {
+                "env_type": "turnwise.testing.toy_envs:LettersEnv",
+                "max_tokens_per_step": 4,
+                "agent_template": "{observation}",
+                "action_pattern": None,
+            }
+        },
+    }
+    config, _ = parse_config(values | changes, AgenticConfig)
+    return config
+
+
+def run(config, rollouts=None):
+    folder = start_run(config)
+    try:
+        pipeline = build_agentic(config, folder, rollouts=rollouts)
+    except Exception:
+        folder.discard()
+        raise
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+    return folder
+
+
+def weights(folder, step):
+    return load_file(folder.path / "checkpoints" / f"checkpoint-{step}" / "model.safetensors")
+
+
+def same(first, second):
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def measured(folder, step):
+    return {k: v for k, v in read_metrics(folder.metrics)[step].items() if not k.startswith(NOT_TRAINED)}
+
+
+@pytest.fixture(scope="module")
+def played(tiny_model, tmp_path_factory):
+    """A run of three steps, and a config of the same run elsewhere."""
+    folder = tmp_path_factory.mktemp("runs")
+    return run(make_config(tiny_model, folder / "first"))
+
+
+@pytest.fixture
+def altered(played, tmp_path):
+    """A copy of the run's rollouts with each record changed."""
+
+    def alter(change):
+        path = tmp_path / "altered.jsonl"
+        records = [json.loads(line) for line in played.rollouts.read_text().splitlines()]
+        for record in records:
+            change(record)
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return path
+
+    return alter
+
+
+def test_training_from_the_rollouts_of_a_run_is_that_run_bit_by_bit(played, tiny_model, tmp_path):
+    again = run(make_config(tiny_model, tmp_path), rollouts=played.rollouts)
+    for step in range(3):
+        assert same(weights(played, step + 1), weights(again, step + 1))
+        assert measured(played, step) == measured(again, step)
+    first, second = (read_journal(folder.rollouts) for folder in (played, again))
+    assert [(s, t.task, t.sibling, t.score) for s, t in first] == [(s, t.task, t.sibling, t.score) for s, t in second]
+    other = run(make_config(tiny_model, tmp_path, adv_estimator="gae"), rollouts=played.rollouts)
+    assert not same(weights(other, 1), weights(again, 1)), "the algorithm is this config's"
+
+
+def test_rollouts_without_a_trainer_train_like_those_of_a_run(played, tiny_model, tmp_path):
+    config = make_config(tiny_model, tmp_path)
+    collection = Collection(tmp_path / "rollouts.jsonl")
+    collect_rollouts(config, collection)
+    again = run(config, rollouts=collection.file)
+    assert same(weights(played, 1), weights(again, 1))
+
+
+def test_greedy_siblings_are_in_the_file(played, tiny_model, tmp_path):
+    config = make_config(tiny_model, tmp_path, adv_estimator="remax", max_steps=1)
+    first = run(config)
+    rows = [json.loads(line) for line in first.rollouts.read_text().splitlines()]
+    assert [(row["sibling"], row["is_baseline"]) for row in rows[:5]] == [(i, i == 4) for i in range(5)]
+    assert all("advantage" not in turn and turn["is_greedy"] for row in rows if row["is_baseline"] for turn in row["turns"])
+    assert same(weights(first, 1), weights(run(config, rollouts=first.rollouts), 1))
+    with pytest.raises(DataError, match="train/Letters/0 has no greedy sibling, which adv_estimator remax needs"):
+        run(config, rollouts=played.rollouts)
+
+
+def test_training_ends_with_the_file_and_keeps_its_schedule(played, tiny_model, tmp_path, caplog):
+    lines = played.rollouts.read_text().splitlines(keepends=True)
+    (tmp_path / "cut.jsonl").write_text("".join(lines[:20])[:-30])
+    folder = run(make_config(tiny_model, tmp_path / "runs", eval_steps=10), rollouts=tmp_path / "cut.jsonl")
+    rows = read_metrics(folder.metrics)
+    assert [row["step"] for row in rows] == [0, 1, 2] and "val/score/mean" in rows[2], "the end is validated"
+    assert rows[1]["actor/lr"] == measured(played, 1)["actor/lr"]
+    assert [f.name for f in sorted((folder.path / "checkpoints").iterdir())] == ["checkpoint-1", "checkpoint-2"]
+    assert "1 of 20 lines can't be read" in caplog.text and "train/Letters/4 (3 of 4 trajectories)" in caplog.text
+    assert "holds 2 batches: training ends after 2 of 3 steps" in caplog.text
+
+
+def test_it_goes_on_where_it_stopped(played, tiny_model, tmp_path):
+    config = make_config(tiny_model, tmp_path, max_steps=3)
+    whole = run(config, rollouts=played.rollouts)
+    stopped = whole.path / "checkpoints" / "checkpoint-2"
+    going_on = make_config(tiny_model, tmp_path, max_steps=3, resume_from_checkpoint=str(stopped))
+    again = run(going_on, rollouts=played.rollouts)
+    assert same(weights(whole, 3), weights(again, 3))
+    with pytest.raises(CheckpointError, match="--from-rollouts"):
+        run(going_on)
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(played.rollouts.read_text().splitlines(keepends=True)[8:]))
+    with pytest.raises(CheckpointError, match=r"wasn't saved by a run that trained from .*other\.jsonl"):
+        run(going_on, rollouts=other)
+
+
+def test_what_its_run_rejected_is_left_out(altered, tiny_model, tmp_path, caplog):
+    def change(record):
+        if record["group"] % 2:
+            record["rejected"] = "filtered"
+
+    folder = run(make_config(tiny_model, tmp_path), rollouts=altered(change))
+    groups = {trajectory.task.id for _, trajectory in read_journal(folder.rollouts)}
+    assert groups == {"train/Letters/0", "train/Letters/2"}
+    assert "of 6 whole ones 3 were rejected when they were played" in caplog.text
+
+
+def test_a_filter_of_this_config_is_applied(altered, tiny_model, tmp_path, caplog):
+    def change(record):
+        if record["group"] == 1:
+            for turn in record["turns"]:
+                turn["reward"] = 0.0
+
+    folder = run(make_config(tiny_model, tmp_path, group_filter="non_zero_variance"), rollouts=altered(change))
+    assert "train/Letters/1" not in {trajectory.task.id for _, trajectory in read_journal(folder.rollouts)}
+    assert re.search(r"[1-5] by group_filter", caplog.text)
+
+
+def failed(record):
+    record["status"] = "failed"
+
+
+def of_validation(record):
+    record["task"]["split"] = "val"
+
+
+def unknown_token(record):
+    record["turns"][0]["prompt_ids"][0] = 10**6
+
+
+def other_text(record):
+    record["turns"][0]["text"] += "?"
+
+
+@pytest.mark.parametrize(
+    ("changes", "alter", "said"),
+    [
+        (
+            {"train_env_manager": {"num_env_groups": 2, "group_size": 2}},
+            None,
+            "have 4 siblings .*train_env_manager.group_size=4",
+        ),
+        ({"rollout_batch_size": 32}, None, r"has 6 groups to train on .* rollout_batch_size 32 has 8"),
+        (
+            {"sequence_length": 16, "custom_envs": "short"},
+            None,
+            r"longest context has \d+ tokens, more than sequence_length 16",
+        ),
+        ({}, failed, "has 0 groups to train on"),
+        ({}, of_validation, "train/Letters/0 is a task of validation"),
+        ({}, unknown_token, "has token 1000000, and the model knows"),
+        ({}, other_text, "whose tokens say .* another tokenizer"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_with_the_reason(played, altered, tiny_model, tmp_path, changes, alter, said):
+    if changes.get("custom_envs") == "short":
+        env = {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_tokens_per_step": 1, "agent_template": "{turn_idx}"}
+        changes = changes | {"custom_envs": {"Letters": env | {"agent_system_template": ""}}}
+    rollouts = altered(alter) if alter else played.rollouts
+    with pytest.raises(DataError, match=said):
+        run(make_config(tiny_model, tmp_path, **changes), rollouts=rollouts)
+    assert not list(tmp_path.glob("letters/*")), "a start that failed leaves no folder"
+
+
+def test_another_tokenizer_is_noticed(played, tiny_model, tmp_path):
+    folder = tmp_path / "other"
+    shape = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    make_model("tiny", folder, ["the quick brown fox jumps over the lazy dog " * 50], overrides=shape)
+    with pytest.raises(DataError, match="another tokenizer"):
+        run(make_config(folder, tmp_path), rollouts=played.rollouts)
+    shutil.rmtree(folder)

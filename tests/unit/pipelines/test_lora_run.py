@@ -1,0 +1,314 @@
+"""LoRA in whole runs: the reference without a second model, the engine's merged copy, adapter folders in and out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from turnwise.config import AgenticConfig, SFTConfig, parse_config
+from turnwise.errors import CheckpointError, ConfigError, ModelError, ParityError
+from turnwise.models.load import load_model
+from turnwise.pipelines.applied import applied_settings
+from turnwise.pipelines.build import build_agentic
+from turnwise.pipelines.build_run import start_run
+from turnwise.pipelines.build_saved import evaluate_model
+from turnwise.pipelines.build_sft import build_sft
+from turnwise.testing.toy_model import toy_samples
+from turnwise.tracking.jsonl import read_metrics
+from turnwise.training.torch_strategy import TorchStrategy
+
+TRAINING = {"learning_rate": 1e-2, "per_device_train_batch_size": 8}
+LETTERS = {
+    "env_type": "turnwise.testing.toy_envs:LettersEnv",
+    "max_steps": 2,
+    "max_tokens_per_step": 4,
+    "agent_template": "{observation}",
+    "action_pattern": None,
+}
+
+
+@pytest.fixture
+def make_config(tiny_model, tmp_path):
+    def make(lora=None, **changes):
+        model_args = {"lora_rank": 4, **(lora or {})}
+        values = {
+            "exp_name": "letters",
+            "pretrain": str(tiny_model),
+            "output_dir": str(tmp_path / "runs"),
+            "max_steps": 3,
+            "save_steps": 1,
+            "max_ckpt_to_keep": 0,
+            "eval_steps": 0,
+            "rollout_batch_size": 8,
+            "val_batch_size": 4,
+            "sequence_length": 256,
+            "track_with": [],
+            "use_kl_loss": True,
+            "actor_train": {"model_args": model_args, "training_args": TRAINING},
+            "train_env_manager": {"num_env_groups": 2, "group_size": 4},
+            "val_env_manager": {"num_env_groups": 4},
+            "custom_envs": {"Letters": LETTERS},
+        }
+        return parse_config(values | changes, AgenticConfig)[0]
+
+    return make
+
+
+@pytest.fixture
+def build(make_config):
+    """Builds pipelines; those that were not run are closed in the end."""
+    pipelines = []
+
+    def make(lora=None, **changes):
+        config = make_config(lora, **changes)
+        pipelines.append(build_agentic(config, start_run(config)))
+        return pipelines[-1]
+
+    yield make
+    for pipeline in pipelines:
+        if pipeline.folder.lock is not None:
+            pipeline.close()
+
+
+def finished(pipeline):
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+    return pipeline
+
+
+def strategy_of(role):
+    return role.workers.worker
+
+
+def nudge(pipeline):
+    """As if the adapters had learnt something."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in strategy_of(pipeline.actor_train).model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
+def rows(pipeline):
+    return dict(applied_settings(pipeline).rows)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One run
+
+
+@pytest.mark.parametrize(
+    ("changes", "bound"),
+    [
+        ({}, 1e-5),
+        ({"actor_infer": {"strategy_args": {"strategy_name": "hf"}}, "max_steps": 2}, 1e-5),
+        ({"actor_infer": {"model_args": {"dtype": "bf16"}}}, 5e-2),
+    ],
+)
+def test_the_servers_sample_from_the_merged_policy_after_every_update(build, tmp_path, changes, bound):
+    pipeline = build(eval_steps=10, **changes)
+    pipeline.run()
+    metrics = read_metrics(pipeline.folder.metrics)
+    assert len(metrics) == pipeline.pipeline_config.max_steps + 1
+    assert all(row["parity/logprob_diff_mean"] < bound for row in metrics)
+    assert abs(metrics[0]["actor/kl_loss"]) < 1e-8 < 1e-5 < metrics[-2]["actor/kl_loss"]
+    adapter = pipeline.checkpoints.newest
+    base = AutoModelForCausalLM.from_pretrained(pipeline.pipeline_config.pretrain)
+    merged = PeftModel.from_pretrained(base, adapter).merge_and_unload()
+    [server] = pipeline.actor_infer.servers
+    rounding = 2**-7 if server.model.dtype == torch.bfloat16 else 0
+    for name, tensor in server.model.named_parameters():
+        torch.testing.assert_close(tensor.float(), merged.get_parameter(name), rtol=rounding, atol=1e-6)
+    moved = server.model.get_parameter("model.layers.0.self_attn.q_proj.weight").float()
+    start = load_model(pipeline.pipeline_config.pretrain).get_parameter("model.layers.0.self_attn.q_proj.weight")
+    assert (moved - start).abs().max() > 1e-3
+
+
+def test_the_table_says_what_is_trained(build):
+    said = rows(build({"lora_dropout": 0.1, "lora_target": "q_proj"}))
+    assert "adapters" in said and said["adapters"] == "LoRA of rank 4, alpha 8, dropout 0.1, in 2 modules: q_proj"
+    total, trainable = (int(word.replace(",", "")) for word in said["model"].split(": ")[1].split() if word[0].isdigit())
+    assert trainable == 2 * 4 * (32 + 32) and said["model"].endswith(f"trainable ({trainable / total:.2%})")
+    assert said["reference"] == "the policy's own weights with the adapter off"
+    assert "a copy with the adapters merged" in said["actor_infer"]
+    assert "AdamW at 0.01" in said["optimiser"]
+
+
+def test_a_checkpoint_is_a_peft_folder_with_a_tokenizer(build):
+    pipeline = finished(build(max_steps=1))
+    folder = pipeline.checkpoints.newest
+    names = {path.name for path in folder.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "trainer_state.pt"} < names
+    assert "model.safetensors" not in names and "config.json" not in names
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    assert Path(settings["base_model_name_or_path"]).is_absolute() and settings["r"] == 4 and settings["lora_alpha"] == 8
+    weights = load_file(folder / "adapter_model.safetensors")
+    assert sum(t.numel() for t in weights.values()) == strategy_of(pipeline.actor_train).facts().model.num_trainable
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The reference
+
+
+def test_the_reference_is_the_policy_without_its_adapter(build, tiny_model):
+    pipeline = build()
+    assert strategy_of(pipeline.reference) is strategy_of(pipeline.actor_train)
+    nudge(pipeline)
+    samples = toy_samples(5)
+    pipeline.reference.compute_log_probs(samples, into="ref_logprobs")
+    base = TorchStrategy(load_model(tiny_model))
+    pipeline.reference.workers.worker = base
+    pipeline.reference.is_base = False
+    for sample, expected in zip(samples, pipeline.reference.forward(samples, "logprobs"), strict=True):
+        np.testing.assert_array_equal(sample.ref_logprobs, expected)
+
+
+@pytest.mark.parametrize("changed", [{"dtype": "bf16"}, {"attn_implementation": "sdpa"}, {"model_name_or_path": "other"}])
+def test_a_reference_of_its_own_is_loaded(build, tiny_model, tmp_path, changed):
+    (tmp_path / "other").symlink_to(tiny_model)
+    changed = {key: str(tmp_path / value) if value == "other" else value for key, value in changed.items()}
+    pipeline = build(reference={"model_args": changed})
+    assert strategy_of(pipeline.reference).model is not strategy_of(pipeline.actor_train).model
+    assert rows(pipeline)["reference"].startswith(changed.get("model_name_or_path", str(tiny_model)))
+
+
+def test_without_lora_the_reference_is_a_model_of_its_own(build):
+    pipeline = build(actor_train={"training_args": TRAINING})
+    assert strategy_of(pipeline.reference).model is not strategy_of(pipeline.actor_train).model
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Going on
+
+
+def measured(pipeline):
+    times = ("time/", "system/tps")
+    return [{k: v for k, v in row.items() if not k.startswith(times)} for row in read_metrics(pipeline.folder.metrics)]
+
+
+def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(build, tmp_path):
+    lora = {"lora_dropout": 0.2}
+    whole = finished(build(lora, output_dir=str(tmp_path / "whole"), max_steps=4))
+    finished(build(lora, max_steps=2))
+    resumed = finished(build(lora, max_steps=4, resume_from_checkpoint=True))
+    assert len(measured(whole)) == 4 and measured(resumed) == measured(whole)
+    ours, theirs = (load_file(p.checkpoints.newest / "adapter_model.safetensors") for p in (resumed, whole))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_what_an_adapter_cannot_be_continued_with_is_refused(build, make_config, tiny_model, tmp_path):
+    finished(build(max_steps=1))
+    for changed in (
+        {"lora_rank": 8},
+        {"lora_alpha": 3.0},
+        {"lora_target": "q_proj"},
+        {"freeze_module_prefix": "model.layers.0"},
+    ):
+        with pytest.raises(CheckpointError, match=rf"{next(iter(changed))}: .*other parameters would be trained"):
+            start_run(make_config(changed, resume_from_checkpoint=True))
+    model = load_model(tiny_model)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1.5)
+    model.save_pretrained(tmp_path / "other")
+    for file in tiny_model.glob("*token*"):
+        (tmp_path / "other" / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(ModelError, match="trained on another base model; set pretrain"):
+        build(max_steps=2, resume_from_checkpoint=True, pretrain=str(tmp_path / "other"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Adapters as a start
+
+
+def test_training_starts_from_an_adapter_folder_merged(build, tmp_path):
+    start = finished(build(max_steps=1)).checkpoints.newest
+    expected = dict(load_model(start).named_parameters())
+    full = build(pretrain=str(start), actor_train={"training_args": TRAINING}, max_steps=1)
+    assert rows(full)["model"].startswith(f"{start}, an adapter merged into ")
+    for role in (full.actor_train, full.reference):
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in strategy_of(role).weights())
+    finished(full)
+
+    again = build(pretrain=str(start), max_steps=1)
+    assert again.reference.is_base
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in strategy_of(again.actor_train).weights())
+    folder = finished(again).checkpoints.newest
+    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert base == str(again.folder.path.resolve() / "base_model")
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder).merge_and_unload()
+    for name, tensor in strategy_of(again.actor_train).weights():
+        torch.testing.assert_close(theirs.get_parameter(name), tensor, rtol=0, atol=1e-6)
+
+
+def test_a_critic_starts_from_an_adapter_folder(build):
+    start = finished(build(max_steps=1)).checkpoints.newest
+    finished(build(pretrain=str(start), max_steps=1, adv_estimator="gae"))
+
+
+def test_evaluation_scores_an_adapter_as_validation_in_training_did(build, make_config):
+    pipeline = finished(build(max_steps=2, eval_steps=2))
+    evaluation = evaluate_model(make_config(eval_steps=2), model_path=str(pipeline.checkpoints.newest))
+    assert evaluation.overall.mean_score == pytest.approx(measured(pipeline)[-1]["val/score/mean"], abs=1e-9)
+
+
+def test_fine_tuning_trains_adapters_too(tiny_model, tmp_path, make_config):
+    messages = [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": "<answer>Right</answer>"}]
+    (tmp_path / "rows.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 40)
+    values = {
+        "pretrain": str(tiny_model),
+        "output_dir": str(tmp_path / "sft"),
+        "train_files": str(tmp_path / "rows.jsonl"),
+        "sequence_length": 64,
+        "num_epochs": 4,
+        "track_with": [],
+        "model_args": {"lora_rank": 8, "lora_dropout": 0.1},
+        "training_args": {"learning_rate": 3e-2, "per_device_train_batch_size": 8},
+    }
+    config, _ = parse_config(values, SFTConfig)
+    pipeline = build_sft(config, start_run(config))
+    assert rows(pipeline)["adapters"].startswith("LoRA of rank 8, alpha 16, dropout 0.1, in 14 modules")
+    finished(pipeline)
+    losses = [row["sft/loss"] for row in read_metrics(pipeline.folder.metrics)]
+    assert losses[-1] < losses[0] - 1
+    config = make_config(pretrain=str(pipeline.checkpoints.newest), max_steps=1)
+    finished(build_agentic(config, start_run(config)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What goes wrong
+
+
+def test_a_server_without_the_adapter_is_named(build):
+    pipeline = build()
+    nudge(pipeline)
+    suspend, resume = pipeline.actor_infer.suspend, pipeline.actor_infer.resume
+
+    class OnlyTold:
+        async def update(self, version):
+            await suspend()
+            await resume(version)
+            return []
+
+    pipeline.weight_transfer = OnlyTold()
+    with pytest.raises(ParityError, match=r"Cause: adapter not loaded\. .*actor_train.model_args.lora_rank"):
+        pipeline.model_update(0)
+
+
+def test_names_that_are_not_in_the_model_are_refused_at_the_start(build):
+    with pytest.raises(ConfigError, match=r"lora_target: 'q_prj'.*Did you mean 'q_proj'"):
+        build({"lora_target": ["q_prj"]})
+    with pytest.raises(ConfigError, match=r"freeze_module_prefix: .*'model.layer.0'"):
+        build({"freeze_module_prefix": ["model.layer.0"]})
+    with pytest.raises(ConfigError, match="freeze_module_prefix: model freeze every parameter"):
+        build(actor_train={"model_args": {"freeze_module_prefix": ["model"]}, "training_args": TRAINING})
+    with pytest.raises(ConfigError, match=r"freeze_module_prefix: .*'nothing'"):
+        build(adv_estimator="gae", critic={"model_args": {"freeze_module_prefix": ["nothing"]}})

@@ -1,0 +1,22 @@
+"""REINFORCE on turns: the reward of a turn reaches its tokens whole, and fades by the turn instead of by the token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turnwise.algorithms.gae import discounted_sums
+from turnwise.algorithms.response_tokens import Array, ResponseTokens
+from turnwise.algorithms.token_estimator import TokenEstimator
+from turnwise.spec import ESTIMATORS
+from turnwise.types import Group, Metric
+
+
+class AgenticReinforce(TokenEstimator):
+    """C_k = Σ rewards inside turn k + γC_{k+1}, the same on every token of turn k."""
+
+    facts = ESTIMATORS["agentic_reinforce"]
+
+    def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
+        """The return of each token's turn [R]."""
+        steps = tokens.steps("turn")
+        return discounted_sums(steps.sums(rewards), steps.lengths, self.settings.gamma)[steps.of_token], []

@@ -1,0 +1,93 @@
+"""What the bundles of this room have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.algorithms.controllers import KLController, make_kl_controller
+from turnwise.algorithms.kl_penalty import penalize_kl
+from turnwise.algorithms.losses import PolicyLoss
+from turnwise.algorithms.normalization import Normalizer, resolve_normalizer
+from turnwise.algorithms.response_tokens import Array, ResponseTokens
+from turnwise.algorithms.settings import AlgorithmSettings
+from turnwise.errors import ConfigError
+from turnwise.protocols import Loss, Stateful
+from turnwise.spec import EstimatorSpec
+from turnwise.types import Group, Metric
+
+
+class Estimator(ABC):
+    """A `protocols.Algorithm`: the policy's loss, the KL in the reward and what is normalised; a subclass says `credit`.
+
+    `loss` is an object of its own, which can be sent to the ranks of a strategy without this one. `running` holds the
+    statistics of everything so far where `reward_normalization` uses them, else it is None.
+
+    Raises:
+        ConfigError: settings that contradict the estimator or each other.
+        NotAvailableError: a valid setting that isn't in this version.
+    """
+
+    facts: ClassVar[EstimatorSpec] = EstimatorSpec()
+    """Its line in `spec.ESTIMATORS`: the defaults, and what it needs."""
+    needs: frozenset[str]
+    loss: Loss
+    value_loss: Loss | None = None
+    running: Stateful | None
+
+    def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
+        self.settings = replace(settings, whiten_advantages=settings.whiten_advantages or self.facts.whitens_advantages)
+        self.normalizer = resolve_normalizer(settings.reward_normalization, self.facts.normalization)
+        self.running = self.normalizer.running
+        self.controller = kl_controller or make_kl_controller(settings.init_kl_coef, settings.target_kl, settings.kl_horizon)
+        self.loss = PolicyLoss(settings)
+        self.needs = settings.needs | self.facts.needs
+
+    @abstractmethod
+    def credit(self, groups: Sequence[Group]) -> list[Metric]:
+        """Writes `advantages` into every sample of the groups; failed trajectories are not among them."""
+
+    def penalize(self, tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
+        """β·KL of the tokens [R], 0 without a KL in the reward. Its sum is noted on each trajectory."""
+        penalties, metrics = penalize_kl(tokens, self.settings, self.controller)
+        for trajectory, penalty in zip(tokens.trajectories, tokens.totals(penalties).tolist(), strict=True):
+            trajectory.score_kl_penalty = penalty
+        return penalties, metrics
+
+
+def require_mean(name: str, normalizer: Normalizer) -> None:
+    """Refuses a normalisation that subtracts nothing where the estimator `name` is a comparison with a mean.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if normalizer.mean_type == "none":
+        raise ConfigError(
+            f"adv_estimator {name} compares siblings with their mean, and reward_normalization (method "
+            f"{normalizer.method!r}) takes none. Use method mean_std or mean, or adv_estimator reinforce."
+        )
+
+
+def tokens_of(groups: Sequence[Group]) -> ResponseTokens:
+    """The trained tokens of all trajectories of the groups."""
+    return ResponseTokens.of([trajectory for group in groups for trajectory in group.trajectories])
+
+
+def scores_of(groups: Sequence[Group]) -> Array:
+    """Σ of the rewards of each trajectory [T], before anything is done to them."""
+    return np.array([trajectory.score for group in groups for trajectory in group.trajectories], dtype=np.float64)
+
+
+def weights_of(groups: Sequence[Group]) -> Array:
+    """What each trajectory weighs [T]; those of one run weigh as one."""
+    return np.array([trajectory.weight for group in groups for trajectory in group.trajectories], dtype=np.float64)
+
+
+def groups_of(groups: Sequence[Group]) -> NDArray[np.int64]:
+    """Which of the groups each trajectory belongs to [T]."""
+    return np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])

@@ -1,0 +1,32 @@
+"""Group policy gradient (Chu et al. 2025, arXiv:2504.02546)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from turnwise.algorithms.normalization import MIN_STD, Scores, group_statistics
+from turnwise.algorithms.response_tokens import Array, Index
+from turnwise.algorithms.score_estimator import Outcomes, ScoreEstimator
+from turnwise.spec import ESTIMATORS
+
+
+class GPG(ScoreEstimator):
+    """A = α(s − μ) over the siblings of a task, α making up for those that teach nothing; on every trained token."""
+
+    facts = ESTIMATORS["gpg"]
+
+    def transform(self, outcomes: Outcomes) -> Array:
+        """The advantages [T] of the trajectories."""
+        return rescaled_centred(outcomes.scores, outcomes.groups, outcomes.weights)
+
+
+def rescaled_centred(scores: Scores, groups: Index, weights: Scores) -> Scores:
+    """α(s − μ), α = trajectories of the batch / those with s ≠ μ; 0 where there are none. All [T].
+
+    >>> rescaled_centred(np.array([1.0, 0, 1, 1]), np.array([0, 0, 1, 1]), np.ones(4)).tolist()
+    [1.0, -1.0, 0.0, 0.0]
+    """
+    mean, _, _ = group_statistics(scores, groups, weights)
+    centred = scores - mean
+    differing = float(weights[np.abs(centred) > MIN_STD].sum())
+    return centred * (float(weights.sum()) / differing) if differing else np.zeros_like(centred)

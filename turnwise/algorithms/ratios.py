@@ -1,0 +1,50 @@
+"""Ratios of probabilities at four granularities: of a token, a turn, a sequence on average, a whole sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnwise.algorithms.masks import replace_outside
+from turnwise.spec import Granularity
+from turnwise.types import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """To which turn and which sequence each of N tokens belongs. Sums and means are over the tokens of `mask` alone.
+
+    >>> spans = Spans(torch.tensor([False, True, True, True]), torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0, 0, 0]))
+    >>> x = torch.tensor([float("nan"), 1.0, 3.0, 5.0])
+    >>> [spans.over(x, name)[1:].tolist() for name in ("token", "segment", "geometric", "sequence")]
+    [[1.0, 3.0, 5.0], [2.0, 2.0, 5.0], [3.0, 3.0, 3.0], [9.0, 9.0, 9.0]]
+    """
+
+    mask: Tensor
+    turn_id: Tensor
+    """int64 [N], one number a turn of the batch, below N; any where the mask is false."""
+    sequence_id: Tensor
+    """int64 [N], below N."""
+
+    @classmethod
+    def of(cls, batch: Batch) -> Spans:
+        """The spans of a batch of tensors. Turns count from 0 in each sequence there, and are told apart here."""
+        number = batch.sequence_id * (batch.turn_id.max() + 2) + batch.turn_id
+        _, turn_id = torch.unique(number, return_inverse=True)
+        return cls(batch.response_mask, turn_id, batch.sequence_id)
+
+    def over(self, x: Tensor, granularity: Granularity) -> Tensor:
+        """`x` [N] itself, or each token's mean over its turn (`segment`) or its sequence (`geometric`), or its sequence's sum.
+
+        Gradients flow into every token that a mean or a sum is made of.
+        """
+        if granularity == "token":
+            return x
+        ids = self.turn_id if granularity == "segment" else self.sequence_id
+        sums = torch.zeros_like(x).index_add(0, ids, replace_outside(x, self.mask))
+        if granularity == "sequence":
+            return sums[ids]
+        counts = torch.zeros_like(x).index_add(0, ids, self.mask.to(x.dtype))
+        return (sums / counts.clamp(min=1))[ids]

@@ -1,0 +1,70 @@
+"""Credit on whole trajectories: one number each, on all their trained tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from turnwise.algorithms.advantages import clip, summary, write_advantages
+from turnwise.algorithms.estimator import Estimator, scores_of, tokens_of, weights_of
+from turnwise.algorithms.normalization import Scores, group_ids
+from turnwise.algorithms.response_tokens import Array, Index
+from turnwise.types import Group, Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What T trajectories came to, as a transform of scores sees them: one entry each."""
+
+    scores: Scores
+    """Less the KL penalty."""
+    groups: Index
+    """Whom each is compared with: siblings of a task, unless `reward_normalization.grouping` says otherwise."""
+    weights: Scores
+    """Trajectories of one run together weigh 1."""
+    lengths: Index
+    """Trained tokens."""
+    runs: Index
+    """The run that each is of, alone or with others."""
+
+
+class ScoreEstimator(Estimator):
+    """Base of the estimators on trajectory scores: a subclass is its `transform` of them.
+
+    In this order: s ← s − β·ΣKL, `transform`, clip to ±`reward_clip`; the same on all trained tokens of a trajectory, however
+    many contexts they lie in; whitening, clip to ±`advantage_clip`. Statistics are over trajectories, never over tokens, so
+    long episodes don't weigh more in them.
+    """
+
+    def credit(self, groups: Sequence[Group]) -> list[Metric]:
+        """Writes `advantages` into every sample of the groups; failed trajectories are not among them."""
+        tokens = tokens_of(groups)
+        penalties, metrics = self.penalize(tokens)
+        scores = scores_of(groups)
+        outcomes = Outcomes(
+            scores=scores - tokens.totals(penalties),
+            groups=group_ids(groups, self.normalizer.grouping),
+            weights=weights_of(groups),
+            lengths=tokens.lengths,
+            runs=runs_of(groups),
+        )
+        rewards, clipped = clip("critic/reward_clip_frac", self.transform(outcomes), self.settings.reward_clip)
+        metrics += [*clipped, *summary("critic/score", scores), *summary("critic/rewards", rewards)]
+        return metrics + write_advantages(tokens, np.repeat(rewards, tokens.lengths), self.settings)
+
+    def transform(self, outcomes: Outcomes) -> Array:
+        """The advantages [T] of the trajectories: their scores as `reward_normalization` says."""
+        return self.normalizer(outcomes.scores, outcomes.groups, outcomes.weights)
+
+
+def runs_of(groups: Sequence[Group]) -> Index:
+    """The run of each trajectory [T]: its own where it weighs 1, else that of its sibling number in the group."""
+    runs: dict[tuple[int, int, int], int] = {}
+    found = []
+    for index, group in enumerate(groups):
+        for number, trajectory in enumerate(group.trajectories):
+            run = (index, trajectory.sibling, number if trajectory.weight >= 1.0 else -1)
+            found.append(runs.setdefault(run, len(runs)))
+    return np.array(found, np.int64)

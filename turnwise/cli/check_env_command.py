@@ -1,0 +1,122 @@
+"""`turnwise check-env ENV [KEY=VALUE ...]`: a verdict on an environment in one screen."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as CallTimeout
+from pathlib import Path
+from textwrap import wrap
+
+from turnwise.cli.env_target import NO_MODEL, EnvTarget, read_target
+from turnwise.envs.check import Report, check_env
+from turnwise.envs.check_examination import CheckSettings
+from turnwise.envs.registry import make_env, takes_split
+from turnwise.errors import ConfigError, EnvironmentFault
+from turnwise.threads import DaemonThread
+
+EXIT_FINDINGS = 1
+_NAME, _MARK = 15, 9
+"""Characters of the columns."""
+MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("ERROR", "bold red"), "skipped": ("–", "dim")}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Examines the environment; returns 1 where something is wrong with it, 0 where it can be trained in."""
+    _check_numbers(options)
+    target = read_target(options.env, options.overrides, options.config, options.tag, max_steps=options.max_steps)
+    settings = _settings(options, target)
+    env_type, arguments = target.env.env_type, target.env.env_config
+    is_split = _takes_split(env_type, settings.timeout_s) and "split" not in arguments
+    report = check_env(lambda split: make_env(env_type, arguments, split), is_split, settings)
+    if options.json:
+        print(json.dumps(report.to_json() | {"env_type": env_type, "env_config": arguments}, indent=2, ensure_ascii=False))
+    else:
+        _print(report, target, settings)
+    return EXIT_FINDINGS if report.verdict == "error" else 0
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    for name in ("episodes", "max_steps", "budget", "timeout"):
+        value = vars(options)[name]
+        if value is not None and value <= 0:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be more than 0")
+
+
+def _settings(options: argparse.Namespace, target: EnvTarget) -> CheckSettings:
+    own = CheckSettings()
+    timeout_s = options.timeout
+    if timeout_s is None:
+        timeout_s = target.config.train_env_manager.env_step_timeout_s if target.file else own.timeout_s
+    return CheckSettings(
+        num_episodes=options.episodes or own.num_episodes,
+        max_steps=target.env.max_steps,
+        timeout_s=timeout_s,
+        actions=tuple(word for word in (options.actions or "").split(",") if word),
+        count_tokens=_token_counter(options.tokenizer, target),
+        token_budget=options.budget or (target.config.sequence_length if target.file else None),
+    )
+
+
+def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int] | None:
+    """Tokens of a text: by the tokenizer that is named, or that of the config's model if it is here."""
+    if folder is None:
+        if target.file is None:
+            return None
+        folder = target.config.actor_train.model_args.model_name_or_path
+        if not Path(folder).is_dir():
+            missing = "no model is named" if folder == NO_MODEL else f"{folder} isn't here"
+            print(f"note: {missing}, so tokens aren't counted; --tokenizer DIR names a tokenizer", file=sys.stderr)
+            return None
+    # transformers takes seconds to import; a wrong command line has been refused by now.
+    from turnwise.models.load import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _takes_split(env_type: str, timeout_s: float) -> bool:
+    """Whether the class keeps splits apart. It is imported here, which may hang like any other call."""
+    thread = DaemonThread("import")
+    try:
+        found: bool = thread.start(takes_split, env_type).result(timeout_s)
+    except CallTimeout:
+        raise EnvironmentFault(
+            f"importing {env_type} hangs: no answer within {timeout_s:g} s (--timeout allows more)"
+        ) from None
+    finally:
+        thread.end()
+    return found
+
+
+def _print(report: Report, target: EnvTarget, settings: CheckSettings) -> None:
+    from rich.text import Text
+
+    from turnwise.cli.console import open_console, printable
+
+    console = open_console()
+    arguments = [f"{key}={value}" for key, value in target.env.env_config.items()]
+    console.print(
+        Text().append(report.env, "bold").append("  ".join(["", *arguments, f"{settings.num_episodes} seeds"]), "dim")
+    )
+    room = max(console.width - _NAME - _MARK, 40)
+    for finding in report.findings:
+        word, style = MARKS[finding.verdict]
+        cell = [(line, "dim" if finding.verdict == "skipped" else "") for line in wrap(printable(finding.result), room)]
+        cell += [(f"  {printable(line)}", "dim") for line in finding.trace.splitlines()[:-1]]
+        cell += [(line, style) for line in wrap(finding.advice, room, initial_indent="→ ", subsequent_indent="  ")]
+        for index, (line, line_style) in enumerate(cell):
+            name, mark = (finding.check, word) if index == 0 else ("", "")
+            row = Text().append(f"{name:<{_NAME}}", "bold").append(f"{mark:<{_MARK}}", style).append(line, line_style)
+            console.print(row, soft_wrap=True)
+    console.print(_summary(report), style="bold")
+
+
+def _summary(report: Report) -> str:
+    counts = Counter(finding.verdict for finding in report.findings)
+    parts = [f"{counts[v]} {v}{'s' if counts[v] > 1 else ''}" for v in ("error", "warning") if counts[v]]
+    fitness = "not fit to train in" if report.verdict == "error" else "fit to train in"
+    return f"{report.env} is {fitness}" + (f": {', '.join(parts)}" if parts else "")

@@ -1,0 +1,30 @@
+"""Where commands write for people."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 128
+"""Of text that goes into a file or a pipe."""
+
+
+def open_console(file: TextIO | None = None, no_color: bool = False) -> Console:
+    """A console that writes texts as they are. Without colours (`no_color`, NO_COLOR, no terminal) nothing is lost but them."""
+    from rich.console import Console
+
+    file = file or sys.stdout
+    width = None if file.isatty() else WIDTH
+    return Console(file=file, width=width, no_color=no_color or None, highlight=False, markup=False, emoji=False)
+
+
+def printable(text: str) -> str:
+    """The text with whatever a terminal would take for a command written out.
+
+    >>> printable("a\\x1b[2Jb\\n")
+    'a\\\\x1b[2Jb\\n'
+    """
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)

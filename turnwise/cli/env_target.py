@@ -1,0 +1,135 @@
+"""Which environment a command is about: a name or class with arguments of its own, or a tag of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnwise.config import AgenticConfig, load_config, parse_config
+from turnwise.config.compose import compose
+from turnwise.config.environments import CustomEnv
+from turnwise.errors import ConfigError, nearest
+
+NO_MODEL = "none"
+"""`pretrain` where no config and no model is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvTarget:
+    """A tag of a config. A bare environment has one that is made up, with the defaults of training."""
+
+    config: AgenticConfig
+    tag: str
+    file: Path | None
+    """The config's; None for a bare environment."""
+
+    @property
+    def env(self) -> CustomEnv:
+        return self.config.custom_envs[self.tag]
+
+
+def read_target(
+    word: str | None,
+    overrides: Sequence[str],
+    config_file: str | None = None,
+    tag: str | None = None,
+    model: str = NO_MODEL,
+    max_steps: int | None = None,
+) -> EnvTarget:
+    """The environment that a command names.
+
+    A `word` that ends in .yaml is a config and its overrides are KEY=VALUE of any key. Otherwise it is an env_type and they
+    are arguments of the environment, on top of those of the tag of `config_file`. `model` stands where nothing names
+    one, `max_steps` replaces the tag's.
+
+    Raises:
+        ConfigError: there is no such file or tag, or a KEY=VALUE can't be read.
+    """
+    if word is not None and "=" in word and ":" not in word.partition("=")[0]:
+        overrides = [word, *overrides]
+        word = None
+    if word is not None and Path(word).suffix in (".yaml", ".yml"):
+        if config_file is not None:
+            raise ConfigError(f"got two configs, {word} and --config {config_file}; name one")
+        file = Path(word)
+        return _of_config(file, None, [], _with_model(file, overrides, model), tag, max_steps)
+    if config_file is not None:
+        file = Path(config_file)
+        return _of_config(file, word, overrides, _with_model(file, [], model), tag, max_steps)
+    if word is None:
+        raise ConfigError("which environment? Name an env_type (frozen_lake), a class (module:Class) or a config (.yaml)")
+    if tag is not None:
+        raise ConfigError(f"--tag {tag} names an environment of a config: give the config too (--config FILE)")
+    return _bare(word, overrides, model, max_steps)
+
+
+def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE as YAML reads the values.
+
+    >>> parse_arguments(["size=8", "map_rows=[SF,HG]"])
+    {'size': 8, 'map_rows': ['SF', 'HG']}
+    """
+    import yaml
+
+    values = {}
+    for text in overrides:
+        key, separator, value = text.partition("=")
+        if not (separator and key.isidentifier()):
+            raise ConfigError(f"got {text!r}; an argument of the environment is KEY=VALUE, like size=8")
+        try:
+            values[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{text!r}: the value can't be read as YAML ({' '.join(str(error).split())})") from None
+    return values
+
+
+def _bare(env_type: str, overrides: Sequence[str], model: str, max_steps: int | None) -> EnvTarget:
+    tag = env_type.rpartition(":")[2] or env_type
+    env: dict[str, Any] = {"env_type": env_type, "env_config": parse_arguments(overrides)}
+    if max_steps is not None:
+        env["max_steps"] = max_steps
+    config, _ = parse_config({"pretrain": model, "custom_envs": {tag: env}})
+    return EnvTarget(config, tag, None)
+
+
+def _with_model(file: Path, overrides: Sequence[str], model: str) -> list[str]:
+    """The overrides, with a `pretrain` where the config leaves it to the command line: an environment needs none."""
+    has_model = "pretrain" in compose(file, overrides).values
+    return [*overrides] if has_model else [*overrides, f"pretrain={model}"]
+
+
+def _of_config(
+    file: Path,
+    env_type: str | None,
+    arguments: Sequence[str],
+    overrides: Sequence[str],
+    tag: str | None,
+    max_steps: int | None,
+) -> EnvTarget:
+    config, _ = load_config(file, overrides, AgenticConfig)
+    tag = _choose_tag(config, file, env_type, tag)
+    found = config.custom_envs[tag].env_type
+    if env_type not in (None, found):
+        raise ConfigError(f"custom_envs.{tag} of {file} is a {found}, not a {env_type}; name one of them, or another --tag")
+    parse_arguments(arguments)
+    # As overrides, so that they are checked like the rest of the file.
+    changes = [f"custom_envs.{tag}.env_config.{text}" for text in arguments]
+    changes += [] if max_steps is None else [f"custom_envs.{tag}.max_steps={max_steps}"]
+    if changes:
+        config, _ = load_config(file, [*overrides, *changes], AgenticConfig)
+    return EnvTarget(config, tag, file)
+
+
+def _choose_tag(config: AgenticConfig, file: Path, env_type: str | None, tag: str | None) -> str:
+    tags = list(config.custom_envs)
+    if tag is not None and tag not in tags:
+        raise ConfigError(f"{file} has no environment {tag!r}; its tags are {', '.join(tags) or 'none'}.{nearest(tag, tags)}")
+    if tag is not None:
+        return tag
+    fitting = [name for name in tags if env_type in (None, config.custom_envs[name].env_type)]
+    if len(fitting) != 1:
+        what = f"environments of type {env_type}" if env_type else "environments"
+        raise ConfigError(f"{file} has {len(fitting)} {what}; choose with --tag, of {', '.join(tags) or 'none'}")
+    return fitting[0]

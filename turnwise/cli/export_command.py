@@ -1,0 +1,24 @@
+"""`turnwise export --model DIR --out DIR`: a plain Hugging Face folder of a checkpoint, with its LoRA adapter merged."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from turnwise.cli.out_folder import require_free
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the model with its tokenizer and nothing of its training, and says what it is."""
+    out = Path(options.out)
+    require_free(out)
+    # torch takes seconds to import; a folder in the way has been found by now.
+    from turnwise.models.load import base_of_adapter, load_model, load_tokenizer, parse_dtype, save_model
+
+    tokenizer = load_tokenizer(options.model)
+    base = base_of_adapter(options.model)
+    model = load_model(options.model, dtype=parse_dtype(options.dtype))
+    save_model(model, tokenizer, out)
+    origin = options.model if base is None else f"{base} with the adapter of {options.model} merged"
+    print(f"{out}: {type(model).__name__}, {model.num_parameters():,} parameters in {options.dtype}; {origin}")
+    return 0

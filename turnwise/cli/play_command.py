@@ -1,0 +1,70 @@
+"""`turnwise play ENV [KEY=VALUE ...]`: one episode turn by turn, as the policy sees it."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+from turnwise.cli.env_target import NO_MODEL, EnvTarget, read_target
+from turnwise.errors import ConfigError
+
+HELP = "an action, or !TEXT for a response as it stands; q leaves"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plays and prints; 0 however the episode ends."""
+    if options.max_steps is not None and options.max_steps < 1:
+        raise ConfigError(f"--max-steps is {options.max_steps}; it must be at least 1")
+    if options.seed < 0:
+        raise ConfigError(f"--seed is {options.seed}; it must be 0 or more")
+    model = options.policy if Path(options.policy).is_dir() else options.tokenizer or NO_MODEL
+    target = read_target(options.env, options.overrides, tag=options.tag, model=model, max_steps=options.max_steps)
+    # torch takes seconds to import; a wrong command line has been refused by now.
+    from turnwise.cli.console import open_console
+    from turnwise.cli.play_screen import PlayScreen, reader
+    from turnwise.pipelines.build_play import Choices, set_stage
+    from turnwise.pipelines.play import Teller
+
+    console = open_console(no_color=options.no_color)
+    choices = Choices(
+        policy=options.policy,
+        split=options.split,
+        seed=options.seed,
+        tokenizer=options.tokenizer or _own_tokenizer(target),
+        actions=tuple(word for word in (options.actions or "").split(",") if word),
+        model_name=options.model_name,
+        read=reader(console, _read, is_echoed=not sys.stdin.isatty()),
+    )
+    with closing(set_stage(target.config, target.tag, choices)) as stage:
+        screen = PlayScreen(console, stage, shows_ids=options.ids)
+        screen.begin(options.policy)
+        if options.policy == "human":
+            console.print(HELP, style="dim")
+        screen.end(stage.play(Teller(screen)))
+    return 0
+
+
+def _own_tokenizer(target: EnvTarget) -> str | None:
+    """The folder of the config's model, None where it isn't here."""
+    folder = target.config.actor_train.model_args.model_name_or_path
+    return folder if target.file is not None and Path(folder).is_dir() else None
+
+
+def _read() -> str:
+    """A line of standard input.
+
+    Raises:
+        EOFError: there is none left.
+        KeyboardInterrupt: Ctrl-C, which an event loop would otherwise keep for itself until the line is there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return input()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return input()
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,210 @@
+"""What `turnwise play` prints: a gutter with what a line is, then the line as the policy has it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from turnwise.batching.samples import build_samples
+from turnwise.chat.text_conversation import TextAnswer
+from turnwise.cli.console import printable
+from turnwise.types import Completion, Sample, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from turnwise.pipelines.build_play import Stage
+    from turnwise.pipelines.play import Played, Prompt
+
+_LABEL, _COUNT = 7, 6
+"""Characters of the gutter's two columns."""
+_SHOWN_IDS, _CUT_IDS = 60, 24
+"""Ids that are shown whole, and what is shown of longer lists unless all are asked for."""
+_STRIP = 96
+"""Cells that picture the tokens of a context."""
+_RULE = 96
+
+ENDS = {
+    "max_steps": "cut by max_steps",
+    "sequence_length": "cut by sequence_length: the context has no room for the next prompt and one token",
+    "environment": "cut by the environment (truncated)",
+    "time": "cut by episode_timeout_s",
+}
+
+
+class PlayScreen:
+    """An `Onlooker` that prints on a console. `shows_ids` shows every token id, else those of long prompts are cut."""
+
+    def __init__(self, console: Console, stage: Stage, shows_ids: bool = False) -> None:
+        self._console = console
+        self._stage = stage
+        self._shows_ids = shows_ids
+        self._left = (0, 0)
+        """Tokens of the context and of the response that the last answer left."""
+
+    def begin(self, policy: str) -> None:
+        stage, settings = self._stage, self._stage.settings
+        limits = f"{_count(settings.max_steps, 'turn')}, responses of {settings.max_tokens_per_step} tokens"
+        limits += f", a context of {stage.max_length}" if stage.tokenizer else ""
+        what = f"  {stage.task.split} seed {stage.task.seed} · mode {settings.mode} · {policy} · {limits}"
+        self._print(Text().append(stage.task.tag, "bold").append(what))
+        for note in stage.notes:
+            self._print(Text(f"note: {note}", "yellow"))
+
+    def prompt(self, prompt: Prompt) -> None:
+        title = f"turn {prompt.turn_idx} of {self._stage.settings.max_steps}"
+        if self._stage.tokenizer:
+            title += f", context {prompt.num_before} of {self._stage.max_length}" if prompt.num_before else ", a new context"
+        self._rule(title)
+        if self._stage.tokenizer:
+            self._lines("sees", f"+{len(prompt.added_ids)}", self._decode(prompt.added_ids))
+            self._lines("ids", "", self._ids(prompt.added_ids), "dim")
+        for message in prompt.messages:
+            self._lines(str(message["role"]), "", _text(message["content"]))
+
+    def response(self, prompt: Prompt, answer: Completion | TextAnswer) -> None:
+        ending = {"stop": "", "length": f"  ← cut at {prompt.max_new_tokens} tokens", "aborted": "  ← aborted"}
+        note = ending[answer.finish_reason]
+        if isinstance(answer, TextAnswer):
+            self._lines("says", "", answer.text + note, "green")
+            return
+        ids = answer.token_ids.tolist()
+        self._left = (
+            self._stage.max_length - prompt.num_before - len(prompt.added_ids) - len(ids),
+            prompt.max_new_tokens - len(ids),
+        )
+        self._lines("says", f"+{len(ids)}", self._decode(ids) + note, "green")
+        if self._stage.has_logprobs:
+            self._logprobs(ids, answer.logprobs.tolist())
+        else:
+            self._lines("ids", "", self._ids(ids), "dim")
+
+    def outcome(self, turn_idx: int, turn: Turn) -> None:
+        action = "nothing that action_pattern reads" if turn.action is None else repr(turn.action)
+        style = "red" if turn.action is None else "bold"
+        gained = Text().append(printable(action), style).append(f" → reward {turn.reward:g}", "bold" if turn.reward else "")
+        gained.append("".join(f", {name} {value:g}" for name, value in turn.metrics.items()), "dim")
+        self._row("does", "", gained)
+        if turn.state_key != turn.observation:
+            self._lines("state", "", str(turn.state_key), "dim")
+        left = _count(self._stage.settings.max_steps - turn_idx, "turn")
+        if self._stage.tokenizer:
+            left += f", {self._left[0]} tokens of the context, {self._left[1]} of the response"
+        self._lines("left", "", left, "dim")
+
+    def end(self, played: Played) -> None:
+        """The score, what ended the episode, and which tokens would be trained on."""
+        trajectory = played.trajectory
+        self._rule("end")
+        how = "left by you" if played.is_left else ENDS[trajectory.limit] if trajectory.limit else "finished by the environment"
+        turns = _count(len(trajectory.turns), "turn")
+        self._row("score", "", Text().append(f"{trajectory.score:g}", "bold").append(f" after {turns}, {how}"))
+        if trajectory.metrics:
+            metrics = ", ".join(f"{name} {value:g}" for name, value in trajectory.metrics.items())
+            self._lines("metrics", "", metrics)
+        if self._stage.tokenizer and trajectory.turns:
+            self._ledger(trajectory)
+
+    def _ledger(self, trajectory: Trajectory) -> None:
+        """How the response mask lies over the tokens of each context."""
+        samples = build_samples(trajectory)
+        num_tokens, num_trained = sum(s.num_tokens for s in samples), sum(s.num_trained for s in samples)
+        greedy = "; greedy turns aren't trained on" if any(turn.is_greedy for turn in trajectory.turns) else ""
+        trained = f"response_mask 1 on {num_trained} ({num_trained / num_tokens:.0%}){greedy}"
+        self._lines("tokens", "", f"{num_tokens} in {_count(len(samples), 'context')}, {trained}")
+        per_cell = max(math.ceil(max(sample.num_tokens for sample in samples) / _STRIP), 1)
+        for sample in samples:
+            self._row("mask", str(sample.num_tokens), _strip(sample, per_cell))
+        self._lines("", "", f"█ trained on, ░ not; a cell is {_count(per_cell, 'token')}", "dim")
+        spans = [(span.turn + 1, span.start, span.stop) for sample in samples for span in sample.turn_spans]
+        cells = [f"turn {turn}: {start}–{stop - 1}" for turn, start, stop in spans]
+        self._lines("spans", "", ", ".join(cells) or "none", "dim")
+
+    def _ids(self, ids: Sequence[int]) -> str:
+        if self._shows_ids or len(ids) <= _SHOWN_IDS:
+            return " ".join(map(str, ids))
+        half = _CUT_IDS // 2
+        hidden = len(ids) - 2 * half
+        return " ".join([*map(str, ids[:half]), f"… {hidden} more (--ids) …", *map(str, ids[-half:])])
+
+    def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Each sampled token with its id and log-prob, as many on a line as fit."""
+        line, label = Text(), "logp"
+        for token_id, logprob in zip(ids, logprobs, strict=True):
+            word = printable(self._decode([token_id])).replace("\n", "\\n")
+            style = "green" if logprob > -0.7 else "yellow" if logprob > -2.3 else "red"
+            item = Text().append(word, style).append(f" {token_id} {logprob:.2f}   ", "dim")
+            if line and len(line) + len(item) > self._room:
+                self._row(label, "", line)
+                line, label = Text(), ""
+            line.append_text(item)
+        self._row(label, "", line)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        tokenizer: Any = self._stage.tokenizer
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _lines(self, label: str, count: str, text: str, style: str = "") -> None:
+        """A text of several lines; the gutter goes on beside them."""
+        lines = printable(text).split("\n")
+        for index, line in enumerate(lines[:-1] if len(lines) > 1 and not lines[-1] else lines):
+            self._row(label if index == 0 else "", count if index == 0 else "", Text(line, style) if line else Text("⏎", "dim"))
+
+    @property
+    def _room(self) -> int:
+        """Characters of a line beside the gutter."""
+        return max(self._console.width - _LABEL - _COUNT - 4, 20)
+
+    def _row(self, label: str, count: str, text: Text) -> None:
+        pieces = text.wrap(self._console, self._room) if len(text) > self._room else [text]
+        for index, piece in enumerate(pieces):
+            gutter = Text().append(f"{label if index == 0 else '':<{_LABEL}} {count if index == 0 else '':>{_COUNT}} ", "cyan")
+            piece.rstrip()
+            self._print(gutter.append("│ ", "dim").append_text(piece))
+
+    def _rule(self, title: str) -> None:
+        width = min(self._console.width, _RULE)
+        self._print(Text().append("━━ ", "dim").append(title, "bold").append(f" {'━' * max(width - len(title) - 4, 2)}", "dim"))
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=True)
+
+
+def _strip(sample: Sample, per_cell: int) -> Text:
+    """The tokens of a context in cells: trained on where any token of a cell is."""
+    text = Text()
+    for start in range(0, sample.num_tokens, per_cell):
+        is_trained = bool(sample.response_mask[start : start + per_cell].any())
+        text.append("█" if is_trained else "░", "green" if is_trained else "dim")
+    return text
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _text(content: Any) -> str:
+    """A message's text; pictures are named."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part.get("text", f"[{part.get('type')}]")) for part in content)
+
+
+def reader(console: Console, read: Callable[[], str], is_echoed: bool) -> Callable[[], str | None]:
+    """A person's lines, None at their end. What comes from a pipe is echoed, so that the output tells the whole story."""
+
+    def read_line() -> str | None:
+        console.print(Text("action ⟩ ", "bold cyan"), end="")
+        try:
+            line = read()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return None
+        if is_echoed:
+            console.print(Text(printable(line)))
+        return line
+
+    return read_line

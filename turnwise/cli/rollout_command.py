@@ -1,0 +1,60 @@
+"""`turnwise rollout CONFIG`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from turnwise.cli.applied_table import print_applied
+from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
+from turnwise.errors import ConfigError
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plays batches without training, writes them to a file, and prints what came of them."""
+    config, notes = load_config(options.config, options.overrides, AgenticConfig, strict=options.strict)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    if options.batches < 1:
+        raise ConfigError(f"--batches is {options.batches}; it must be at least 1")
+    file = new_file(options.out, "--out")
+    require(unavailable_to_play(config, options.split))
+    # torch takes seconds to import; a wrong config has been refused by now.
+    from turnwise.pipelines.build_saved import collect_rollouts
+    from turnwise.pipelines.collect import Collection
+    from turnwise.pipelines.interrupt import ends_by_signals
+
+    collection = Collection(file)
+    terminal = sys.stderr if options.json else sys.stdout
+    try:
+        with ends_by_signals():
+            collect_rollouts(
+                config,
+                collection,
+                options.split,
+                options.batches,
+                options.model,
+                on_start=lambda applied: print_applied(applied, terminal),
+            )
+    finally:
+        if not collection.is_empty:
+            summary = collection.summary()
+            print(json.dumps(summary.to_json(), indent=2) if options.json else summary.render())
+            print(f"rollouts   {file}: {summary.num_written:,} trajectories", file=terminal)
+    return 0
+
+
+def new_file(path: str, option: str) -> Path:
+    """A file that doesn't exist yet, in a folder that does.
+
+    Raises:
+        ConfigError: it does, or there is no such folder.
+    """
+    file = Path(path)
+    if file.exists():
+        raise ConfigError(f"{option} {path}: it is there already; name another file, or remove it first")
+    if not file.parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {file.parent}; make it first")
+    return file

@@ -1,0 +1,68 @@
+"""Examines an environment before anybody trains in it: what is wrong, what to change, and the figures that show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from turnwise.envs.check_examination import CheckSettings, Examination
+from turnwise.envs.check_findings import Finding, Verdict
+from turnwise.envs.check_session import BrokenCall
+from turnwise.protocols import Env
+from turnwise.types import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The verdict on one environment."""
+
+    env: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        verdicts = {finding.verdict for finding in self.findings}
+        return "error" if "error" in verdicts else "warning" if "warning" in verdicts else "ok"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"env": self.env, "verdict": self.verdict, "findings": [finding.to_json() for finding in self.findings]}
+
+
+def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> Report:
+    """Plays an environment and says what was found. A call that hangs ends the examination, any other fault only its check.
+
+    Args:
+        takes_split: whether the environment keeps training and validation tasks apart by what `make_env` is told.
+
+    Raises:
+        TurnwiseError: the constructor refuses its arguments.
+
+    >>> from turnwise.envs.frozen_lake import FrozenLakeEnv
+    >>> report = check_env(lambda split: FrozenLakeEnv(split=split), True, CheckSettings(num_episodes=4))
+    >>> report.env, [finding.check for finding in report.findings if finding.verdict == "error"]
+    ('FrozenLakeEnv', [])
+    """
+    examination = Examination(make_env, takes_split, settings)
+    rows: list[Finding] = []
+    for check in examination.checks:
+        try:
+            # Whatever a check has found before its call broke is kept.
+            rows += check()
+        except BrokenCall as broken:
+            if not any(row.result == broken.problem for row in rows):
+                rows.append(_of_broken(broken))
+            if broken.hangs or check == examination.checks[0]:
+                break
+    if not any(row.verdict == "error" for row in rows):
+        rows.insert(0, Finding("returns", "ok", f"{examination.num_calls:,} calls of reset and step return what they should"))
+    return Report(examination.name, tuple(rows))
+
+
+def _of_broken(broken: BrokenCall) -> Finding:
+    advice = "mend the call"
+    if broken.hangs:
+        advice = "give it a time limit of its own, or allow more with --timeout (env_step_timeout_s in training)"
+    elif broken.trace:
+        advice = "an exception fails the episode: answer with an observation, or with terminated"
+    return Finding(broken.method, "error", broken.problem, advice if broken.trace or broken.hangs else "", trace=broken.trace)

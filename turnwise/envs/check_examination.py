@@ -1,0 +1,274 @@
+"""The checks that an environment goes through, one after the other."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_args
+
+import numpy as np
+
+from turnwise.envs import check_findings as findings
+from turnwise.envs.check_findings import Episode, Finding
+from turnwise.envs.check_moments import Moment, first_difference
+from turnwise.envs.check_players import Choose, expert_of, random_of
+from turnwise.envs.check_session import BrokenCall, CheckedEnv, Clock
+from turnwise.envs.check_times import times
+from turnwise.protocols import Env
+from turnwise.types import Reduction, Split, derive_seed
+
+NUM_REPLAYED = 8
+"""Episodes that are played again, to see whether they come out the same."""
+NUM_SIBLINGS = 4
+UNREADABLE = ("", "no such action {%√\n")
+"""What a model may say: nothing that could be parsed, and something that is no action."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSettings:
+    """How an environment is examined."""
+
+    num_episodes: int = 64
+    """Episodes of the random and of the scripted player, and starts of each split."""
+    max_steps: int = 10
+    timeout_s: float = 20.0
+    """Seconds for one call; beyond it hangs."""
+    play_s: float = 30.0
+    """Seconds after which a check begins no further episode; two it always plays."""
+    actions: tuple[str, ...] = ()
+    """The random player's, where the environment has no `actions`."""
+    count_tokens: Callable[[str], int] | None = None
+    token_budget: int | None = None
+    """Tokens of a context."""
+
+
+class Examination:
+    """One kind of environment under examination. Each check gives its findings and keeps what later ones need."""
+
+    def __init__(self, make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> None:
+        self.name = "the environment"
+        self.checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+            self._starts,
+            self._random_play,
+            self._scripted_play,
+            self._same_again,
+            self._side_by_side,
+            self._unreadable_actions,
+            self._readings,
+            self._render,
+            self._close,
+            self._times,
+        )
+        self._make_env = make_env
+        self._takes_split = takes_split
+        self._settings = settings
+        self._reductions: dict[str, Reduction] = {}
+        self._clock = Clock()
+        self._random: list[Episode] = []
+        self._scripted: list[Episode] = []
+
+    @property
+    def num_calls(self) -> int:
+        """Calls of `reset` and `step` so far."""
+        return sum(len(self._clock.of(method).wall_s) for method in ("reset", "step"))
+
+    @property
+    def _played(self) -> list[Episode]:
+        return [*self._random, *self._scripted]
+
+    def _starts(self) -> Iterator[Finding]:
+        """The class itself, and the starts of both splits."""
+        # Imports are paid once, by the first constructor: they are no part of what an episode costs.
+        first = CheckedEnv(partial(self._make_env, "train"), self._settings.timeout_s, Clock())
+        self.name, self._reductions = first.name, dict(first.reductions)
+        first.close()
+        first.end()
+        for metric, reduction in self._reductions.items():
+            if reduction not in get_args(Reduction):
+                problem = f"metric {metric!r} has reduction {reduction!r}; allowed: {', '.join(get_args(Reduction))}"
+                raise BrokenCall("metric_reductions", problem)
+        starts: dict[Split, list[Moment]] = {"train": [], "val": []}
+        for split, moments in starts.items():
+            with self._opened(split) as env:
+                moments += (env.reset(seed) for seed in self._seeds(split))
+        yield findings.starts(starts["train"])
+        yield findings.splits(starts["train"], starts["val"], self._takes_split)
+
+    def _random_play(self) -> Iterator[Finding]:
+        def choose(env: CheckedEnv, seed: int) -> Choose | None:
+            return env.call("actions", partial(random_of, env.env, seed, self._settings.actions))
+
+        self._random = self._episodes(choose)
+        if self._random:
+            yield findings.player("random play", self._random, self._reductions)
+        else:
+            advice = "name them with --actions a,b,c, or give the environment an attribute `actions`"
+            yield Finding("random play", "skipped", "nobody says which actions there are", advice)
+
+    def _scripted_play(self) -> Iterator[Finding]:
+        def choose(env: CheckedEnv, seed: int) -> Choose | None:
+            expert = expert_of(env.env)
+            return None if expert is None else partial(env.call, "expert_action", expert)
+
+        self._scripted = self._episodes(choose)
+        if self._scripted:
+            yield findings.expert(self._random, self._scripted, self._reductions)
+        else:
+            yield Finding("scripted play", "skipped", "the environment has no expert_action()")
+
+    def _same_again(self) -> Iterator[Finding]:
+        """Each episode again, in a new environment and in one that has played others."""
+        first = self._replayable()
+        with self._opened() as used:
+            for episode in first:
+                with self._opened() as new:
+                    for where, env in (("in a new environment", new), ("after a reset", used)):
+                        if problem := first_difference(episode.moments, _replayed(env, episode)):
+                            advice = "draw everything from reset's seed, by a generator of the environment's own"
+                            yield Finding("same seed", "error", f"another episode {where}, {problem}", advice)
+                            return
+        yield Finding("same seed", "ok", f"{len(first)} episodes come out the same, in new environments and after a reset")
+
+    def _side_by_side(self) -> Iterator[Finding]:
+        """Siblings of a group, stepped in turns as they are in training."""
+        first = self._replayable()
+        for episode in first:
+            with ExitStack() as opened:
+                siblings = [opened.enter_context(self._opened()) for _ in range(NUM_SIBLINGS)]
+                seen = [[env.reset(episode.seed)] for env in siblings]
+                if problem := _any_difference(episode.moments[:1], seen):
+                    advice = "make reset's seed determine the whole start: group statistics mean nothing otherwise"
+                    yield Finding("siblings", "error", f"siblings start differently, {problem}", advice)
+                    return
+                for action in episode.actions:
+                    for env, moments in zip(siblings, seen, strict=True):
+                        if not moments[-1].is_over:
+                            moments.append(env.step(action))
+                if problem := _any_difference(episode.moments, seen):
+                    advice = "keep generator and state in the instance: environments that play side by side can't share any"
+                    yield Finding("siblings", "error", f"siblings disturb each other, {problem}", advice)
+                    return
+        yield Finding("siblings", "ok", f"{NUM_SIBLINGS} side by side start and go on alike, under {len(first)} seeds")
+
+    def _unreadable_actions(self) -> Iterator[Finding]:
+        answers = []
+        for action in UNREADABLE:
+            with self._opened() as env:
+                env.reset(self._seed("train", 0))
+                try:
+                    moment = env.step(action)
+                except BrokenCall as broken:
+                    if broken.hangs or not self._played:
+                        raise
+                    advice = "what can't be understood moves nothing, or costs a penalty; an exception fails the episode"
+                    yield Finding("no action", "error", f"{broken.problem} (action {action!r})", advice, trace=broken.trace)
+                    return
+                answers.append(f"reward {moment.reward:.3g}{' and the end' if moment.is_over else ''}")
+        yield Finding("no action", "ok", f"unparsed text gets {answers[0]}, an unknown action {answers[1]}")
+
+    def _readings(self) -> Iterator[Finding]:
+        """All that can be read off the episodes."""
+        played, settings = self._played or self._replayable(), self._settings
+        if self._played:
+            yield findings.rewards(played)
+            yield findings.metrics(played, self._reductions)
+            yield findings.lengths(played, settings.max_steps)
+        yield findings.observations(played, settings.count_tokens, settings.token_budget)
+        yield findings.state_keys(played)
+
+    def _render(self) -> Iterator[Finding]:
+        with self._opened() as env:
+            env.reset(self._seed("train", 0))
+            try:
+                yield _of_picture(env.render())
+            except BrokenCall as broken:
+                if broken.hangs:
+                    raise
+                if isinstance(broken.__cause__, NotImplementedError):
+                    yield Finding("render", "ok", "not implemented: pictures show the observation")
+                else:
+                    advice = "return None where there is nothing to draw"
+                    yield Finding("render", "warning", broken.problem, advice, trace=broken.trace)
+
+    def _close(self) -> Iterator[Finding]:
+        with self._opened() as env:
+            env.reset(self._seed("train", 0))
+            env.close()
+        yield Finding("close", "ok", "bears to be called twice")
+
+    def _times(self) -> Iterator[Finding]:
+        counts = [len(episode.actions) for episode in self._played] or [1]
+        yield from times(self._clock, sum(counts) / len(counts), os.cpu_count() or 1)
+
+    def _episodes(self, choose: Callable[[CheckedEnv, int], Choose | None]) -> list[Episode]:
+        """One episode a seed, each in an environment of its own; none where `choose` finds no player."""
+        episodes: list[Episode] = []
+        for seed in self._seeds("train"):
+            with self._opened() as env:
+                episode = Episode(seed, [env.reset(seed)])
+                act = choose(env, seed)
+                if act is None:
+                    return []
+                while len(episode.actions) < self._settings.max_steps and not episode.moments[-1].is_over:
+                    episode.actions.append(act())
+                    episode.moments.append(env.step(episode.actions[-1]))
+                episodes.append(episode)
+        return episodes
+
+    def _replayable(self) -> list[Episode]:
+        """Some of the episodes; where nobody could play, one unparsed action each."""
+        if not self._played:
+            with self._opened() as env:
+                seeds = [self._seed("train", index) for index in range(NUM_REPLAYED)]
+                return [Episode(seed, [env.reset(seed), env.step("")], [""]) for seed in seeds]
+        return (self._random or self._scripted)[:NUM_REPLAYED]
+
+    def _seeds(self, split: Split) -> Iterator[int]:
+        """The seeds of a check, until its time is up."""
+        deadline = time.monotonic() + self._settings.play_s
+        for index in range(self._settings.num_episodes):
+            if index >= 2 and time.monotonic() > deadline:
+                return
+            yield self._seed(split, index)
+
+    def _seed(self, split: Split, index: int) -> int:
+        return derive_seed("check-env", split, index)
+
+    def _open(self, split: Split = "train") -> CheckedEnv:
+        return CheckedEnv(partial(self._make_env, split), self._settings.timeout_s, self._clock)
+
+    @contextmanager
+    def _opened(self, split: Split = "train") -> Iterator[CheckedEnv]:
+        env = self._open(split)
+        try:
+            yield env
+            env.close()
+        finally:
+            env.end()
+
+
+def _replayed(env: CheckedEnv, episode: Episode) -> list[Moment]:
+    moments = [env.reset(episode.seed)]
+    for action in episode.actions:
+        if not moments[-1].is_over:
+            moments.append(env.step(action))
+    return moments
+
+
+def _any_difference(expected: Sequence[Moment], others: Sequence[Sequence[Moment]]) -> str | None:
+    return next(filter(None, (first_difference(expected, other) for other in others)), None)
+
+
+def _of_picture(rendered: Any) -> Finding:
+    if rendered is None:
+        return Finding("render", "ok", "draws nothing (None): pictures show the observation")
+    if isinstance(rendered, str):
+        return Finding("render", "ok", f"a text of {len(rendered.splitlines())} lines")
+    if isinstance(rendered, np.ndarray) and rendered.dtype == np.uint8 and rendered.shape[2:] == (3,):
+        return Finding("render", "ok", f"a picture of {rendered.shape[1]} × {rendered.shape[0]}")
+    shown = f"{rendered.dtype} {list(rendered.shape)}" if isinstance(rendered, np.ndarray) else type(rendered).__name__
+    return Finding("render", "warning", f"returns {shown}", "return uint8 [H, W, 3], a text, or None")

@@ -1,0 +1,54 @@
+"""Who plays an environment that nothing is known of: a random player over its actions, or its own expert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnwise.envs.players import HasActions, RandomPlayer
+from turnwise.errors import EnvironmentFault
+from turnwise.protocols import HasExpert
+from turnwise.types import derive_seed
+
+Choose = Callable[[], str]
+"""The next action of the episode that is played."""
+
+
+@dataclass(slots=True)
+class Words:
+    """Actions that somebody names for an environment that doesn't."""
+
+    actions: tuple[str, ...]
+
+
+def actions_of(env: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
+    """The action words: those given, else the environment's own `actions`; empty where nobody names any.
+
+    Raises:
+        EnvironmentFault: its `actions` aren't words.
+    """
+    if given:
+        return tuple(given)
+    if not isinstance(env, HasActions):
+        return ()
+    actions: Any = env.actions
+    if isinstance(actions, str) or not isinstance(actions, Sequence) or not all(isinstance(word, str) for word in actions):
+        shown = repr(actions)[:60]
+        raise EnvironmentFault(f"{type(env).__name__}.actions is {shown}; a random player needs a sequence of str")
+    return tuple(actions)
+
+
+def random_of(env: Any, seed: int, given: Sequence[str] = ()) -> Choose | None:
+    """A player that draws from the environment's actions, or from those given; None where nobody names any.
+
+    Raises:
+        EnvironmentFault: its `actions` aren't words.
+    """
+    actions = actions_of(env, given)
+    return RandomPlayer(Words(actions), derive_seed(seed, "random player")).act if actions else None
+
+
+def expert_of(env: Any) -> Choose | None:
+    """The environment's own expert, None where it has none."""
+    return env.expert_action if isinstance(env, HasExpert) else None

@@ -1,0 +1,210 @@
+"""Any gymnasium environment with discrete actions (Towers et al. 2024, arXiv:2407.17032), as one of text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.entry_points import load_function
+from turnwise.envs.arguments import check_choice, check_format_penalty
+from turnwise.envs.base import Step, TextEnv
+from turnwise.envs.gymnasium_actions import action_words
+from turnwise.envs.gymnasium_known import RENDERERS, Known, Renderer, known_of
+from turnwise.envs.hold_out import candidate_seeds, fingerprint, in_split
+from turnwise.envs.packages import needs
+from turnwise.errors import EnvironmentFault, nearest
+from turnwise.types import Media, Observation, Reduction, Split, derive_seed
+
+RenderMode = Literal["text", "rgb_array"]
+
+OUTCOMES = ("reward", "terminated", "truncated")
+_COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)
+
+
+@runtime_checkable
+class HasDiscreteState(Protocol):
+    """An environment that keeps its state in a number, as those of gymnasium's toy_text do."""
+
+    s: int
+
+
+class GymnasiumEnv(TextEnv):
+    """The environment `id` of gymnasium's registry. What it returns stays as it is, but for observations, which become text.
+
+    An action that isn't one of the words (in any case) doesn't reach the environment: it costs `format_penalty` (≤ 0), the
+    observation stays and the episode goes on. `truncated`, which a time limit sets, cuts the episode from outside.
+
+    Args:
+        id: as `gymnasium.make` takes it, with its version; `package:id` for a package that registers its own.
+        kwargs: what the environment's own constructor takes.
+        action_names: words of the actions, all of them or those that may be taken: number → word; or a list, by the names that
+            turnwise knows for this environment, or in the order of the numbers. None: the known names, else the numbers.
+        renderer: how an observation becomes text: `space` (by the observation space), `ansi` (the environment's own
+            drawing in text; a coloured part stands in brackets), a name of `gymnasium_known.RENDERERS`, or `module:function` of
+            `(observation, env)`. None: what turnwise knows for this environment, else `space`.
+        max_observation_chars: a longer text is cut there, and says so.
+        render_mode: what is observed, `text` or a picture (`rgb_array`); with a `renderer` the picture and its text.
+        success: what success is: `reward` (a last reward above 0), `terminated`, `truncated`, or `info:KEY` (a true value under
+            that key). None: what turnwise knows for this environment, else `reward`.
+        format_penalty: reward of an invalid action.
+        env_instruction: replaces the rules that open the first prompt; "" leaves them out.
+        split: plays only starts whose state belongs to training or validation; None plays all.
+
+    Raises:
+        EnvironmentFault: there is no such environment, an argument isn't allowed, or its spaces don't fit.
+        NotAvailableError: gymnasium, or what the environment needs, isn't installed.
+    """
+
+    metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
+        {"success": "last", "action_is_valid": "mean", "format_penalty": "mean"}
+    )
+
+    def __init__(
+        self,
+        id: str,
+        kwargs: Mapping[str, Any] | None = None,
+        action_names: Sequence[str] | Mapping[Any, str] | None = None,
+        renderer: str | None = None,
+        max_observation_chars: int = 4000,
+        render_mode: RenderMode = "text",
+        success: str | None = None,
+        format_penalty: float = 0.0,
+        env_instruction: str | None = None,
+        split: Split | None = None,
+    ) -> None:
+        check_choice("gymnasium", "render_mode", render_mode, get_args(RenderMode))
+        check_choice("gymnasium", "split", split, (*get_args(Split), None))
+        check_format_penalty(format_penalty)
+        if success is not None and not success.startswith("info:"):
+            check_choice("gymnasium", "success", success, (*OUTCOMES, "info:KEY", None))
+        if renderer == "ansi" and render_mode == "rgb_array":
+            raise EnvironmentFault("gymnasium draws in one way: renderer: ansi is text and render_mode: rgb_array a picture")
+        if "render_mode" in (kwargs or {}):
+            raise EnvironmentFault("render_mode is a key of env_config itself, text or rgb_array; take it out of kwargs")
+        with needs("gymnasium", "gym"):
+            from turnwise.envs import gymnasium_make, gymnasium_spaces
+
+        self._id = id
+        self._env, draws = gymnasium_make.make_gymnasium(id, kwargs or {}, "ansi" if renderer == "ansi" else "rgb_array")
+        known = known_of(self._env)
+        self._draw = gymnasium_make.draw if draws and renderer != "ansi" else None
+        if not draws and (renderer == "ansi" or render_mode == "rgb_array"):
+            modes = self._env.metadata.get("render_modes", [])
+            raise EnvironmentFault(f"gymnasium's {id} can't draw as asked; its render modes are {', '.join(modes) or 'none'}")
+        numbers = gymnasium_spaces.action_numbers(self._env.action_space, f"gymnasium's {id}")
+        self._words = action_words(id, action_names, numbers, known.actions)
+        self.actions = tuple(self._words.values())
+        """The words of the actions that may be taken."""
+        self._numbers = {word.lower(): number for number, word in self._words.items()}
+        self._shows_text = render_mode == "text" or renderer is not None
+        self._shows_picture = render_mode == "rgb_array"
+        self._render: Renderer | None = _renderer(renderer, known)
+        self._describe = gymnasium_spaces.describe
+        if self._render is None and self._shows_text:
+            gymnasium_spaces.check_observations(self._env.observation_space, f"gymnasium's {id}")
+        self._max_chars = max_observation_chars
+        self._success = success or known.success
+        self._format_penalty = float(format_penalty)
+        rules = f"{known.rules}\n" if known.rules else ""
+        self._instruction = f"{rules}Actions: {', '.join(self.actions)}." if env_instruction is None else env_instruction
+        self._key, self._split, self._seed = known.state_key, split, 0
+        self._observation: Any = None
+        self._shown: str | Observation | None = None
+
+    def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
+        """Starts the episode of `seed`, or with a `split` of the first seed after it whose start belongs there.
+
+        Raises:
+            EnvironmentFault: the environment has too few starts for a `split`.
+        """
+        self._seed = derive_seed(self._seed, "next") if seed is None else seed
+        for candidate in candidate_seeds(self._seed, f"gymnasium's {self._id}", self._split):
+            self._observation, _ = self._env.reset(seed=candidate)
+            if in_split(str(self.state_key()), self._split):
+                break
+        self._shown = self._observe()
+        return self._shown, {"env_instruction": self._instruction}
+
+    def step(self, action: str) -> Step:
+        if self._shown is None:
+            raise EnvironmentFault("GymnasiumEnv.step came before reset; call reset(seed=…) first")
+        number = self._numbers.get(action.strip().lower())
+        if number is None:
+            metrics = {"success": 0.0, "action_is_valid": 0.0, "format_penalty": self._format_penalty}
+            return self._shown, self._format_penalty, False, False, {"metrics": metrics, "action": None}
+        self._observation, reward, terminated, truncated, info = self._env.step(number)
+        self._shown = self._observe()
+        is_success = self._is_success(float(reward), bool(terminated), bool(truncated), info)
+        metrics = {"success": float(is_success), "action_is_valid": 1.0, "format_penalty": 0.0}
+        told = {"metrics": metrics, "action": self._words[number]}
+        return self._shown, float(reward), bool(terminated), bool(truncated), told
+
+    def state_key(self) -> Hashable:
+        """The environment's state where it keeps one in a number or turnwise knows it, else a hash of the observation."""
+        if self._key is not None:
+            return self._key(self._env)
+        inner = self._env.unwrapped
+        if isinstance(inner, HasDiscreteState) and isinstance(inner.s, (int, np.integer)):
+            return int(inner.s)
+        return fingerprint(self._observation)
+
+    def render(self) -> NDArray[np.uint8] | None:
+        return self._draw(self._env) if self._draw else None
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _is_success(self, reward: float, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> bool:
+        match self._success:
+            case "reward":
+                return (terminated or truncated) and reward > 0
+            case "terminated":
+                return terminated
+            case "truncated":
+                return truncated
+            case key:
+                return bool(info.get(key.removeprefix("info:")))
+
+    def _observe(self) -> str | Observation:
+        text = self._text() if self._shows_text else "The picture shows the environment."
+        if len(text) > self._max_chars:
+            text = f"{text[: self._max_chars]}… (cut at {self._max_chars} characters)"
+        if not self._shows_picture:
+            return text
+        picture = self.render()
+        if picture is None:
+            raise EnvironmentFault(f"gymnasium's {self._id} draws with a package that isn't installed; set render_mode: text")
+        return Observation(text, (Media("image", picture),))
+
+    def _text(self) -> str:
+        if self._render is None:
+            return self._describe(self._env.observation_space, self._observation)
+        return self._render(self._observation, self._env)
+
+
+def _renderer(name: str | None, known: Known) -> Renderer | None:
+    """The function that a config's `renderer` means, None for the space's own text."""
+    if name is None:
+        return known.renderer
+    if name == "space":
+        return None
+    if name == "ansi":
+        return _ansi
+    if name in RENDERERS:
+        return RENDERERS[name]
+    if ":" in name:
+        return load_function(name, "renderer", EnvironmentFault)
+    names = ("space", "ansi", *RENDERERS)
+    raise EnvironmentFault(
+        f"unknown renderer {name!r}; known are {', '.join(names)}, and module:function.{nearest(name, names)}"
+    )
+
+
+def _ansi(observation: Any, env: Any) -> str:
+    """The environment's drawing in text, what was coloured in brackets."""
+    return _COLOURED.sub(r"[\1]", str(env.render())).strip("\n")

@@ -1,0 +1,79 @@
+"""What turnwise knows of environments of gymnasium, so that a config needn't say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from turnwise.envs import gymnasium_cliff_walking as cliff_walking
+from turnwise.envs import gymnasium_minigrid as minigrid
+from turnwise.envs import gymnasium_taxi as taxi
+
+Renderer = Callable[[Any, Any], str]
+"""`(observation, env)` → text, where `env` is gymnasium's, with its wrappers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A class of environments, with the classes below it."""
+
+    actions: tuple[str, ...] = ()
+    """Words for the numbers 0, 1, …; empty = the numbers."""
+    rules: str = ""
+    success: str = "reward"
+    """As `success` of `GymnasiumEnv`."""
+    renderer: Renderer | None = None
+    """None = by the observation space."""
+    state_key: Callable[[Any], Hashable] | None = None
+    """Of gymnasium's environment; None = its discrete state, else the observation."""
+
+
+KNOWN: Mapping[str, Known] = MappingProxyType(
+    {
+        "gymnasium.envs.toy_text.taxi:TaxiEnv": Known(taxi.ACTIONS, taxi.RULES, renderer=taxi.words),
+        "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv": Known(
+            cliff_walking.ACTIONS, cliff_walking.RULES, success="terminated", renderer=cliff_walking.words
+        ),
+        "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv": Known(("left", "down", "right", "up")),
+        "gymnasium.envs.toy_text.blackjack:BlackjackEnv": Known(
+            ("stick", "hit"), "Blackjack. You see your sum, the dealer's card, and 1 if you hold an ace that can count 11."
+        ),
+        "gymnasium.envs.classic_control.cartpole:CartPoleEnv": Known(
+            ("left", "right"),
+            "Push the cart so that its pole stays upright. You see the cart's position and speed, the pole's angle and speed.",
+            success="truncated",
+        ),
+        "gymnasium.envs.classic_control.mountain_car:MountainCarEnv": Known(
+            ("left", "wait", "right"),
+            "Swing the car up the hill on the right, to position 0.5. You see its position and its speed.",
+            success="terminated",
+        ),
+        "gymnasium.envs.classic_control.acrobot:AcrobotEnv": Known(
+            ("left", "wait", "right"),
+            "Swing the end of two linked bars above the line. You see cosine and sine of both angles, and both speeds.",
+            success="terminated",
+        ),
+        "minigrid.minigrid_env:MiniGridEnv": Known(
+            minigrid.ACTIONS, minigrid.RULES, renderer=minigrid.partial_view, state_key=minigrid.state_key
+        ),
+    }
+)
+"""By `module:Class`."""
+
+RENDERERS: Mapping[str, Renderer] = MappingProxyType(
+    {
+        "taxi": taxi.words,
+        "cliff_walking": cliff_walking.words,
+        "minigrid": minigrid.partial_view,
+        "minigrid_full": minigrid.full_view,
+    }
+)
+"""Those that a config names without a module."""
+
+
+def known_of(env: Any) -> Known:
+    """What is known of the innermost environment's class, or of the first class above it that is known."""
+    names = (f"{cls.__module__}:{cls.__qualname__}" for cls in type(env.unwrapped).__mro__)
+    return next((KNOWN[name] for name in names if name in KNOWN), Known())

@@ -1,0 +1,80 @@
+"""Environments of gymnasium's registry, made with errors that say what to change.
+
+This module imports gymnasium; it is imported itself where an environment is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import load_env_creator
+from numpy.typing import NDArray
+
+from turnwise.errors import EnvironmentFault, NotAvailableError, nearest
+
+Drawing = Literal["rgb_array", "ansi"]
+
+EXTRAS = {"minigrid": "minigrid"}
+"""Packages of environments that an extra of turnwise brings."""
+
+
+@runtime_checkable
+class HasMetadata(Protocol):
+    """A class of environments that says how it draws."""
+
+    metadata: Mapping[str, Any]
+
+
+def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing | None) -> tuple[Any, bool]:
+    """The environment `env_id`, or `package:env_id` of a package that registers its own; and whether it draws as asked.
+
+    Raises:
+        EnvironmentFault: there is no such environment, or it doesn't take the arguments.
+        NotAvailableError: it needs a package that isn't installed.
+    """
+    package, _, name = env_id.rpartition(":")
+    if package:
+        _import(package)
+    if name not in gymnasium.registry:
+        raise EnvironmentFault(
+            f"gymnasium has no environment {env_id!r}.{nearest(name, gymnasium.registry)} Another package's are written "
+            "package:id, such as minigrid:MiniGrid-Empty-5x5-v0; `import gymnasium; gymnasium.pprint_registry()` lists those "
+            "of gymnasium itself"
+        )
+    try:
+        entry = gymnasium.registry[name].entry_point
+        creator = load_env_creator(entry) if isinstance(entry, str) else entry
+        modes = creator.metadata.get("render_modes", ()) if isinstance(creator, HasMetadata) else ()
+        draws = drawing in modes
+        # What it returns is checked by turnwise, in every episode; gymnasium's checker would warn once more at each step.
+        env = gymnasium.make(name, disable_env_checker=True, **({"render_mode": drawing} if draws else {}), **kwargs)
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        raise NotAvailableError(f"gymnasium's {env_id} needs a package that isn't installed: {error}") from error
+    except (gymnasium.error.Error, TypeError, ValueError, AssertionError) as error:
+        raise EnvironmentFault(f"gymnasium can't make {env_id} with kwargs {dict(kwargs)!r}: {error}") from error
+    return env, draws
+
+
+def draw(env: Any) -> NDArray[np.uint8] | None:
+    """The environment's picture, uint8 [H, W, 3]; None where the package that it draws with isn't installed."""
+    # Pictures are arrays: SDL, which many environments draw with, needs no window and no display.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    try:
+        return np.asarray(env.render())
+    except gymnasium.error.DependencyNotInstalled:
+        return None
+
+
+def _import(package: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package.split(".")[0]:
+            raise
+        how = f": pip install 'turnwise[{EXTRAS[package]}]'" if package in EXTRAS else " on Python's path"
+        raise NotAvailableError(f"the id names the package {package!r}, and there is none{how}") from error

@@ -1,0 +1,76 @@
+"""MiniGrid as a grid of symbols (Chevalier-Boisvert et al. 2023, arXiv:2306.13831)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.envs.hold_out import fingerprint
+
+ACTIONS = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
+"""Turn left, turn right, one cell ahead; the object ahead: take it, put the carried one there, open or close it."""
+
+RULES = """\
+You see a grid from above. # wall, . floor, ? out of sight, G goal, ~ lava. A letter with a colour is an object: k key, b ball,
+x box, d closed door, l locked door, o open door; r red, g green, b blue, p purple, y yellow, e grey.
+^ > v < is you and where you look; in a view that turns with you that is up. left and right turn you, forward walks; pickup,
+drop and toggle (a door, a box) act on the cell ahead."""
+
+UNSEEN, EMPTY, WALL, FLOOR, DOOR, KEY, BALL, BOX, GOAL, LAVA, AGENT = range(11)
+PLAIN = {UNSEEN: "?", EMPTY: ".", WALL: "#", FLOOR: ".", GOAL: "G", LAVA: "~", AGENT: "."}
+OBJECTS = {KEY: "k", BALL: "b", BOX: "x"}
+DOORS = "odl"
+"""By the state of a door: open, closed, locked."""
+COLOURS = "rgbpye"
+LOOKS = ">v<^"
+DIRECTIONS = ("east", "south", "west", "north")
+
+
+def partial_view(observation: Any, env: Any) -> str:
+    """What the agent sees: its view, turned so that it looks up from the middle of the last row."""
+    view = observation["image"]
+    rows = _rows(view)
+    rows[-1][len(view) // 2] = LOOKS[3]
+    return _told(rows, observation, env)
+
+
+def full_view(observation: Any, env: Any) -> str:
+    """The whole grid, north at the top."""
+    state = env.unwrapped
+    rows = _rows(state.grid.encode())
+    column, row = state.agent_pos
+    rows[row][column] = LOOKS[state.agent_dir]
+    return _told(rows, observation, env)
+
+
+def state_key(env: Any) -> Hashable:
+    """The grid with what its boxes hide, the agent with what it carries, and the mission."""
+    state = env.unwrapped
+    hidden = [(cell, _named(thing.contains)) for cell, thing in enumerate(state.grid.grid) if thing and thing.contains]
+    agent = [int(state.agent_pos[0]), int(state.agent_pos[1]), int(state.agent_dir), _named(state.carrying)]
+    return fingerprint([state.grid.encode(), hidden, agent, state.mission])
+
+
+def _rows(cells: NDArray[np.uint8]) -> list[list[str]]:
+    """Symbols by row and column, of `(object, colour, state)` numbers [columns, rows, 3]."""
+    return [[_symbol(*cell) for cell in row] for row in cells.transpose(1, 0, 2).tolist()]
+
+
+def _symbol(kind: int, colour: int, state: int) -> str:
+    if kind in PLAIN:
+        return PLAIN[kind]
+    return (DOORS[state] if kind == DOOR else OBJECTS[kind]) + COLOURS[colour]
+
+
+def _told(rows: list[list[str]], observation: Any, env: Any) -> str:
+    grid = "\n".join(" ".join(row) for row in rows)
+    carried = _named(env.unwrapped.carrying) or "nothing"
+    return f"{grid}\nfacing {DIRECTIONS[observation['direction']]}, carrying {carried}. Mission: {observation['mission']}"
+
+
+def _named(thing: Any) -> str:
+    """An object as `yellow key`, "" where there is none."""
+    return f"{thing.color} {thing.type}" if thing else ""

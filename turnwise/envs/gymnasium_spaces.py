@@ -1,0 +1,88 @@
+"""Gymnasium's spaces: which ones an agent of text can act in, and their elements as text.
+
+This module imports gymnasium; it is imported itself where an environment is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from turnwise.errors import EnvironmentFault
+
+MAX_ACTIONS = 256
+MAX_NUMBERS = 256
+"""Numbers of one array that are still told one by one."""
+
+
+def action_numbers(space: Any, env_name: str) -> range:
+    """The numbers of the actions.
+
+    Raises:
+        EnvironmentFault: the actions aren't discrete, or too many to be words.
+    """
+    if not isinstance(space, spaces.Discrete):
+        raise EnvironmentFault(
+            f"{env_name}: its action space is {_shown(space)}; an agent of text chooses among words, so it must be Discrete: "
+            "choose an environment with discrete actions, or wrap this one and register the wrapped one with gymnasium"
+        )
+    if space.n > MAX_ACTIONS:
+        raise EnvironmentFault(f"{env_name}: its action space is {_shown(space)}; at most {MAX_ACTIONS} actions can be words")
+    return range(int(space.start), int(space.start + space.n))
+
+
+def check_observations(space: Any, env_name: str) -> None:
+    """
+    Raises:
+        EnvironmentFault: `describe` has no words for elements of this space.
+    """
+    match space:
+        case spaces.Dict():
+            for part in space.spaces.values():
+                check_observations(part, env_name)
+        case spaces.Tuple():
+            for part in space.spaces:
+                check_observations(part, env_name)
+        case spaces.Discrete() | spaces.Text():
+            pass
+        case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary() if np.prod(space.shape) <= MAX_NUMBERS:
+            pass
+        case _:
+            raise EnvironmentFault(
+                f"{env_name}: its observation space has {_shown(space)}, which has no text of its own. Those that have are "
+                f"Discrete, Text, arrays of at most {MAX_NUMBERS} numbers, and Dict and Tuple of them; for others set renderer "
+                "to module:function, or render_mode: rgb_array"
+            )
+
+
+def describe(space: Any, value: Any) -> str:
+    """An element of a space as text: numbers to four digits, rows of an array on lines, parts of a Dict with their names.
+
+    >>> describe(spaces.Dict({"at": spaces.Box(0, 9, (2,)), "left": spaces.Discrete(3)}), {"at": np.array([1, 2.5]), "left": 2})
+    'at: 1 2.5\\nleft: 2'
+    """
+    match space:
+        case spaces.Dict():
+            return "\n".join(f"{name}: {describe(part, value[name])}" for name, part in space.spaces.items())
+        case spaces.Tuple():
+            return ", ".join(describe(part, item) for part, item in zip(space.spaces, value, strict=True))
+        case spaces.Text():
+            return str(value)
+        case _:
+            return _numbers(np.asarray(value).tolist())
+
+
+def _numbers(value: float | Sequence[Any]) -> str:
+    if isinstance(value, (int, float)):
+        return f"{value:.4g}" if isinstance(value, float) else str(int(value))
+    is_flat = all(isinstance(item, (int, float)) for item in value)
+    return (" " if is_flat else "\n").join(map(_numbers, value))
+
+
+def _shown(space: Any) -> str:
+    """A space as gymnasium writes it, in one line of bounded length."""
+    text = " ".join(repr(space).split())
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,0 +1,162 @@
+"""Tasks of the package reasoning-gym (Stojanovski et al. 2025, arXiv:2505.24760): a question, and an answer that it scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, ClassVar, get_args
+
+from turnwise.envs.arguments import check_choice, check_format_penalty
+from turnwise.envs.base import Step, TextEnv
+from turnwise.envs.hold_out import candidate_seeds, fingerprint, in_split
+from turnwise.envs.packages import needs
+from turnwise.errors import EnvironmentFault, nearest
+from turnwise.types import Reduction, Split, derive_seed
+
+NUM_TASKS = 100_000
+"""Size of a dataset whose `dataset_config` doesn't say."""
+
+RUNS_ANSWERS = frozenset(
+    {
+        *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24"),
+        *("simple_integration", "spiral_matrix", "string_insertion"),
+    }
+)
+"""Datasets of version 0.1.25 whose scorers run an answer as Python code, by `eval` or by sympy's `parse_expr`."""
+
+UNREPEATABLE = frozenset({"isomorphic_strings", "list_functions", "polynomial_multiplication", "ransom_note"})
+"""Those whose tasks don't follow from their seed: they depend on Python's hash seed, or on what was drawn before."""
+
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError)
+"""What scorers raise on answers that they didn't expect."""
+
+
+class ReasoningGymEnv(TextEnv):
+    """Asks one question of `dataset`; the package's own scorer says how good an answer is, in [0, 1].
+
+    The episode ends with a perfect answer or after `num_attempts`. An attempt earns by how much it beats the best one before
+    it, so that an episode's rewards add up to its best score. An answer that couldn't be parsed is an attempt too: it scores 0
+    and costs `format_penalty` (≤ 0).
+
+    Args:
+        dataset: a name of `reasoning_gym.factory.DATASETS`.
+        dataset_config: what the dataset's own config takes; `size` is the number of its tasks.
+        num_attempts: answers that may be given.
+        format_penalty: reward of an answer that couldn't be parsed.
+        runs_answers: allows the datasets of `RUNS_ANSWERS`, whose scorers run what the model writes as Python code.
+        env_instruction: opens the first prompt; "" for nothing.
+        split: asks only questions whose text belongs to training or validation; None asks all.
+
+    Raises:
+        EnvironmentFault: there is no such dataset, it is one that isn't allowed, or it doesn't take its config.
+        NotAvailableError: reasoning-gym isn't installed.
+    """
+
+    metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
+        {"success": "last", "best_score": "last", "action_is_valid": "mean", "format_penalty": "mean"}
+    )
+
+    def __init__(
+        self,
+        dataset: str,
+        dataset_config: Mapping[str, Any] | None = None,
+        num_attempts: int = 1,
+        format_penalty: float = 0.0,
+        runs_answers: bool = False,
+        env_instruction: str = "Answer the question.",
+        split: Split | None = None,
+    ) -> None:
+        check_choice("reasoning_gym", "split", split, (*get_args(Split), None))
+        check_format_penalty(format_penalty)
+        if num_attempts < 1:
+            raise EnvironmentFault(f"reasoning_gym: got num_attempts {num_attempts}; it must be at least 1")
+        _check_dataset(dataset, runs_answers)
+        self._name = dataset
+        # Some take half a second to load their data, and an environment is made for every episode.
+        self._dataset = _load_dataset(dataset, json.dumps(dict(dataset_config or {}), sort_keys=True, default=str))
+        self._num_attempts, self._format_penalty = num_attempts, float(format_penalty)
+        self._instruction, self._split = env_instruction, split
+        self._seed = 0
+        self._task: dict[str, Any] = {}
+        self._num_answers = 0
+        self._best = 0.0
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """Asks the question of `seed`, or with a `split` of the first seed after it whose question belongs there.
+
+        Raises:
+            EnvironmentFault: the dataset has too few questions for a `split`.
+        """
+        self._seed = derive_seed(self._seed, "next") if seed is None else seed
+        for candidate in candidate_seeds(self._seed, f"reasoning_gym's {self._name}", self._split):
+            self._task = self._dataset[candidate % len(self._dataset)]
+            if in_split(self._task["question"], self._split):
+                break
+        self._num_answers, self._best = 0, 0.0
+        return self._task["question"], {"env_instruction": self._instruction}
+
+    def step(self, action: str) -> Step:
+        if not self._task:
+            raise EnvironmentFault("ReasoningGymEnv.step came before reset; call reset(seed=…) first")
+        score = self._score(action) if action else 0.0
+        penalty = 0.0 if action else self._format_penalty
+        gain = max(score - self._best, 0.0)
+        self._best += gain
+        self._num_answers += 1
+        num_left = self._num_attempts - self._num_answers
+        is_over = self._best >= 1.0 or num_left <= 0
+        metrics = {
+            "success": float(self._best >= 1.0),
+            "best_score": self._best,
+            "action_is_valid": float(bool(action)),
+            "format_penalty": penalty,
+        }
+        verdict = "That is right." if score >= 1.0 else f"That is not right. Attempts left: {num_left}."
+        return verdict, gain + penalty, is_over, False, {"metrics": metrics}
+
+    def state_key(self) -> str:
+        """The question and how often it was answered."""
+        return f"{fingerprint(self._task.get('question'))}:{self._num_answers}"
+
+    def _score(self, answer: str) -> float:
+        try:
+            return float(self._dataset.score_answer(answer=answer, entry=self._task))
+        except UNREADABLE:
+            return 0.0
+
+
+def _check_dataset(name: str, runs_answers: bool) -> None:
+    """
+    Raises:
+        EnvironmentFault: this dataset can't be trained on, or isn't allowed to be.
+    """
+    if name == "composite":
+        raise EnvironmentFault("dataset composite mixes others; give each an environment tag of its own instead")
+    if name in UNREPEATABLE:
+        raise EnvironmentFault(
+            f"dataset {name!r}: in reasoning-gym its tasks don't follow from their seed, so no episode could be played again"
+        )
+    if name in RUNS_ANSWERS and not runs_answers:
+        raise EnvironmentFault(
+            f"dataset {name!r}: reasoning-gym's scorer runs the model's answer as Python code, with all that this process may "
+            "do. Where that is acceptable, in a sandbox, set runs_answers: true in env_config"
+        )
+
+
+@lru_cache(maxsize=32)
+def _load_dataset(name: str, config: str) -> Any:
+    """The dataset, which is only read from; `config` is JSON."""
+    with needs("reasoning_gym", "reasoning-gym"):
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    if name not in DATASETS:
+        raise EnvironmentFault(
+            f"reasoning-gym has no dataset {name!r}; it has {', '.join(sorted(DATASETS))}.{nearest(name, DATASETS)}"
+        )
+    arguments = {"seed": 0, "size": NUM_TASKS, **json.loads(config)}
+    try:
+        return reasoning_gym.create_dataset(name, **arguments)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise EnvironmentFault(f"reasoning-gym's {name} doesn't take dataset_config {arguments}: {error}") from error

@@ -1,0 +1,236 @@
+"""Sokoban: push every box onto a target.
+
+Rules and rewards are those of the gym-sokoban package (Schrader 2018), written anew for text: rooms of our own, microseconds
+a step, no other library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.envs.arguments import check_choice, check_format_penalty, words_by_number
+from turnwise.envs.base import Step, TextEnv
+from turnwise.envs.sokoban_picture import draw_room
+from turnwise.envs.sokoban_room import (
+    BOX,
+    PLAYER,
+    TARGET,
+    WALL,
+    Layout,
+    State,
+    cell_numbers,
+    inner_walls,
+    layout_hash,
+    move,
+    random_room,
+    read_room,
+)
+from turnwise.envs.sokoban_solver import shortest_solution
+from turnwise.errors import EnvironmentFault
+from turnwise.types import Media, Observation, Reduction, Split, derive_seed
+
+ObservationKind = Literal["grid", "coordinates", "both"]
+RenderMode = Literal["text", "rgb_array"]
+
+GRID_LOOKUP = MappingProxyType({0: "#", 1: "_", 2: "O", 3: "√", 4: "X", 5: "P", 6: "S"})
+MEANINGS = ("wall", "floor", "target", "box on target", "box", "player", "player on target")
+ACTIONS = MappingProxyType({1: "Up", 2: "Down", 3: "Left", 4: "Right"})
+
+STEP_REWARD, TARGET_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
+
+
+class SokobanEnv(TextEnv):
+    """A room with boxes, drawn anew from each seed so that it can be solved; it ends when every box is on a target.
+
+    Each step pays −0.1, +1 for a box that comes onto a target, −1 for one that leaves it, and +10 when all are there. An
+    action that isn't one of the four words (in any case) moves nothing, costs its step and `format_penalty` (≤ 0), and the
+    episode goes on. There is no step limit here: `max_steps` of the agent is one.
+
+    Args:
+        dim_room: height and width in cells, the walls around included, each at least 3.
+        num_boxes: boxes, and targets.
+        search_depth: moves of the backward game that finds where the room starts; fewer make easier rooms.
+        render_mode: what is observed, `text` or a picture (`rgb_array`). `render()` draws in both.
+        observation: the text, a `grid` of symbols, `coordinates` (`#1,1 O3,4 X2,3 P2,2`), or `both`.
+        format_penalty: reward of an invalid action, on top of the step's.
+        split: draws only rooms whose *content* belongs to training or validation; None draws from all.
+        room_rows: one fixed room in the letters of Sokoban collections (`# .*$@+`), in place of what draws one.
+        grid_lookup: number → symbol, for each of 0 wall, 1 floor, 2 target, 3 box on target, 4 box, 5 player, 6 player on
+            target.
+        grid_vocab: symbol → meaning, for the rules.
+        action_lookup: number → word, for each of 1 up, 2 down, 3 left, 4 right.
+        env_instruction: replaces the rules that open the first prompt; "" leaves them out.
+
+    Raises:
+        EnvironmentFault: an argument is out of range.
+
+    >>> room = SokobanEnv(room_rows=["######", "#@$ .#", "######"])
+    >>> print(room.reset(seed=0)[0])
+    # # # # # #
+    # P X _ O #
+    # # # # # #
+    >>> room.step("right")[1], room.step("Right")[1:3]
+    (-0.1, (10.9, True))
+    """
+
+    metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
+        {"success": "last", "action_is_valid": "mean", "action_is_effective": "mean", "format_penalty": "mean"}
+    )
+
+    def __init__(
+        self,
+        dim_room: Sequence[int] = (6, 6),
+        num_boxes: int = 1,
+        search_depth: int = 300,
+        render_mode: RenderMode = "text",
+        observation: ObservationKind = "grid",
+        format_penalty: float = 0.0,
+        split: Split | None = None,
+        room_rows: Sequence[str] | None = None,
+        grid_lookup: Mapping[Any, str] | None = None,
+        grid_vocab: Mapping[str, str] | None = None,
+        action_lookup: Mapping[Any, str] | None = None,
+        env_instruction: str | None = None,
+    ) -> None:
+        check_choice("Sokoban", "render_mode", render_mode, get_args(RenderMode))
+        check_choice("Sokoban", "observation", observation, get_args(ObservationKind))
+        check_choice("Sokoban", "split", split, (*get_args(Split), None))
+        check_format_penalty(format_penalty)
+        self._symbols = words_by_number(
+            "grid_lookup", GRID_LOOKUP if grid_lookup is None else grid_lookup, tuple(GRID_LOOKUP), is_case_sensitive=True
+        )
+        self._meanings = self._checked_meanings(grid_vocab)
+        self.actions = words_by_number("action_lookup", ACTIONS if action_lookup is None else action_lookup, tuple(ACTIONS))
+        """The four words: up, down, left, right."""
+        self._numbers = {word.lower(): number for number, word in enumerate(self.actions)}
+        self._dim_room = _checked_sides(dim_room)
+        self._num_boxes, self._search_depth, self._split = num_boxes, search_depth, split
+        self._fixed_room = None if room_rows is None else read_room(room_rows)
+        self._render_mode, self._observation_kind = render_mode, observation
+        self._format_penalty = float(format_penalty)
+        self._instruction = self._rules() if env_instruction is None else env_instruction
+        self._seed = 0
+        self._layout: Layout | None = None
+        self._room_id = self._scenery = ""
+        self._plan: dict[State, int] = {}
+        self.state = State(0, frozenset())
+        """Player and boxes of the current episode."""
+
+    @property
+    def layout(self) -> Layout:
+        """Walls and targets of the current episode."""
+        if self._layout is None:
+            raise EnvironmentFault("SokobanEnv was used before reset; call reset(seed=…) first")
+        return self._layout
+
+    @property
+    def is_solved(self) -> bool:
+        return self.state.boxes == self.layout.targets
+
+    def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
+        """Draws the room of `seed`. Without a seed it is the one that follows the last episode's."""
+        self._seed = derive_seed(self._seed, "next") if seed is None else seed
+        self._layout, self.state = self._fixed_room or random_room(
+            self._seed, self._dim_room, self._num_boxes, self._search_depth, self._split
+        )
+        self._room_id = f"{layout_hash(self._layout):016x}"
+        self._scenery = f"{self._places(WALL, inner_walls(self._layout))} {self._places(TARGET, self._layout.targets)}".strip()
+        self._plan = {}
+        return self._observe(), {"env_instruction": self._instruction}
+
+    def step(self, action: str) -> Step:
+        layout, before, was_solved = self.layout, self.state, self.is_solved
+        number = self._numbers.get(action.strip().lower())
+        if number is not None and not was_solved:
+            self.state = move(layout, before, number)
+        gained = len(self.state.boxes & layout.targets) - len(before.boxes & layout.targets)
+        reward = STEP_REWARD + TARGET_REWARD * gained + SOLVED_REWARD * (self.is_solved and not was_solved)
+        penalty = self._format_penalty if number is None else 0.0
+        metrics = {
+            "success": float(self.is_solved),
+            "action_is_valid": float(number is not None),
+            "action_is_effective": float(self.state != before),
+            "format_penalty": penalty,
+        }
+        info = {"metrics": metrics, "action": None if number is None else self.actions[number]}
+        return self._observe(), reward + penalty, self.is_solved, False, info
+
+    def state_key(self) -> str:
+        """Walls, targets, player and boxes: what there is to know, however it is shown."""
+        return f"{self._room_id}:{self.state.player}:{','.join(map(str, sorted(self.state.boxes)))}"
+
+    def expert_action(self) -> str:
+        """The first action of a shortest solution; where none is found, a box being stuck, the first word."""
+        if self.state not in self._plan:
+            state = self.state
+            for number in shortest_solution(self.layout, state) or [0]:
+                self._plan[state] = number
+                state = move(self.layout, state, number)
+        return self.actions[self._plan[self.state]]
+
+    def render(self) -> NDArray[np.uint8]:
+        return draw_room(cell_numbers(self.layout, self.state), self.layout.width)
+
+    def _observe(self) -> str | Observation:
+        if self._render_mode == "rgb_array":
+            return Observation("The picture shows the room.", (Media("image", self.render()),))
+        match self._observation_kind:
+            case "grid":
+                return self._grid()
+            case "coordinates":
+                return self._coordinates()
+            case "both":
+                return f"{self._grid()}\n{self._coordinates()}"
+
+    def _grid(self) -> str:
+        cells = [self._symbols[number] for number in cell_numbers(self.layout, self.state)]
+        width = self.layout.width
+        return "\n".join(" ".join(cells[start : start + width]) for start in range(0, len(cells), width))
+
+    def _coordinates(self) -> str:
+        """Inner walls, targets, boxes and player as `symbol row,column`, also where two of them share a place.
+
+        What can be any number of comes first, so that the rest always stands at the same distance from the answer.
+        """
+        return f"{self._scenery} {self._places(BOX, self.state.boxes)} {self._places(PLAYER, [self.state.player])}"
+
+    def _places(self, number: int, cells: Iterable[int]) -> str:
+        width = self.layout.width
+        return " ".join(f"{self._symbols[number]}{cell // width},{cell % width}" for cell in sorted(cells))
+
+    def _rules(self) -> str:
+        lines = ["You push boxes in a room. Bring every box onto a target; boxes can't be pulled."]
+        if self._render_mode == "text":
+            symbols = zip(self._symbols, self._meanings, strict=True)
+            lines.append("Symbols: " + ", ".join(f"{symbol} {meaning}" for symbol, meaning in symbols) + ".")
+        if self._render_mode == "text" and self._observation_kind != "grid":
+            lines.append(
+                "A symbol with row,column stands at that place, counted from 0 at the top left. "
+                "The walls around the room aren't named; the rest is floor."
+            )
+        lines.append(
+            f"Actions: {', '.join(self.actions)}. Each moves you by one cell, and pushes the box that stands there "
+            f"if the cell behind it is free."
+        )
+        return "\n".join(lines)
+
+    def _checked_meanings(self, vocab: Mapping[str, str] | None) -> tuple[str, ...]:
+        if vocab is None:
+            return MEANINGS
+        if set(vocab) != set(self._symbols):
+            raise EnvironmentFault(
+                f"grid_vocab {dict(vocab)!r} must say what each symbol of grid_lookup means: {' '.join(self._symbols)}"
+            )
+        return tuple(vocab[symbol] for symbol in self._symbols)
+
+
+def _checked_sides(dim_room: Sequence[int]) -> tuple[int, int]:
+    sides = list(dim_room) if isinstance(dim_room, Sequence) else [dim_room]
+    if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
+        raise EnvironmentFault(f"dim_room {dim_room!r} must be two whole numbers: [height, width]")
+    return sides[0], sides[1]

@@ -1,0 +1,181 @@
+"""Single-player games of the package textarena (Guertler et al. 2025, arXiv:2504.11442) that play offline."""
+
+from __future__ import annotations
+
+import io
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from types import MappingProxyType
+from typing import Any, ClassVar, get_args
+
+from turnwise.envs.arguments import check_choice, check_format_penalty
+from turnwise.envs.base import Step, TextEnv
+from turnwise.envs.hold_out import candidate_seeds, fingerprint, in_split
+from turnwise.envs.packages import needs
+from turnwise.errors import EnvironmentFault, nearest
+from turnwise.types import Reduction, Split, derive_seed
+
+GAMES = (
+    *("2048", "Blackjack", "Crosswords", "FifteenPuzzle", "FrozenLake", "GuessTheNumber", "LightsOut", "LogicPuzzle"),
+    *("Mastermind", "Minesweeper", "PegJump", "RushHour", "Secretary", "Set", "Sokoban", "Sudoku", "TowerOfHanoi"),
+)
+"""The games of version 0.7.4 that have one player, need no download and follow from their seed. An id is a game, `-v0`, and
+for some a variant: `GuessTheNumber-v0-hardcore`."""
+
+_WORDS = "downloads word lists of NLTK when it is imported, and turnwise plays offline"
+_JURY = "asks a language model over the network"
+_REWARDS = "gives its message about an invalid move in the place of a reward"
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("Hangman", "WordLadder", "Wordle", "WordSearch"), _WORDS),
+        **dict.fromkeys(("GuessWho", "TwentyQuestions"), _JURY),
+        **dict.fromkeys(("Countdown", "Cryptarithm", "Slitherlink", "ThreeCardMonte"), _REWARDS),
+        "Bandit": "never rewards the right choice",
+        "BabyAiText": "needs packages that are installed from their source only",
+        "Klondike": "isn't valid Python 3.11",
+    }
+)
+"""Its other single-player games: why each can't be played."""
+
+_process = threading.Lock()
+"""Held while a game has Python's one random stream and its standard output for itself."""
+
+
+class TextArenaEnv(TextEnv):
+    """A game of `GAMES`. The action is the model's text; brackets are put around it where the game wants some and it has none.
+
+    The reward comes with the end of the game: 1 for a win, else the share of it that the game says was done. An action that
+    couldn't be parsed doesn't reach the game: it costs `format_penalty` (≤ 0), the observation stays and the episode goes
+    on. After an invalid move the game asks again; a second one in a row ends it.
+
+    Args:
+        id: a game with its version and variant.
+        kwargs: what the game's own constructor takes.
+        format_penalty: reward of an action that couldn't be parsed.
+        env_instruction: replaces the game's rules, which open the first prompt; "" leaves them out.
+        split: plays only starts that belong to training or validation; None plays all.
+
+    Raises:
+        EnvironmentFault: there is no such game, it can't be played here, or it doesn't take the arguments.
+        NotAvailableError: textarena isn't installed.
+    """
+
+    metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
+        {"success": "last", "action_is_valid": "mean", "format_penalty": "mean"}
+    )
+
+    def __init__(
+        self,
+        id: str,
+        kwargs: Mapping[str, Any] | None = None,
+        format_penalty: float = 0.0,
+        env_instruction: str | None = None,
+        split: Split | None = None,
+    ) -> None:
+        check_choice("textarena", "split", split, (*get_args(Split), None))
+        check_format_penalty(format_penalty)
+        with needs("textarena", "textarena"):
+            import textarena
+            from textarena.envs.registration import ENV_REGISTRY
+        _check_game(id, ENV_REGISTRY)
+        self._id = id
+        self._random = random.getstate()
+        with self._alone():
+            try:
+                made = textarena.make(id, **(kwargs or {}))
+            except (AssertionError, TypeError, ValueError) as error:
+                raise EnvironmentFault(f"textarena can't make {id} with kwargs {dict(kwargs or {})!r}: {error}") from error
+        is_wrapped = isinstance(made, textarena.Wrapper)
+        self._wants_brackets = is_wrapped and made.is_wrapped_with(textarena.wrappers.ActionFormattingWrapper)
+        # Its wrappers tell the whole history at every turn; here a turn tells what is new.
+        while isinstance(made, textarena.Wrapper):
+            made = made.env
+        self._game = made
+        self._kinds = textarena.ObservationType
+        self._format_penalty = float(format_penalty)
+        self._instruction, self._split = env_instruction, split
+        self._seed = 0
+        self._path: list[str] | None = None
+        self._shown = ""
+
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """Starts the game of `seed`, or with a `split` of the first seed after it whose start belongs there.
+
+        Raises:
+            EnvironmentFault: the game has too few starts for a `split`.
+        """
+        self._seed = derive_seed(self._seed, "next") if seed is None else seed
+        for candidate in candidate_seeds(self._seed, f"textarena's {self._id}", self._split):
+            with self._alone():
+                self._game.reset(num_players=1, seed=candidate)
+            start = fingerprint(self._game.state.game_state)
+            if in_split(start, self._split):
+                break
+        self._path = [start]
+        rules, news = self._news()
+        self._shown = news or "The game begins."
+        return self._shown, {"env_instruction": rules if self._instruction is None else self._instruction}
+
+    def step(self, action: str) -> Step:
+        if self._path is None:
+            raise EnvironmentFault("TextArenaEnv.step came before reset; call reset(seed=…) first")
+        if not action:
+            metrics = {"success": 0.0, "action_is_valid": 0.0, "format_penalty": self._format_penalty}
+            return self._shown, self._format_penalty, False, False, {"metrics": metrics}
+        is_bare = self._wants_brackets and "[" not in action and "]" not in action
+        with self._alone():
+            is_over, _ = self._game.step(f"[{action}]" if is_bare else action)
+        self._path.append(action)
+        state = self._game.state
+        _, news = self._news()
+        ending = state.game_info[0]
+        if is_over:
+            news = f"{news}\n{ending.get('reason') or 'The game is over.'}".strip()
+        self._shown = news
+        reward = float(state.rewards[0]) if is_over else 0.0
+        is_valid = not (ending["invalid_move"] if is_over else state.error_count)
+        metrics = {"success": float(is_over and reward >= 1.0), "action_is_valid": float(is_valid), "format_penalty": 0.0}
+        return news, reward, bool(is_over), False, {"metrics": metrics}
+
+    def state_key(self) -> str:
+        """The start and every action since: games hide part of their state."""
+        return fingerprint(self._path)
+
+    def _news(self) -> tuple[str, str]:
+        """The rules, and what else the game has said since it was asked last; the player's own words are left out."""
+        _, messages = self._game.get_observation()
+        rules = [text for _, text, kind in messages if kind is self._kinds.PROMPT]
+        news = [text for _, text, kind in messages if kind not in (self._kinds.PROMPT, self._kinds.PLAYER_ACTION)]
+        return "\n".join(rules).strip(), "\n".join(news).strip()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Games draw from Python's own random stream, and some print: each gets a stream of its own and no terminal."""
+        with _process, redirect_stdout(io.StringIO()):
+            outer = random.getstate()
+            random.setstate(self._random)
+            try:
+                yield
+            finally:
+                self._random = random.getstate()
+                random.setstate(outer)
+
+
+def _check_game(env_id: str, registry: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        EnvironmentFault: turnwise can't play this game; the message says why, and which it can.
+    """
+    game = env_id.partition("-v")[0]
+    if env_id in registry and game in GAMES:
+        return
+    if game in REFUSED:
+        why = f"textarena's {game} can't be played: it {REFUSED[game]}"
+    elif env_id in registry:
+        why = f"textarena's {env_id} has several players, and an agent plays alone"
+    else:
+        ids = [name for name in registry if name.partition("-v")[0] in GAMES]
+        why = f"textarena has no game {env_id!r}.{nearest(env_id, ids)}"
+    raise EnvironmentFault(f"{why}{'' if why.endswith('?') else '.'} Games that can be: {', '.join(GAMES)}, each with -v0")

@@ -1,0 +1,239 @@
+"""LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: W x + (alpha / rank) · B A x, of which A and B alone are trained.
+
+peft is imported here and nowhere else, and only where adapters are used: that takes seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from turnwise.errors import ConfigError, ModelError, NotAvailableError, nearest
+from turnwise.models.freeze import frozen_names
+from turnwise.types import derive_seed
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ALL_LINEAR = "all"
+_NAME = "default"
+"""Of the one adapter of a model, in peft's terms."""
+_FINGERPRINT_VALUES = 64
+_PEFT_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError)
+"""What peft raises for folders that it can't use."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoRASettings:
+    """`targets` are names of linear modules or their endings, or `all`; the vocabulary projection never gets adapters. Modules
+    whose weights start with one of `frozen` get none either. `seed` draws A (B starts at 0) and what dropout drops."""
+
+    rank: int
+    alpha: float
+    dropout: float = 0.0
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    frozen: tuple[str, ...] = ()
+    seed: int = 0
+
+
+class Adapters:
+    """Adapters in a causal language model, which is changed in place: its own parameters are frozen from here on.
+
+    `base` is where the model without adapters lies; it goes into the adapter's folder.
+
+    Raises:
+        ConfigError: a target that is no linear module, or nothing is left to get adapters.
+        NotAvailableError: peft isn't installed.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: LoRASettings, base: str = "") -> None:
+        peft = _import_peft()
+        self.model = model
+        self.base_fingerprint = _fingerprint(model)
+        targets, chosen, left_out = _chosen_modules(model, settings)
+        config = peft.LoraConfig(
+            r=settings.rank,
+            lora_alpha=int(settings.alpha) if settings.alpha % 1 == 0 else settings.alpha,
+            lora_dropout=settings.dropout,
+            target_modules=targets,
+            exclude_modules=left_out or None,
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed("lora", settings.seed))
+            self._peft = peft.get_peft_model(model, config)
+        config.base_model_name_or_path = base
+        self._config = config
+        self._settings = settings
+        self._layers: dict[str, Any] = {name: model.get_submodule(name) for name in chosen}
+        model.eval()
+
+    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """`(Hugging Face name, tensor)` of every parameter of the model with the adapters added, W + (alpha / rank) · B A.
+
+        Each is computed anew from what is trained and the base, neither of which changes: nothing adds up.
+        """
+        adapted = {id(layer.get_base_layer().weight): layer for layer in self._layers.values()}
+        with torch.no_grad():
+            for name, parameter in self._base_parameters():
+                layer = adapted.get(id(parameter))
+                yield name, parameter.detach() if layer is None else parameter + layer.get_delta_weight(_NAME)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """The model is the one without adapters, bit by bit."""
+        self._peft.base_model.disable_adapter_layers()
+        try:
+            yield
+        finally:
+            self._peft.base_model.enable_adapter_layers()
+
+    @contextmanager
+    def dropping(self, position: float) -> Iterator[None]:
+        """Dropout is on, and whenever the optimiser step at `position` is made the same is dropped. Nothing without dropout."""
+        if not self._settings.dropout:
+            yield
+            return
+        device = self.model.device
+        dropouts = [layer.lora_dropout[_NAME] for layer in self._layers.values()]
+        with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
+            torch.manual_seed(derive_seed("lora_dropout", self._settings.seed, str(position)))
+            for dropout in dropouts:
+                dropout.train()
+            try:
+                yield
+            finally:
+                for dropout in dropouts:
+                    dropout.eval()
+
+    def save(self, folder: Path) -> None:
+        """Writes a peft adapter folder: adapter_config.json and adapter_model.safetensors.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        values = {key: sorted(value) if isinstance(value, set) else value for key, value in self._config.to_dict().items()}
+        text = json.dumps({**values, "inference_mode": True}, indent=2, sort_keys=True)
+        (folder / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
+        tensors = {name: tensor.detach().cpu().clone() for name, tensor in self._tensors().items()}
+        try:
+            save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{folder}: {_first_line(error)}") from error
+
+    def load(self, folder: Path) -> None:
+        """Copies what `save` wrote into the live tensors.
+
+        Raises:
+            ModelError: the folder holds no adapters, or other ones.
+        """
+        if not (folder / ADAPTER_WEIGHTS).is_file():
+            raise ModelError(f"{folder}: holds all parameters of a model and no adapters; go on with it without lora_rank")
+        saved, live = load_file(folder / ADAPTER_WEIGHTS), self._tensors()
+        if {name: tensor.shape for name, tensor in saved.items()} != {name: tensor.shape for name, tensor in live.items()}:
+            raise ModelError(f"{folder}: holds adapters of another rank or of other modules; set lora_rank and lora_target so")
+        with torch.no_grad():
+            for name, tensor in live.items():
+                tensor.copy_(saved[name])
+
+    def describe(self) -> str:
+        """
+        >>> from turnwise.testing.toy_model import toy_model
+        >>> Adapters(toy_model(), LoRASettings(rank=2, alpha=4, targets=("q_proj", "v_proj"))).describe()
+        'LoRA of rank 2, alpha 4, dropout 0, in 4 modules: q_proj, v_proj'
+        """
+        endings = ", ".join(sorted({_ending(name) for name in self._layers}))
+        settings = self._settings
+        sizes = f"rank {settings.rank}, alpha {settings.alpha:g}, dropout {settings.dropout:g}"
+        return f"LoRA of {sizes}, in {len(self._layers)} modules: {endings}"
+
+    def _base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's own parameters by the names that they have without adapters."""
+        prefix = self._peft.base_model.prefix
+        for name, parameter in self.model.named_parameters():
+            if not any(part.startswith(prefix) for part in name.split(".")):
+                yield name.replace(".base_layer.", "."), parameter
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The adapters' live tensors by peft's names for files."""
+        tensors: dict[str, Tensor] = _import_peft().get_peft_model_state_dict(self._peft, save_embedding_layers=False)
+        return tensors
+
+
+def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Adds the adapters of a peft folder to the model's own weights, in place; it is a plain model again.
+
+    Raises:
+        ModelError: the folder doesn't fit the model.
+        NotAvailableError: peft isn't installed.
+    """
+    peft = _import_peft()
+    try:
+        adapted = peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
+        adapted.merge_and_unload(safe_merge=True)
+    except _PEFT_ERRORS as error:
+        raise ModelError(f"{folder}: can't be merged into its base model: {_first_line(error)}") from error
+    model.requires_grad_(True)
+
+
+def _import_peft() -> ModuleType:
+    try:
+        import peft
+    except ImportError as error:
+        raise NotAvailableError("LoRA needs peft, which isn't installed; pip install 'turnwise[rl]'") from error
+    module: ModuleType = peft
+    return module
+
+
+def _chosen_modules(model: PreTrainedModel, settings: LoRASettings) -> tuple[list[str], list[str], list[str]]:
+    """The targets with `all` spelt out, the names of the modules that get adapters, and of those that are frozen instead."""
+    head = model.get_output_embeddings()
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module is not head]
+    endings = sorted({_ending(name) for name in linear})
+    targets = endings if ALL_LINEAR in settings.targets else list(settings.targets)
+    for target in targets:
+        if not any(_is_meant(name, target) for name in linear):
+            raise ConfigError(
+                f"lora_target: {target!r} is no linear module that can get adapters; this model has {', '.join(endings)}, or "
+                f"{ALL_LINEAR} for all of them.{nearest(target, [*endings, ALL_LINEAR])}"
+            )
+    meant = [name for name in linear if any(_is_meant(name, target) for target in targets)]
+    frozen = frozen_names(model, settings.frozen)
+    chosen = [name for name in meant if f"{name}.weight" not in frozen]
+    if not chosen:
+        raise ConfigError(f"freeze_module_prefix: {', '.join(settings.frozen)} leave no module of lora_target to get adapters")
+    return targets, chosen, [name for name in meant if name not in chosen]
+
+
+def _is_meant(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def _ending(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """What tells models of one shape apart: names, shapes and some values of all parameters."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().flatten()
+        some = values[:: max(1, len(values) // _FINGERPRINT_VALUES)].float().cpu()
+        digest.update(f"{name} {tuple(parameter.shape)}".encode() + some.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]

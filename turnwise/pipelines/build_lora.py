@@ -1,0 +1,53 @@
+"""What of a model is trained: LoRA adapters that are put into it, or its own parameters but those that stay frozen."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from turnwise.config.roles import ModelArgs
+from turnwise.models.freeze import freeze
+from turnwise.models.load import base_of_adapter, save_model
+from turnwise.models.lora import ALL_LINEAR, Adapters, LoRASettings
+from turnwise.pipelines.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_training(
+    arguments: ModelArgs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, run: RunFolder, seed: int
+) -> Adapters | None:
+    """Puts adapters into a model that was just loaded where `lora_rank` asks for them, and returns them; else freezes what
+    `freeze_module_prefix` names.
+
+    Raises:
+        ConfigError: a name that isn't in the model, or nothing is left to be trained.
+        NotAvailableError: peft isn't installed.
+    """
+    frozen = tuple(arguments.freeze_module_prefix or ())
+    if arguments.lora_rank is None or arguments.lora_alpha is None:
+        freeze(model, frozen)
+        return None
+    settings = LoRASettings(
+        rank=arguments.lora_rank,
+        alpha=arguments.lora_alpha,
+        dropout=arguments.lora_dropout,
+        targets=tuple(arguments.lora_target or (ALL_LINEAR,)),
+        frozen=frozen,
+        seed=seed,
+    )
+    return Adapters(model, settings, base=_base_model(arguments.model_name_or_path, model, tokenizer, run))
+
+
+def _base_model(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, run: RunFolder) -> str:
+    """Where the model that training starts from lies. Where it comes from another adapter it is written into the run's folder:
+    peft puts adapters onto plain models only."""
+    if base_of_adapter(path) is None:
+        return str(Path(path).resolve()) if Path(path).is_dir() else path
+    merged = (run.path / "base_model").resolve()
+    if not merged.is_dir():
+        save_model(model, tokenizer, merged)
+    logger.info("%s is an adapter: new adapters are put onto the merged model, which is in %s", path, merged)
+    return str(merged)

@@ -1,0 +1,138 @@
+"""What plays with a saved model and trains nothing: evaluation, and rollouts for their own sake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from turnwise.algorithms.controllers import make_kl_controller
+from turnwise.config import AgenticConfig, Applied, require, unavailable_to_play
+from turnwise.config.describe import sampling
+from turnwise.pipelines.applied import applied_play, log_applied
+from turnwise.pipelines.build import build_algorithm
+from turnwise.pipelines.build_rollouts import (
+    ServedPolicy,
+    build_pictures,
+    build_policy,
+    build_scheduler,
+    check_rollouts,
+    choose_device,
+    sampling_params,
+    scheduler_settings,
+)
+from turnwise.pipelines.collect import Collection
+from turnwise.pipelines.evaluate import Evaluation, evaluate
+from turnwise.rollout.scheduler import SchedulerSettings
+from turnwise.types import SamplingParams, Split
+
+Mode = Literal["sampled", "greedy"]
+OnStart = Callable[[Applied], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """How `turnwise eval` plays: the first `num_tasks` validation tasks [val_batch_size], each `num_samples` times
+    [val_env_manager.group_size] where it samples and once where it is greedy."""
+
+    modes: Sequence[Mode]
+    num_tasks: int | None = None
+    num_samples: int | None = None
+
+
+def validation_mode(config: AgenticConfig) -> Mode:
+    """How validation in training plays."""
+    return "greedy" if config.sampling("val").is_greedy else "sampled"
+
+
+def evaluate_model(
+    config: AgenticConfig,
+    model_path: str | None = None,
+    num_tasks: int | None = None,
+    on_start: OnStart = log_applied,
+) -> Evaluation:
+    """Plays the config's validation tasks (the first `num_tasks`) with a saved model. `on_start` is told what is applied.
+
+    Tasks, seeds and schedule are those of validation in training, so that the same weights give the same figure.
+    """
+    mode = validation_mode(config)
+    return evaluate_modes(config, EvaluationPlan([mode], num_tasks), model_path, on_start)[mode]
+
+
+def evaluate_modes(
+    config: AgenticConfig, plan: EvaluationPlan, model_path: str | None = None, on_start: OnStart = log_applied
+) -> dict[Mode, Evaluation]:
+    """The same with each mode of the plan."""
+    name = Path(model_path or config.actor_train.model_args.model_name_or_path).name
+    evaluations: dict[Mode, Evaluation] = {}
+    with _saved_policy(config, "val", model_path) as policy:
+        for mode in plan.modes:
+            is_own = mode == validation_mode(config)
+            pictures = build_pictures(config, "eval")
+            settings = _evaluation_settings(config, plan, mode)
+            drawn = _evaluation_sampling(config, mode)
+            scheduler = build_scheduler(config, policy, "val", pictures=pictures, settings=settings, sampling=drawn)
+            if mode == plan.modes[0]:
+                how = ", then ".join(_how(config, mode) for mode in plan.modes)
+                on_start(applied_play(config, policy.servers, scheduler, "val", how))
+            num_tasks = plan.num_tasks or config.val_batch_size // config.val_env_manager.group_size
+            groups = scheduler.get_batch(num_tasks * settings.group_size)
+            pictures.write(name if is_own else f"{name}-{mode}", groups)
+            evaluations[mode] = evaluate(groups)
+    return evaluations
+
+
+def _evaluation_settings(config: AgenticConfig, plan: EvaluationPlan, mode: Mode) -> SchedulerSettings:
+    """Validation's own with another number of siblings, and about as many episodes at once."""
+    own = scheduler_settings(config, "val")
+    group_size = 1 if mode == "greedy" else plan.num_samples or own.group_size
+    return replace(own, group_size=group_size, max_concurrent_groups=max(1, own.num_concurrent_episodes // group_size))
+
+
+def _evaluation_sampling(config: AgenticConfig, mode: Mode) -> SamplingParams:
+    own = sampling_params(config, "val")
+    if mode == "greedy":
+        return replace(own, do_sample=False)
+    return replace(own, do_sample=True, temperature=own.temperature or 1.0)
+
+
+def _how(config: AgenticConfig, mode: Mode) -> str:
+    if mode == validation_mode(config):
+        return sampling(config, "val")
+    return mode if mode == "greedy" else f"temperature {_evaluation_sampling(config, mode).temperature:g}"
+
+
+def collect_rollouts(
+    config: AgenticConfig,
+    collection: Collection,
+    split: Split = "train",
+    num_batches: int = 1,
+    model_path: str | None = None,
+    on_start: OnStart = log_applied,
+) -> None:
+    """Plays batches of a split with a saved model, as the first step of training, or a validation, would.
+
+    What was played is in the collection also where an error or Ctrl-C ends it.
+    """
+    needs: frozenset[str] = frozenset()
+    if split == "train":
+        needs = build_algorithm(config, make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon)).needs
+    size = config.rollout_batch_size if split == "train" else config.val_batch_size
+    with _saved_policy(config, split, model_path) as policy:
+        scheduler = build_scheduler(config, policy, split, settings=scheduler_settings(config, split, needs))
+        on_start(applied_play(config, policy.servers, scheduler, split, sampling(config, split)))
+        collection.play(scheduler, num_batches, size)
+
+
+@contextmanager
+def _saved_policy(config: AgenticConfig, split: Split, model_path: str | None) -> Iterator[ServedPolicy]:
+    """A saved model with its server, closed at the end."""
+    require(unavailable_to_play(config, split))
+    check_rollouts(config)
+    policy = build_policy(config, choose_device(config), is_trained=False, model_path=model_path)
+    try:
+        yield policy
+    finally:
+        policy.close()

@@ -1,0 +1,145 @@
+"""Where the batches of a training come from: episodes, or the rollouts of a file (`turnwise train --from-rollouts`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnwise.config import AgenticConfig
+from turnwise.errors import DataError
+from turnwise.pipelines.build_rollouts import ServedPolicy, build_scheduler, scheduler_settings
+from turnwise.rollout.group_filter import load_group_filter
+from turnwise.rollout.replay import RolloutReplay, read_groups
+from turnwise.rollout.source import RolloutSource, played_of
+from turnwise.types import Group, Trajectory, Turn
+
+logger = logging.getLogger(__name__)
+
+_NUM_DECODED = 256
+"""Turns that are decoded to see whether they were sampled with this tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What reads the rollouts: how it decodes, how many tokens it knows, and what its algorithm needs."""
+
+    decode: Callable[[Sequence[int]], str]
+    vocab_size: int
+    needs: frozenset[str]
+
+
+def build_source(
+    config: AgenticConfig, policy: ServedPolicy, needs: frozenset[str], rollouts: Path | None = None
+) -> tuple[RolloutSource, int]:
+    """The source of an algorithm with these `needs`, and the number of steps that there are batches for."""
+    if rollouts is None:
+        settings = scheduler_settings(config, "train", needs)
+        return build_scheduler(config, policy, "train", settings=settings), config.max_steps
+    replay = build_replay(config, policy, needs, rollouts)
+    return replay, min(config.max_steps, replay.num_batches(config.rollout_batch_size))
+
+
+def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[str], path: Path) -> RolloutReplay:
+    """The training batches of a file, after everything that doesn't fit the config was named.
+
+    Raises:
+        DataError: it can't be trained from with this config and model.
+    """
+    recording = read_groups(path)
+    for loss in recording.losses:
+        logger.warning("%s: %s", path, loss)
+    keep = load_group_filter(config.group_filter)
+    whole = [group for group in recording.groups if not group.rejected and all(t.status != "failed" for t in played_of(group))]
+    groups = [group for group in whole if keep is None or keep(group)]
+    reader = Reader(policy.template.decode, policy.model.config.get_text_config().vocab_size, needs)
+    for problem in _problems(config, groups, reader):
+        raise DataError(f"{path}: {problem}")
+    replay = RolloutReplay(groups, config.train_env_manager.group_size, str(path))
+    num_batches = replay.num_batches(config.rollout_batch_size)
+    if num_batches == 0:
+        raise DataError(
+            f"{path} has {len(groups)} groups to train on ({_left_out(recording.groups, whole, groups)}), and a batch of "
+            f"rollout_batch_size {config.rollout_batch_size} has {config.rollout_batch_size // replay.group_size}; play more "
+            "with `turnwise rollout`, or lower rollout_batch_size"
+        )
+    _say(config, path, recording.groups, whole, groups, num_batches)
+    return replay
+
+
+def _problems(config: AgenticConfig, groups: Sequence[Group], reader: Reader) -> Iterator[str]:
+    """Why these groups can't be trained on, the first reason first."""
+    trajectories = [trajectory for group in groups for trajectory in played_of(group)]
+    group_size = config.train_env_manager.group_size
+    for group in groups:
+        if group.task.split != "train":
+            yield f"{group.task.id} is a task of validation, which training must not see; play with --split train"
+        size = len({trajectory.sibling for trajectory in group.trajectories})
+        if size != group_size:
+            yield (
+                f"its groups have {size} siblings ({group.task.id}), and train_env_manager.group_size is {group_size}; set "
+                f"train_env_manager.group_size={size}"
+            )
+        if group.greedy is None and "greedy_sibling" in reader.needs:
+            yield (
+                f"{group.task.id} has no greedy sibling, which adv_estimator {config.adv_estimator} needs; play with this "
+                "config: `turnwise rollout`"
+            )
+    longest = max((s.num_tokens for t in trajectories for s in t.samples), default=0)
+    if longest > config.sequence_length:
+        yield f"its longest context has {longest} tokens, more than sequence_length {config.sequence_length}; raise that"
+    yield from _foreign_tokens(trajectories, reader)
+
+
+def _foreign_tokens(trajectories: Sequence[Trajectory], reader: Reader) -> Iterator[str]:
+    """Whether the tokens are those of another tokenizer: unknown ids, or ids that say something else than was sampled."""
+    other = "it was played by a model with another tokenizer; set pretrain to that one, or play again with `turnwise rollout`"
+    turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
+    for trajectory, turn in turns:
+        largest = max(int(ids.max(initial=0)) for ids in (turn.prompt_ids, turn.response_ids))
+        if largest >= reader.vocab_size:
+            yield f"{trajectory.task.id} has token {largest}, and the model knows {reader.vocab_size}: {other}"
+    for trajectory, turn in turns[:_NUM_DECODED]:
+        if turn.text not in _readings(turn, reader):
+            said = _readings(turn, reader)[0]
+            yield f"{trajectory.task.id} has a response {turn.text!r} whose tokens say {said!r} here: {other}"
+
+
+def _readings(turn: Turn, reader: Reader) -> list[str]:
+    """What a response says with its last token and without it, which may have been a stop token."""
+    ids = turn.response_ids.tolist()
+    return [reader.decode(ids), reader.decode(ids[:-1])]
+
+
+def _left_out(recorded: Sequence[Group], whole: Sequence[Group], groups: Sequence[Group]) -> str:
+    num_rejected, num_filtered = len(recorded) - len(whole), len(whole) - len(groups)
+    return f"of {len(recorded)} whole ones {num_rejected} were rejected when they were played, {num_filtered} by group_filter"
+
+
+def _say(
+    config: AgenticConfig,
+    path: Path,
+    recorded: Sequence[Group],
+    whole: Sequence[Group],
+    groups: Sequence[Group],
+    num_batches: int,
+) -> None:
+    """What of the file is trained on, and how old it is."""
+    versions = sorted({run.version for g in groups for t in g.trajectories for turn in t.turns for run in turn.versions})
+    sampled_by = ", ".join(str(version) for version in dict.fromkeys([*versions[:1], *versions[-1:]])) or "unknown"
+    logger.info(
+        "training from %s: %d groups (%s), sampled by policy versions %s of their run (first, last); the model that is trained "
+        "computes log-probs of its own",
+        path,
+        len(groups),
+        _left_out(recorded, whole, groups),
+        sampled_by,
+    )
+    unknown = {group.task.tag for group in groups} - set(config.train_env_manager.tags)
+    if unknown:
+        logger.warning("%s holds tags that train_env_manager.tags doesn't name: %s", path, ", ".join(sorted(unknown)))
+    if num_batches < config.max_steps:
+        logger.warning(
+            "%s holds %d batches: training ends after %d of %d steps", path, num_batches, num_batches, config.max_steps
+        )

@@ -1,0 +1,190 @@
+"""One episode, told turn by turn: the same agent, templates and ledger as in training, seen from where the policy stands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, cast
+
+from turnwise.agents.env_agent import EnvAgentSettings
+from turnwise.chat.episode import EpisodeContexts
+from turnwise.chat.template import ChatTemplate
+from turnwise.chat.text_conversation import Complete, TextAnswer, TextConversation
+from turnwise.config import AgenticConfig
+from turnwise.errors import RolloutError, TurnwiseError
+from turnwise.pipelines.build_rollouts import build_agent, env_factory
+from turnwise.pipelines.play_policies import PlayStopped
+from turnwise.protocols import Conversation, Env, InferenceServer, OpenConversation
+from turnwise.rollout.seeds import sibling_sampling
+from turnwise.stacks import describe_error
+from turnwise.types import Completion, Media, Message, SamplingParams, Task, Trajectory, Turn
+
+
+class Prompt(NamedTuple):
+    """What the policy is shown before a response, and the room that it has."""
+
+    turn_idx: int
+    """From 1."""
+    added_ids: Sequence[int]
+    """What is new to the context; empty where the policy knows texts only."""
+    messages: Sequence[Message]
+    """What is new, for such a policy."""
+    num_before: int
+    """Tokens of the context before that."""
+    max_new_tokens: int
+
+
+class Onlooker(Protocol):
+    """Is told what happens, when it happens."""
+
+    def prompt(self, prompt: Prompt) -> None: ...
+
+    def response(self, prompt: Prompt, answer: Completion | TextAnswer) -> None: ...
+
+    def outcome(self, turn_idx: int, turn: Turn) -> None:
+        """What the environment made of turn `turn_idx`, from 1."""
+        ...
+
+
+class Sampler(Protocol):
+    """What a conversation asks of an inference server."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+    ) -> Completion: ...
+
+    async def release(self, request_id: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """An episode that is over, or that the player has left."""
+
+    trajectory: Trajectory
+    is_left: bool
+
+
+@dataclass(slots=True)
+class Teller:
+    """Opens the contexts of an episode and tells an onlooker what passes through them.
+
+    A turn's outcome is told when the next one begins, or at the end: the agent writes it into the turn in between.
+    """
+
+    onlooker: Onlooker
+    _open: OpenConversation = field(init=False)
+    _verify: Callable[[], None] = field(init=False)
+    _conversations: list[Conversation] = field(init=False, default_factory=list)
+    _num_told: int = field(init=False, default=0)
+
+    def over_tokens(self, sampler: Sampler, template: ChatTemplate, max_length: int, episode_id: str) -> None:
+        """Contexts of a policy that samples tokens."""
+        # A conversation generates and releases; all else of a server is for those who train it.
+        server = cast(InferenceServer, _ToldSampler(sampler, self))
+        contexts = EpisodeContexts(template, server, max_length, episode_id)
+        self._open, self._verify = contexts, contexts.verify
+
+    def over_text(self, complete: Complete) -> None:
+        """Contexts of a policy that is known by its words only."""
+
+        async def told(messages: Sequence[Message], sampling: SamplingParams) -> TextAnswer:
+            last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+            prompt = self.ask((), messages[last + 1 :], 0, sampling.max_new_tokens)
+            answer = await complete(messages, sampling)
+            self.onlooker.response(prompt, answer)
+            return answer
+
+        def opened(sampling: SamplingParams, *, parent: int | None = None, tools: Sequence[Mapping[str, Any]] = ()) -> Any:
+            return TextConversation(told, sampling)
+
+        self._open, self._verify = opened, lambda: None
+
+    def __call__(
+        self, sampling: SamplingParams, *, parent: int | None = None, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Conversation:
+        conversation = self._open(sampling, parent=parent, tools=tools)
+        self._conversations.append(conversation)
+        return conversation
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [turn for conversation in self._conversations for turn in conversation.turns]
+
+    def ask(self, added_ids: Sequence[int], messages: Sequence[Message], num_before: int, max_new_tokens: int) -> Prompt:
+        """A response is asked for: whatever came before it has its outcome by now."""
+        self.tell_outcomes()
+        prompt = Prompt(len(self.turns) + 1, added_ids, messages, num_before, max_new_tokens)
+        self.onlooker.prompt(prompt)
+        return prompt
+
+    def end(self) -> None:
+        """Tells the last outcome, and checks that the turns add up to what was sampled from.
+
+        Raises:
+            RolloutError: they don't.
+        """
+        self.tell_outcomes()
+        self._verify()
+
+    def tell_outcomes(self) -> None:
+        for index, turn in list(enumerate(self.turns))[self._num_told :]:
+            self.onlooker.outcome(index + 1, turn)
+        self._num_told = len(self.turns)
+
+
+class _ToldSampler:
+    """A sampler whose requests are told."""
+
+    def __init__(self, sampler: Sampler, teller: Teller) -> None:
+        self._sampler = sampler
+        self._teller = teller
+        self._lengths: dict[str, int] = {}
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+    ) -> Completion:
+        known = self._lengths.get(request_id, 0)
+        prompt = self._teller.ask(prompt_ids[known:], (), known, sampling.max_new_tokens)
+        completion = await self._sampler.generate(prompt_ids, sampling, request_id, media)
+        self._lengths[request_id] = len(prompt_ids) + len(completion.token_ids)
+        self._teller.onlooker.response(prompt, completion)
+        return completion
+
+    async def release(self, request_id: str) -> None:
+        await self._sampler.release(request_id)
+
+
+async def play_episode(
+    config: AgenticConfig,
+    task: Task,
+    settings: EnvAgentSettings,
+    sampling: SamplingParams,
+    teller: Teller,
+    meet: Callable[[Env], None],
+) -> Played:
+    """Plays a task with the agent of its tag. `meet` gets to know the environment before the first response.
+
+    Raises:
+        TurnwiseError: what the agent, the policy or the environment's contract says.
+        RolloutError: anything else was raised, with the place where it was.
+    """
+    make = env_factory(config, task.tag, task.split)
+
+    def introduced(task: Task) -> Env:
+        env = make(task)
+        meet(env)
+        return env
+
+    agent = build_agent(config, task.tag, task.split, make_env=introduced, settings=settings)
+    episode = agent.run(task, 0, teller, sibling_sampling(sampling, task, 0))
+    [outcome] = await asyncio.gather(episode, return_exceptions=True)
+    if isinstance(outcome, BaseException):
+        if isinstance(outcome, PlayStopped):
+            teller.end()
+            return Played(Trajectory(task=task, sibling=0, turns=teller.turns, status="truncated"), is_left=True)
+        if isinstance(outcome, TurnwiseError):
+            raise outcome
+        raise RolloutError(f"the episode ended with an exception\n{describe_error(outcome)}") from outcome
+    teller.end()
+    return Played(outcome[0], is_left=False)

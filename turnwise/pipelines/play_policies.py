@@ -1,0 +1,144 @@
+"""Who answers in `turnwise play` besides models: people and players, whose words become tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from turnwise.chat.template import ChatTemplate
+from turnwise.envs.check_players import Choose, expert_of, random_of
+from turnwise.envs.parsing import parse_action
+from turnwise.errors import ConfigError
+from turnwise.protocols import Env
+from turnwise.types import Completion, Media, SamplingParams, VersionRun
+
+ANSWERS = ("{action}", "<answer>{action}</answer>", "<think></think><answer>{action}</answer>")
+"""How an action is written down; the first that `action_pattern` reads is taken."""
+QUIT, VERBATIM = "q", "!"
+
+
+class PlayStopped(Exception):
+    """The person who plays has had enough."""
+
+
+Say = Callable[[], str]
+"""The next response, whole."""
+
+
+class Speaker:
+    """Who speaks in an episode, chosen when its environment is there: `choose` knows who speaks for which environment."""
+
+    def __init__(self, choose: Callable[[Env], Say]) -> None:
+        self._choose = choose
+        self._say: Say | None = None
+
+    def meet(self, env: Env) -> None:
+        """The environment of the episode."""
+        self._say = self._choose(env)
+
+    def speak(self) -> str:
+        """The next response, whole."""
+        assert self._say is not None, "an agent makes its environment before it asks for a response"
+        return self._say()
+
+
+def as_answer(action: str, pattern: str | None) -> str | None:
+    """A response in which `pattern` finds the action, None where no way of writing it fits; a text that fits is left as it is.
+
+    >>> as_answer("Right", r"<answer>(.*?)</answer>"), as_answer("Up", None), as_answer("Up", "[0-9]+")
+    ('<answer>Right</answer>', 'Up', None)
+    """
+    if pattern is not None and parse_action(action, pattern) is not None:
+        return action
+    answers = (answer.replace("{action}", action) for answer in ANSWERS)
+    return next((text for text in answers if parse_action(text, pattern) == action.strip()), None)
+
+
+def person(read: Callable[[], str | None], pattern: str | None) -> Say:
+    """A person, whose actions are written so that `pattern` reads them. `read` gives a line, None at the end of input.
+
+    Empty lines ask again; what begins with `!`, or fits in no way, is said as it stands.
+
+    Raises:
+        PlayStopped: (when asked) the end of input, or `q`.
+    """
+
+    def say() -> str:
+        while True:
+            line = read()
+            if line is None or line.strip() == QUIT:
+                raise PlayStopped
+            if line.startswith(VERBATIM):
+                return line.removeprefix(VERBATIM)
+            if line.strip():
+                return as_answer(line.strip(), pattern) or line
+
+    return say
+
+
+def player(choose: Callable[[], str], pattern: str | None) -> Say:
+    """A player, whose actions are written so that `pattern` reads them.
+
+    Raises:
+        ConfigError: (when asked) there is no way of writing it.
+    """
+
+    def say() -> str:
+        action = choose()
+        text = as_answer(action, pattern)
+        if text is None:
+            raise ConfigError(f"action_pattern {pattern!r} reads {action!r} in none of {', '.join(ANSWERS)}; play it yourself")
+        return text
+
+    return say
+
+
+def random_player(env: Env, seed: int, actions: Sequence[str]) -> Choose:
+    """Draws from the environment's actions, or from those given.
+
+    Raises:
+        ConfigError: nobody names any.
+    """
+    found = random_of(env, seed, actions)
+    if found is None:
+        raise ConfigError(f"{type(env).__name__} has no `actions` to draw from: name them with --actions a,b,c")
+    return found
+
+
+def scripted_player(env: Env) -> Choose:
+    """The environment's own expert.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    found = expert_of(env)
+    if found is None:
+        raise ConfigError(f"{type(env).__name__} has no expert_action(), so nobody plays it by script; choose another --policy")
+    return found
+
+
+class SpeakerServer:
+    """Gives a speaker's words as the tokens that a model would have sampled in saying them, with log-prob 0.
+
+    Like any server it stops at the budget: an action that doesn't fit is cut.
+    """
+
+    def __init__(self, speak: Callable[[], str], template: ChatTemplate) -> None:
+        self._speak = speak
+        self._template = template
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+    ) -> Completion:
+        token_ids = self._template.respond(self._speak())[: sampling.max_new_tokens]
+        is_stopped = bool(token_ids) and token_ids[-1] in sampling.stop_token_ids
+        return Completion(
+            token_ids=np.array(token_ids, np.int64),
+            logprobs=np.zeros(len(token_ids), np.float32),
+            finish_reason="stop" if is_stopped else "length",
+            versions=(VersionRun(0, len(token_ids)),) if token_ids else (),
+        )
+
+    async def release(self, request_id: str) -> None:
+        """Nothing is kept."""

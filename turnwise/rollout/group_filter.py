@@ -1,0 +1,65 @@
+"""Which groups are worth training on: `group_filter`."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from turnwise.entry_points import load_function
+from turnwise.errors import ConfigError, RolloutError
+from turnwise.types import Group
+
+MIN_SPREAD = 1e-6
+"""Scores that are nearer to each other than this count as equal."""
+
+
+def non_zero_variance(group: Group) -> bool:
+    """Whether the siblings scored differently: what all of them do alike teaches group methods nothing (dynamic sampling of
+    DAPO, Yu et al. 2025, arXiv:2503.14476)."""
+    scores = [trajectory.score for trajectory in group.trajectories]
+    return max(scores) - min(scores) > MIN_SPREAD
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFilter:
+    """A function `keep(group) -> bool` under its name. It must follow from the group alone, since groups come as they end."""
+
+    name: str
+    keep: Callable[[Group], bool]
+
+    def __call__(self, group: Group) -> bool:
+        """Whether the group is kept.
+
+        Raises:
+            RolloutError: the function raised, or returned something else than a bool.
+        """
+        try:
+            is_kept = self.keep(group)
+        except Exception as fault:  # boundary: a user's function may raise anything
+            where = traceback.extract_tb(fault.__traceback__)[-1]
+            raise RolloutError(
+                f"group_filter {self.name} raised {type(fault).__name__}: {fault} ({where.filename}, line {where.lineno}) on "
+                f"{group.task.id}; mend it, or leave group_filter out"
+            ) from fault
+        # A function that forgets to return, or a coroutine, would silently keep nothing, or everything.
+        if not isinstance(is_kept, bool | np.bool_):
+            raise RolloutError(
+                f"group_filter {self.name} returned {is_kept!r} on {group.task.id}; a filter returns True to keep the group, "
+                "else False"
+            )
+        return bool(is_kept)
+
+
+def load_group_filter(name: str | None) -> GroupFilter | None:
+    """The filter of `group_filter`: a built-in one, a user's `module:function`, or none.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    if name is None:
+        return None
+    built_in = {"non_zero_variance": non_zero_variance}
+    return GroupFilter(name, built_in.get(name) or load_function(name, "group_filter", ConfigError))

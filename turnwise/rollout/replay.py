@@ -1,0 +1,139 @@
+"""Rollouts of a file in the place of played ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from turnwise.batching.samples import build_samples
+from turnwise.errors import CheckpointError, DataError, RolloutError
+from turnwise.rollout.journal import Line, Place, read_lines
+from turnwise.rollout.source import played_of
+from turnwise.types import Group, Trajectory
+
+_MAX_NAMED = 3
+"""Lines, or groups, that a sentence names one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a `rollouts.jsonl` holds: its whole groups in the order of the file, and a sentence about each loss."""
+
+    path: Path
+    groups: list[Group]
+    """With their samples; those that were rejected are among them."""
+    losses: list[str]
+
+
+def read_groups(path: Path) -> Recording:
+    """The groups of a file, as far as it can be read: lines that are cut or no trajectories, and groups of which lines are
+    missing, are left out and named.
+
+    Raises:
+        DataError: there is no such file, or no whole group in it.
+    """
+    lines = list(read_lines(path))
+    good = [(line.number, *line.content) for line in lines if line.content]
+    groups, broken = [], []
+    for (_, index, _), rows in groupby(good, key=lambda row: (row[1].step, row[1].group, row[2].task.id)):
+        members = [(place, trajectory) for _, place, trajectory in rows]
+        place, first = members[0]
+        if len(members) == place.group_length:
+            groups.append(_group(path, index, members))
+        else:
+            broken.append(f"{first.task.id} ({len(members)} of {place.group_length} trajectories)")
+    losses = _lost_lines([line for line in lines if line.content is None], len(lines))
+    if broken:
+        losses.append(f"left out as incomplete: {_named(broken, 'groups')}")
+    if not groups:
+        found = "; ".join(losses) or "it is empty"
+        raise DataError(f"{path} holds no whole group of trajectories: {found}; `turnwise rollout CONFIG` writes such files")
+    return Recording(path, groups, losses)
+
+
+def _group(path: Path, index: int, members: Sequence[tuple[Place, Trajectory]]) -> Group:
+    trajectories = [trajectory for place, trajectory in members if not place.is_baseline]
+    greedy = next((trajectory for place, trajectory in members if place.is_baseline), None)
+    place, first = members[0]
+    group = Group(first.task, trajectories, index, greedy, place.rejected)
+    for trajectory in played_of(group):
+        try:
+            trajectory.samples = build_samples(trajectory)
+        except RolloutError as fault:
+            raise DataError(f"{path}: {trajectory.task.id}, sibling {trajectory.sibling}: {fault}") from fault
+    return group
+
+
+def _lost_lines(lost: Sequence[Line], num_lines: int) -> list[str]:
+    if not lost:
+        return []
+    numbers = _named([str(line.number) for line in lost], "lines")
+    return [f"{len(lost)} of {num_lines} lines can't be read ({lost[0].fault}): {numbers}"]
+
+
+def _named(names: Sequence[str], noun: str) -> str:
+    left_out = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {left_out} more {noun}" if left_out > 0 else "")
+
+
+class RolloutReplay:
+    """A `RolloutSource` that hands out recorded groups once, in their order."""
+
+    def __init__(self, groups: Sequence[Group], group_size: int, name: str) -> None:
+        self.num_episodes = 0
+        self.rejected: list[Group] = []
+        self._groups = groups
+        self._group_size = group_size
+        self._name = name
+
+    @property
+    def group_size(self) -> int:
+        return self._group_size
+
+    def num_batches(self, num_trajectories: int) -> int:
+        """Whole batches that there are."""
+        return len(self._groups) * self._group_size // num_trajectories
+
+    def describe(self) -> str:
+        return f"read from {self._name}, which has {len(self._groups)} groups"
+
+    def get_batch(self, num_trajectories: int) -> list[Group]:
+        """Raises:
+        RolloutError: the file is at its end.
+        """
+        start = self.num_episodes // self._group_size
+        groups = list(self._groups[start : start + num_trajectories // self._group_size])
+        if len(groups) * self._group_size < num_trajectories:
+            raise RolloutError(f"{self._name} is at its end: {len(groups)} groups are left, too few for {num_trajectories}")
+        self.num_episodes += num_trajectories
+        return groups
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and which rollouts lie before it."""
+        return {"num_episodes": self.num_episodes, "replayed_sha256": self._digest(self.num_episodes)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises:
+        CheckpointError: another file was trained from, or none.
+        """
+        num_episodes = state["num_episodes"]
+        if state.get("replayed_sha256") != self._digest(num_episodes):
+            raise CheckpointError(
+                f"this checkpoint wasn't saved by a run that trained from {self._name} as it is now, so its position means "
+                "nothing; bring the file back, or start a new run from the weights with pretrain"
+            )
+        self.num_episodes = num_episodes
+
+    def _digest(self, num_episodes: int) -> str:
+        """A hash of the tokens and scores up to there."""
+        digest = hashlib.sha256()
+        for group in self._groups[: num_episodes // self._group_size]:
+            for trajectory in group.trajectories:
+                digest.update(f"{trajectory.task.id}/{trajectory.sibling}/{trajectory.score!r}".encode())
+                for turn in trajectory.turns:
+                    digest.update(turn.response_ids.tobytes())
+        return digest.hexdigest()

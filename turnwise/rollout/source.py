@@ -1,0 +1,38 @@
+"""Where the batches of a run come from."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+from turnwise.types import Group, Trajectory
+
+Rejection = Literal["failed", "filtered"]
+
+
+class RolloutSource(Protocol):
+    """Groups of trajectories, batch by batch: played (`scheduler`), or read from a file (`replay`)."""
+
+    rejected: list[Group]
+    """Groups that came up since the batch before and aren't trained on, for the record."""
+    num_episodes: int
+    """Handed out since the run began."""
+
+    @property
+    def group_size(self) -> int: ...
+
+    def get_batch(self, num_trajectories: int) -> list[Group]:
+        """The next `num_trajectories` trajectories in complete groups; fewer, and perhaps none, where a filter left no more."""
+        ...
+
+    def describe(self) -> str:
+        """What it is, in a few words for the table at the start."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def played_of(group: Group) -> list[Trajectory]:
+    """All that was played of a group: the siblings, and the greedy one at the end."""
+    return group.trajectories if group.greedy is None else [*group.trajectories, group.greedy]
