@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 
 
 class PlayerConversation:
-    """A Conversation in which a player answers: text without tokens, and room for everything. A player may answer in several."""
+    """A Conversation in which a player answers: text without tokens, and room for everything. One may answer in several."""
 
     def __init__(self, player: Player, answer_template: str, action_pattern: str | None) -> None:
         self.turns: list[Turn] = []

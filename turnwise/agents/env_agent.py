@@ -40,7 +40,7 @@ class EnvAgentSettings:
     history_length: int | None = None
     """Earlier turns that a step's prompt shows; None = all."""
     episode_timeout_s: float | None = None
-    """Seconds of play; past them the turns that the environment has answered are the episode, truncated with the limit `time`."""
+    """Seconds of play: what the environment has answered by then is the episode, truncated with the limit `time`."""
     calls: CallSettings = field(default_factory=CallSettings)
 
     def __post_init__(self) -> None:

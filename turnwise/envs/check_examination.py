@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from turnwise.envs.check_session import BrokenCall, CheckedEnv, Clock
 from turnwise.envs.check_times import times
 from turnwise.protocols import Env
 from turnwise.types import Reduction, Split, derive_seed
+
+T = TypeVar("T")
 
 NUM_REPLAYED = 8
 """Episodes that are played again, to see whether they come out the same."""
@@ -122,21 +124,22 @@ class Examination:
 
     def _same_again(self) -> Iterator[Finding]:
         """Each episode again, in a new environment and in one that has played others."""
-        first = self._replayable()
+        num_replayed = 0
         with self._opened() as used:
-            for episode in first:
+            for episode in self._in_time(self._replayable()):
                 with self._opened() as new:
                     for where, env in (("in a new environment", new), ("after a reset", used)):
                         if problem := first_difference(episode.moments, _replayed(env, episode)):
                             advice = "draw everything from reset's seed, by a generator of the environment's own"
                             yield Finding("same seed", "error", f"another episode {where}, {problem}", advice)
                             return
-        yield Finding("same seed", "ok", f"{len(first)} episodes come out the same, in new environments and after a reset")
+                num_replayed += 1
+        yield Finding("same seed", "ok", f"{num_replayed} episodes come out the same, in new environments and after a reset")
 
     def _side_by_side(self) -> Iterator[Finding]:
         """Siblings of a group, stepped in turns as they are in training."""
-        first = self._replayable()
-        for episode in first:
+        num_groups = 0
+        for episode in self._in_time(self._replayable()):
             with ExitStack() as opened:
                 siblings = [opened.enter_context(self._opened()) for _ in range(NUM_SIBLINGS)]
                 seen = [[env.reset(episode.seed)] for env in siblings]
@@ -152,7 +155,8 @@ class Examination:
                     advice = "keep generator and state in the instance: environments that play side by side can't share any"
                     yield Finding("siblings", "error", f"siblings disturb each other, {problem}", advice)
                     return
-        yield Finding("siblings", "ok", f"{NUM_SIBLINGS} side by side start and go on alike, under {len(first)} seeds")
+            num_groups += 1
+        yield Finding("siblings", "ok", f"{NUM_SIBLINGS} side by side start and go on alike, under {num_groups} seeds")
 
     def _unreadable_actions(self) -> Iterator[Finding]:
         answers = []
@@ -228,12 +232,15 @@ class Examination:
         return (self._random or self._scripted)[:NUM_REPLAYED]
 
     def _seeds(self, split: Split) -> Iterator[int]:
-        """The seeds of a check, until its time is up."""
+        yield from self._in_time([self._seed(split, index) for index in range(self._settings.num_episodes)])
+
+    def _in_time(self, items: Sequence[T]) -> Iterator[T]:
+        """The items of a check until its time is up, two of them whatever they take."""
         deadline = time.monotonic() + self._settings.play_s
-        for index in range(self._settings.num_episodes):
+        for index, item in enumerate(items):
             if index >= 2 and time.monotonic() > deadline:
                 return
-            yield self._seed(split, index)
+            yield item
 
     def _seed(self, split: Split, index: int) -> int:
         return derive_seed("check-env", split, index)

@@ -17,7 +17,7 @@ from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.episode import EpisodeContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.frozen_lake import FrozenLakeEnv
-from turnwise.envs.players import Player, ExpertPlayer
+from turnwise.envs.players import ExpertPlayer, Player
 from turnwise.errors import ConfigError, RolloutError
 from turnwise.protocols import Env
 from turnwise.spec import DEFAULT_STEP_TEMPLATE, STEP_PLACEHOLDERS
@@ -68,11 +68,12 @@ def test_every_turn_has_system_message_rules_and_the_last_turns_before_it() -> N
     played = Played(texts, system_template="Be brief.", turn_template=template, history_length=2)
     users = [prompt.partition("<|im_start|>user\n")[2].partition("<|im_end|>")[0] for prompt in played.prompts]
     assert all(prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>") for prompt in played.prompts)
-    start, right, below = (f"P{at} G2,2 O1,1" for at in ("0,0", "0,1", "0,1"))
+    start, right = (f"P{at} G2,2 O1,1" for at in ("0,0", "0,1"))
+    unread = "No action could be read from the answer."
     assert users == [
         f"Walk.\n0/0/1\n\n=> {start}",
         f"Walk.\n1/1/2\nStep 1:\n{start}\nAction: Right\n=> {right}",
-        f"Walk.\n2/2/3\nStep 1:\n{start}\nAction: Right\nStep 2:\n{right}\nNo action could be read from the answer.\n=> {below}",
+        f"Walk.\n2/2/3\nStep 1:\n{start}\nAction: Right\nStep 2:\n{right}\n{unread}\n=> {right}",
     ]
     assert (played.trajectory.status, played.trajectory.score) == ("finished", 0.0)
 
@@ -109,7 +110,7 @@ def test_a_later_prompt_without_room_cuts_the_episode_and_a_first_one_fails_it()
     trajectory = played.trajectory
     assert (trajectory.status, trajectory.limit, trajectory.bootstraps) == ("truncated", "sequence_length", False)
     assert 1 <= len(trajectory.turns) < 4 and len(played.server.requests) == len(trajectory.turns)
-    with pytest.raises(RolloutError, match="the first prompt of 'episode/0'.*raise sequence_length"):
+    with pytest.raises(RolloutError, match=r"the first prompt of 'episode/0'.*raise sequence_length"):
         Played(answers("Up"), max_length=long)
 
 

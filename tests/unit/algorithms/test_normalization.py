@@ -88,9 +88,10 @@ def test_trajectories_of_one_run_weigh_as_one():
 
 
 @pytest.mark.parametrize("parts", [3, 6, 7, 10])
-def test_one_run_of_several_trajectories_is_a_group_of_one(parts):
+@pytest.mark.parametrize("method", ["mean", "mean_std"])
+def test_one_run_of_several_trajectories_is_a_group_of_one(parts, method):
     weights = np.full(parts, 1.0 / parts)
-    np.testing.assert_array_equal(normalized({}, np.arange(parts), [0] * parts, weights), 0.0)
+    np.testing.assert_array_equal(normalized({"method": method}, np.arange(parts), [0] * parts, weights), 0.0)
 
 
 def test_the_scores_that_are_given_are_not_changed():

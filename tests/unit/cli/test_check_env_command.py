@@ -51,10 +51,11 @@ def examined(folder, capsys):
 def test_a_built_in_environment_is_fit_to_train_in(examined):
     status, said = examined("frozen_lake", "size=5", "is_slippery=false")
     first, *rows, last = said.splitlines()
-    assert (status, last) == (0, "FrozenLakeEnv is fit to train in")
+    assert status == 0 and last.startswith("FrozenLakeEnv is fit to train in")
     assert first == "FrozenLakeEnv  size=5  is_slippery=False  4 seeds"
     assert re.search(r"scripted play  ok +success 1\.00 \(4 of 4\), score 1 on average", said)
-    assert {row[15:24].strip() for row in rows} == {"ok"}
+    # How long a step takes is the machine's business.
+    assert {row[15:24].strip() for row in rows if row.strip() and not row.startswith(("step time", " "))} == {"ok"}
 
 
 def test_a_class_that_raises_is_a_finding_with_its_place(examined, folder):
@@ -76,14 +77,14 @@ def test_a_constructor_that_raises_is_a_finding_too(examined, folder):
 @pytest.mark.parametrize(
     ("source", "message", "status"),
     [
-        ("import time\nwhile True:\n    time.sleep(1)\n", "importing stuck:Mine hangs: no answer within 0.5 s", 2),
-        (f"from {TOYS} import StuckEnv\nclass Mine(StuckEnv):\n    pass\n", "hangs in step: no answer within 0.5 s", 1),
+        ("import time\nwhile True:\n    time.sleep(1)\n", "importing stuck:Mine hangs: no answer within 2 s", 2),
+        (f"from {TOYS} import StuckEnv\nclass Mine(StuckEnv):\n    pass\n", "hangs in step: no answer within 2 s", 1),
     ],
     ids=["import", "step"],
 )
 def test_a_hang_is_named_and_the_process_ends(folder, source, message, status):
     (folder / "stuck.py").write_text(source)
-    command = [sys.executable, "-m", "turnwise.cli.main", "check-env", "stuck:Mine", "--timeout", "0.5"]
+    command = [sys.executable, "-m", "turnwise.cli.main", "check-env", "stuck:Mine", "--timeout", "2"]
     if status == 1:
         command.append("how=thread")
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)

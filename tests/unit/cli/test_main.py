@@ -142,7 +142,8 @@ def test_the_published_run_script_reaches_train_from_anywhere(tmp_path):
 
 def test_every_verb_has_its_module():
     parser = build_parser()
-    for arguments in (["train", "x"], ["sft", "x"], ["rollout", "x"], ["eval", "x"], ["config", "x"], ["make-model", "--out", "x"]):
+    verbs = ("train", "sft", "rollout", "eval", "config", "check-env", "play")
+    for arguments in (*([verb, "x"] for verb in verbs), ["make-model", "--out", "x"], ["export", "--model", "x", "--out", "y"]):
         module = parser.parse_args(arguments).module
         assert (ROOT / "turnwise" / "cli" / f"{module}.py").is_file()
 
