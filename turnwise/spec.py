@@ -44,7 +44,7 @@ class EstimatorSpec:
     entry: str = ""
     needs: frozenset[str] = frozenset()
     placement: Literal["turn", "final", "score"] = "score"
-    normalization: tuple[str, str] | Literal["own"] = ("batch", "identity")
+    normalization: tuple[str, str] | Literal["own"] = ("traj_group_id", "identity")
     needs_mean: bool = False
     """Scores that nothing is subtracted from contradict it."""
     compares_siblings: bool = False
@@ -111,18 +111,24 @@ class StrategySpec:
 
 
 _GROUP = ("traj_group_id", "mean_std")
+_BATCH = ("batch", "identity")
 
 ESTIMATORS: dict[str, EstimatorSpec] = {
     "gae": EstimatorSpec(
         "turnwise.algorithms.ppo:PPO",
         needs=frozenset({"values"}),
         placement="turn",
+        normalization=_BATCH,
         discounts=True,
         has_td_errors=True,
         paper="Schulman et al. 2016, arXiv:1506.02438",
     ),
     "reinforce": EstimatorSpec(
-        "turnwise.algorithms.reinforce:Reinforce", placement="turn", discounts=True, paper="Williams 1992"
+        "turnwise.algorithms.reinforce:Reinforce",
+        placement="turn",
+        normalization=_BATCH,
+        discounts=True,
+        paper="Williams 1992",
     ),
     "grpo": EstimatorSpec(
         "turnwise.algorithms.grpo:GRPO",
@@ -140,6 +146,7 @@ ESTIMATORS: dict[str, EstimatorSpec] = {
     "reinforce_plus_plus": EstimatorSpec(
         "turnwise.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
         placement="final",
+        normalization=_BATCH,
         discounts=True,
         whitens_advantages=True,
         paper="Hu 2025, arXiv:2501.03262",
@@ -152,7 +159,7 @@ ESTIMATORS: dict[str, EstimatorSpec] = {
         paper="Hu 2025, arXiv:2501.03262",
     ),
     "agentic_reinforce": EstimatorSpec(
-        "turnwise.algorithms.agentic_reinforce:AgenticReinforce", placement="turn", discounts=True
+        "turnwise.algorithms.agentic_reinforce:AgenticReinforce", placement="turn", normalization=_BATCH, discounts=True
     ),
     "step_reinforce": EstimatorSpec(
         "turnwise.algorithms.step_reinforce:StepReinforce",

@@ -44,7 +44,7 @@ class PolicyLoss:
         self.correction = settings.train_infer_correction
         self.mode = check_mode(settings.aggregation)
         self.kl_type = check_loss_type(settings.kl_loss_type)
-        self.kl_coef = settings.kl_loss_coef if settings.use_kl_loss else 0.0
+        self.kl_coef = settings.kl_loss_coef if settings.use_kl_loss else None
         self.entropy_coef = settings.entropy_loss_coef
         self.uses_rollout_logprobs = settings.use_rollout_log_probs
         self.outputs = frozenset({"logprobs", "entropy"})
@@ -93,7 +93,7 @@ class PolicyLoss:
         factors = token_factors(counted, batch.weights, batch.sequence_id, len(batch.lengths), batch.denominators, self.mode)
         total = aggregate(losses, counted, factors)
         parts = {"actor/pg_loss": total}
-        if self.kl_coef:
+        if self.kl_coef is not None:  # 0 measures it
             reference = replace_outside(batch.ref_logprobs, mask)
             parts["actor/kl_loss"] = aggregate(kl_divergence(logprobs, reference, self.kl_type), counted, factors)
             total = total + self.kl_coef * parts["actor/kl_loss"]

@@ -20,6 +20,8 @@ class StepEstimator(TokenEstimator):
     held to ±`reward_clip`, by the subclass's `compare`. `reward_placement: final` puts the whole score on the last turn.
     """
 
+    normalizes = "step returns"
+
     def token_rewards(self, groups: Sequence[Group], tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
         """What each token earned [R], neither normalised nor clipped."""
         penalties, metrics = self.penalize(tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 from turnwise.algorithms.advantages import clip, summary, whiten_all, write_advantages
 from turnwise.algorithms.controllers import KLController
@@ -23,13 +24,15 @@ class TokenEstimator(Estimator):
     each token; clipped to ±`reward_clip`; whitened. Where s is normalised the KL comes off s before: β·ΣKL.
     """
 
+    normalizes: ClassVar[Literal["scores", "step returns"]] = "scores"
+    """What `reward_normalization` is applied to. Rewards of single turns are never normalised."""
     placement: Placement
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)
         default: Placement = "final" if self.facts.placement == "final" else "turn"
         self.placement = settings.reward_placement or default
-        if self.placement == "turn" and not self.normalizer.is_identity and not self.facts.has_step_returns:
+        if self.normalizes == "scores" and self.placement == "turn" and not self.normalizer.is_identity:
             raise ConfigError(
                 f"with reward_placement turn, adv_estimator {settings.adv_estimator} works on single turn rewards, which can't "
                 "be normalised; use reward_normalization.method identity, or reward_placement final"

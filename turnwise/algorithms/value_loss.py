@@ -8,6 +8,7 @@ from torch import Tensor
 from turnwise.algorithms.aggregation import aggregate
 from turnwise.algorithms.losses import loss_metrics
 from turnwise.algorithms.masks import masked_mean, replace_outside
+from turnwise.algorithms.ratios import Spans
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.protocols import Output
 from turnwise.types import Batch, Metric, ModelOutputs
@@ -51,9 +52,9 @@ class ValueLoss:
 
 
 def first_tokens(batch: Batch) -> Tensor:
-    """bool [N]: the first trained token of each turn.
-
-    The first token of a sample is never trained on, so a turn never begins where another sample's ends.
-    """
-    before = torch.cat([batch.turn_id.new_full((1,), -1), batch.turn_id[:-1]])
-    return batch.response_mask & (batch.turn_id != before)
+    """bool [N]: the first trained token of each turn, once also where tokens in its middle aren't trained on."""
+    trained = batch.response_mask.nonzero().squeeze(-1)
+    turn = Spans.of(batch).turn_id[trained]
+    is_first = torch.ones_like(trained, dtype=torch.bool)
+    is_first[1:] = turn[1:] != turn[:-1]
+    return torch.zeros_like(batch.response_mask).index_put((trained,), is_first)

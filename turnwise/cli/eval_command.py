@@ -22,15 +22,12 @@ Evaluations = dict[str, "Mapping[Mode, Evaluation]"]
 
 def run(options: argparse.Namespace) -> int:
     """Plays the config's validation tasks with saved models, and prints success with its interval and pass@k."""
-    # Settings may stand behind the models, too.
-    models = [word for word in options.model if "=" not in word]
-    overrides = [*options.overrides, *(word for word in options.model if "=" in word)]
-    config, notes = load_config(options.config, overrides, AgenticConfig, strict=options.strict)
+    config, notes = load_config(options.config, options.overrides, AgenticConfig, strict=options.strict)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     _check(options)
     require(unavailable_to_play(config))
-    models = models or [config.actor_train.model_args.model_name_or_path]
+    models = options.model or [config.actor_train.model_args.model_name_or_path]
     # torch takes seconds to import; a wrong config has been refused by now.
     from turnwise.pipelines.build_saved import EvaluationPlan, evaluate_modes, validation_mode
     from turnwise.pipelines.evaluate import score_table

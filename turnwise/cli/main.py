@@ -73,8 +73,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     evaluate = _verb(verbs, "eval", "eval_command", "success of saved models on a config's validation tasks")
     _config_arguments(evaluate)
-    models = "the models to score, on the same tasks (else the config's pretrain)"
-    evaluate.add_argument("--model", nargs="+", action="extend", default=[], metavar="DIR", help=models)
+    models = "a model to score (else the config's pretrain); may be given several times, for the same tasks"
+    evaluate.add_argument("--model", action="append", default=[], metavar="DIR", help=models)
     evaluate.add_argument("--episodes", type=int, metavar="N", help="number of tasks (else those of a validation)")
     evaluate.add_argument("--samples", type=int, metavar="K", help="episodes of each task, for pass@k (else group_size)")
     evaluate.add_argument("--sampled", action="store_true", help="sample as validation does; no greedy episodes")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from string import Formatter
+from typing import Any
 
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.problems import Path, Problem
@@ -173,6 +174,9 @@ def _group_of_one(config: AgenticConfig) -> Iterator[Problem]:
         if estimator.has_step_returns:
             message = f"1 leaves {config.adv_estimator} no siblings with whose turns a turn could be compared; use at least 2"
         yield Problem.at("train_env_manager.group_size", message)
+    if config.group_filter == "non_zero_variance":
+        message = "non_zero_variance keeps groups whose scores differ, and those of group_size 1 can't; leave it out"
+        yield Problem.at("group_filter", message)
 
 
 def _normalization(config: AgenticConfig) -> Iterator[Problem]:
@@ -226,7 +230,7 @@ def _loss(config: AgenticConfig) -> Iterator[Problem]:
                 known = ", ".join(allowed) or "none"
                 message = f"pg_variant {config.pg_variant} has no such parameter (it has: {known}).{nearest(name, allowed)}"
                 yield Problem(("pg_args", name), message)
-            elif message := _wrong_parameter(name, config.pg_args[name]):
+            elif message := _wrong_parameter(name, config.pg_args):
                 yield Problem(("pg_args", name), message)
     if refusal := variant_of(config).ratio_refusal(config.pg_variant, config.ratio_type):
         yield Problem.at("ratio_type", f"{config.ratio_type}: {refusal}")
@@ -242,8 +246,9 @@ def _loss(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at("train_infer_correction", message)
 
 
-def _wrong_parameter(name: str, value: object) -> str:
-    """Why a built-in loss can't have this value of a parameter; empty where it can."""
+def _wrong_parameter(name: str, given: Mapping[str, Any]) -> str:
+    """Why a built-in loss can't have the parameter's value among the `given` ones; empty where it can."""
+    value = given[name]
     if name == "dual_clip" and value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
@@ -254,6 +259,10 @@ def _wrong_parameter(name: str, value: object) -> str:
         return f"{value} would bound losses that no ratio has moved yet; use more than 1 (3), or dual_clip_loss: false"
     if name == "fraction" and value > 1:
         return f"{value} is no share of the tokens; use at most 1"
+    if name == "cap" and value == 0:
+        return "0 takes the weight, and with it the loss, from every token"
+    if name == "covariance_low" and not _wrong_parameter("covariance_high", given) and value >= given["covariance_high"]:
+        return f"{value} isn't below covariance_high {given['covariance_high']}, so that no token could be chosen"
     return ""
 
 

@@ -42,6 +42,10 @@ def _uses_step_returns(config: AgenticConfig) -> bool:
     return config.step_reward_weight != 0 or not estimator_of(config).mixes_step_advantages
 
 
+def _normalizes_groups(config: AgenticConfig) -> bool:
+    return "group" in config.reward_normalization.statistics or estimator_of(config).is_own
+
+
 def _clips(config: AgenticConfig) -> bool:
     return "clip_low" in variant_of(config).parameters
 
@@ -132,6 +136,7 @@ EFFECTS: tuple[Effect[AgenticConfig], ...] = (
         lambda c: estimator_of(c).mixes_step_advantages,
         "this adv_estimator adds no step advantages to the episode's; gigpo does",
     ),
+    Effect(("reward_normalization.grouping",), _normalizes_groups, "neither mean nor deviation is taken over groups"),
     Effect(("reward_placement", "whiten_rewards"), _takes_turn_rewards, "this adv_estimator works on whole scores"),
     Effect(("init_kl_coef", "kl_penalty"), _penalizes_kl, "the KL is in the reward with add_token_level_kl"),
     Effect(("target_kl",), _penalizes_kl, "it adapts init_kl_coef, which add_token_level_kl uses"),

@@ -40,9 +40,7 @@ def applied_settings(pipeline: AgenticPipeline | SFTPipeline) -> Applied:
     return Applied(list(rows), ineffective(pipeline.pipeline_config))
 
 
-def applied_play(
-    config: AgenticConfig, server: InferenceServer, source: RolloutSource, split: Split, sampled: str
-) -> Applied:
+def applied_play(config: AgenticConfig, server: InferenceServer, source: RolloutSource, split: Split, sampled: str) -> Applied:
     """The table of `turnwise eval` and `turnwise rollout`, which train nothing; `sampled` says how tokens are drawn."""
     facts = server.facts()
     episodes = f"{source.describe()}, each of at most {facts.max_length} tokens"

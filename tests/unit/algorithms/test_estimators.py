@@ -404,3 +404,16 @@ def test_a_user_s_own_estimator_inherits_an_order_and_its_own_defaults():
         """A subclass of a built-in one keeps its defaults."""
 
     assert Last(AlgorithmSettings(adv_estimator="mine:Last")).normalizer.method == "mean_std"
+
+
+def test_a_user_s_own_estimator_on_steps_may_normalise_them():
+    """Step returns can be normalised wherever rewards stand, whatever its `facts` say of it."""
+
+    class Plain(StepEstimator):
+        def compare(self, groups, tokens, returns):
+            return self.normalizer(returns, tokens.trajectory_of_turn), []
+
+    settings = AlgorithmSettings(adv_estimator="mine:Plain", step_reward_gamma=1.0, reward_normalization=MEAN)
+    group = Group(TASK, [episode([1.0, 2.0]), episode([4.0, 0.0, 0.0])])
+    Plain(settings).credit([group])
+    assert [by_turn(t) for t in group.trajectories] == [[0.5, -0.5], [pytest.approx(8 / 3), *[pytest.approx(-4 / 3)] * 2]]

@@ -78,6 +78,13 @@ def test_turns_that_touch_are_told_apart(make_batch):
     assert first_tokens(batch).tolist() == [False, True, True, False]
 
 
+def test_a_turn_with_a_hole_begins_once(make_batch):
+    """As `denominators` counts it, and as credit has its value."""
+    batch = make_batch([[0, 1, 0, 1], [0, 1, 1]])
+    batch.turn_id = torch.tensor([-1, 0, -1, 0, -1, 0, 0])
+    assert first_tokens(batch).tolist() == [False, True, False, False, False, True, False]
+
+
 @pytest.mark.parametrize("granularity", ["token", "turn"])
 def test_nan_outside_the_mask_changes_neither_loss_nor_gradient_nor_metrics(granularity, make_batch):
     results = []

@@ -73,7 +73,7 @@ def test_several_models_stand_below_each_other(config, tiny_model, tmp_path, cap
         for parameter in model.parameters():
             parameter.mul_(3.0)
     save_model(model, load_tokenizer(tiny_model), other)
-    result = result_of(config, "--sampled", "--model", str(tiny_model), str(other), "val_batch_size=6")
+    result = result_of(config, "--sampled", "--model", str(tiny_model), "--model", str(other), "val_batch_size=6")
     assert [Path(r["model"]).name for r in result["results"]] == ["tiny", "other"]
     first, second = result["results"]
     assert first["overall"]["num_episodes"] == 6 and first["overall"] != second["overall"]

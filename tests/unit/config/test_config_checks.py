@@ -48,6 +48,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"pg_variant": "kimi15", "pg_args": {"tau": None}}, "pg_args.tau: got None"),
     ({"pg_variant": "sapo", "pg_args": {"tau_positive": 0}}, "0 is no temperature"),
     ({"pg_variant": "kl_cov", "pg_args": {"fraction": 2.0}}, "2.0 is no share of the tokens"),
+    ({"pg_variant": "tis", "pg_args": {"cap": 0}}, "0 takes the weight, and with it the loss"),
+    ({"pg_variant": "clip_cov", "pg_args": {"covariance_low": 6}}, "6 isn't below covariance_high 5.0"),
+    (
+        {"adv_estimator": "gae", "group_filter": "non_zero_variance", "train_env_manager": {"group_size": 1}},
+        "those of group_size 1 can't",
+    ),
     ({"pg_variant": "vanilla", "ratio_type": "segment"}, "ratio_type: segment: pg_variant vanilla has no probability ratio"),
     ({"pg_variant": "gspo", "ratio_type": "token"}, "takes its ratio over a whole sequence; use segment for turns"),
     ({"use_rollout_log_probs": True, "train_infer_correction": {"is_weight": {}}}, "every ratio is 1; remove one of the two"),
@@ -162,6 +168,7 @@ INEFFECTIVE: list[tuple[dict[str, Any], str]] = [
     ({"adv_estimator": "step_reinforce", "step_reward_weight": 2.0}, "step_reward_weight: has no effect"),
     ({"adv_estimator": "gigpo", "step_reward_weight": 0, "step_reward_gamma": 0.5}, "step_reward_gamma: has no effect: step_"),
     ({"adv_estimator": "reinforce_plus_plus", "whiten_advantages": True}, "whiten_advantages: has no effect: this adv_estima"),
+    ({"adv_estimator": "gae", "reward_normalization": {"grouping": "tags"}}, "reward_normalization.grouping: has no effect"),
     ({"critic_warmup": 2}, "critic_warmup: has no effect: this adv_estimator has no critic"),
     ({"reward_pretrain": "models/other"}, "reward_pretrain"),
     ({"critic": {"training_args": {"learning_rate": 1e-5}}}, "critic:"),
@@ -221,7 +228,8 @@ def test_keys_that_work_or_ask_for_their_default_are_silent() -> None:
     assert ineffective(config_of(custom_envs={"Lake": LAKE | STEP | {"history_length": 2}})) == []
     reference = {"model_args": {"dtype": "bf16"}, "training_args": {"per_device_train_batch_size": 2}}
     assert ineffective(config_of(use_kl_loss=True, kl_loss_coef=0.1, reference=reference)) == []
-    assert ineffective(config_of(adv_estimator="mine:Credit", gamma=0.9, lambd=0.5, reward_placement="turn")) == []
+    own = {"gamma": 0.9, "lambd": 0.5, "reward_placement": "turn", "reward_normalization": {"grouping": "batch"}}
+    assert ineffective(config_of(adv_estimator="mine:Credit", **own)) == []
     assert ineffective(config_of(reward_pretrain="models/none", sequence_length=4096, prompt_length=64, response_length=64))
     assert ineffective(config_of(sequence_length=128, prompt_length=64, response_length=64)) == []
     assert config_of(tracker_kwargs={"log_dir": "x"}).tracker_kwargs == {"log_dir": "x"}

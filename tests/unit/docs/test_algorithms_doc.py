@@ -64,13 +64,17 @@ def test_the_example_is_short_and_runs(tmp_path, monkeypatch):
     )
     sys.modules.pop(module)
     task = Task(id="t", tag="T", split="train", seed=0)
-    trajectories = []
-    for sibling, score in enumerate((0.0, 1.0, 9.0)):
-        turn = Turn(np.array([1]), np.array([2, 3]), np.zeros(2, np.float32), reward=score)
-        trajectories.append(Trajectory(task, sibling, turns=[turn]))
-        trajectories[-1].samples = build_samples(trajectories[-1])
-    algorithm.credit([Group(task, trajectories)])
-    assert [t.samples[0].advantages.tolist() for t in trajectories] == [[0, -1, -1], [0, 0, 0], [0, 8, 8]]
+    groups = []
+    for scores in ((0.0, 1.0, 9.0), (5.0, 5.0, 7.0)):
+        groups.append(Group(task, []))
+        for sibling, score in enumerate(scores):
+            turn = Turn(np.array([1]), np.array([2, 3]), np.zeros(2, np.float32), reward=score)
+            trajectory = Trajectory(task, sibling, turns=[turn])
+            trajectory.samples = build_samples(trajectory)
+            groups[-1].trajectories.append(trajectory)
+    algorithm.credit(groups)
+    found = [[t.samples[0].advantages.tolist() for t in group.trajectories] for group in groups]
+    assert found == [[[0, -1, -1], [0, 0, 0], [0, 8, 8]], [[0, 0, 0], [0, 0, 0], [0, 2, 2]]]
 
 
 def test_the_example_is_taken_by_a_config():
