@@ -28,13 +28,13 @@ def algorithm_of(**keys):
     return build_algorithm(config, make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon))
 
 
-def episode(rewards, states=None, length=1, sibling=0, is_stepwise=False):
+def episode(rewards, states=None, length=1, sibling=0, is_stepwise=False, weight=1.0):
     """One turn a reward, each a prompt token and `length` sampled ones."""
     turns = [
         Turn(np.zeros(1), np.zeros(length), np.zeros(length, np.float32), reward=r, state_key=s, starts_context=is_stepwise)
         for r, s in zip(rewards, states or rewards, strict=True)
     ]
-    trajectory = Trajectory(Task("t", "T", "train", 0), sibling, turns=turns)
+    trajectory = Trajectory(Task("t", "T", "train", 0), sibling, turns=turns, weight=weight)
     trajectory.samples = build_samples(trajectory)
     return trajectory
 
@@ -163,9 +163,10 @@ def test_kl_in_the_loss_is_measured_whatever_its_coefficient(kl_type, expected, 
 
 def stepped(is_stepwise, rng, **keys):
     """Loss and gradient of an optimiser step on the same turns, in one context an episode or in one a turn."""
-    groups = [group_of(*(episode([0.0, 1.0, 0.5], length=2 + i, sibling=i, is_stepwise=is_stepwise) for i in range(3)))]
+    shapes = [(2, 1.0), (3, 0.5), (4, 0.5)]
+    played = [episode([0.0, 1.0, 0.5], length=n, is_stepwise=is_stepwise, weight=weight) for n, weight in shapes]
+    groups = [group_of(*played)]
     samples = samples_of(groups)
-    groups[0].trajectories[1].samples[-1].weight = 1.0
     flat = {
         name: rng.normal(scale=0.4, size=sum(s.num_tokens for s in samples)).astype(np.float32)
         for name in ("old", "samp", "adv", "lp")
@@ -191,14 +192,18 @@ CORRECTED = {
 }
 
 
-@pytest.mark.parametrize("ratio_type", [None, "segment"])
+RATIOS = [
+    (name, ratio_type)
+    for name, spec in PG_VARIANTS.items()
+    for ratio_type in (None, "segment")
+    if (ratio_type in spec.granularities if ratio_type else spec.granularities[:1] != ("geometric",))
+]
+
+
+@pytest.mark.parametrize(("name", "ratio_type"), RATIOS)
 @pytest.mark.parametrize("correction", [None, CORRECTED], ids=["plain", "corrected"])
-@pytest.mark.parametrize("name", PG_VARIANTS)
-def test_turns_have_the_same_loss_in_contexts_of_their_own(name, correction, ratio_type):
+def test_turns_have_the_same_loss_in_contexts_of_their_own(name, ratio_type, correction):
     """As long as ratios are of tokens or turns and every token weighs the same, contexts are only a way to store turns."""
-    granularities = PG_VARIANTS[name].granularities
-    if ratio_type is None and granularities[:1] == ("geometric",) or ratio_type and not granularities:
-        pytest.skip("its ratio is a sequence's, or it has none")
     keys = {"pg_variant": name, "loss_agg_mode": "token-mean", "ratio_type": ratio_type, "train_infer_correction": correction}
     if name.endswith("_cov"):
         keys["pg_args"] = {"fraction": 0.3} | ({"covariance_low": 0.0} if name == "clip_cov" else {})
