@@ -12,7 +12,8 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --ignore=tests/extras
 
-# What takes minutes: twenty kills of a run, and every known mistake (tests/mutants.txt). The heavy engines (vLLM, Ray, DeepSpeed, Megatron) arrive with later issues.
+# What takes minutes: twenty kills of a run, and every known mistake (tests/mutants.txt).
+# The heavy engines (vLLM, Ray, DeepSpeed, Megatron) arrive with later issues.
 test-extras: $(VENV)/.installed-dev
 	@if [ -d tests/extras ]; then $(BIN)/python -m pytest tests/extras; else echo "no extras in this version"; fi
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,11 +19,36 @@ def check_choice(env_name: str, name: str, value: object, allowed: Sequence[obje
         raise EnvironmentFault(f"{env_name}: got {name} {value!r}; allowed are {', '.join(map(repr, allowed))}")
 
 
+def check_type(env_name: str, name: str, value: object, allowed: type, meaning: str) -> None:
+    """
+    Raises:
+        EnvironmentFault: the value is of another type than the allowed one, which a person calls `meaning`.
+
+    >>> check_type("gymnasium", "id", 5, str, "a text")
+    Traceback (most recent call last):
+    ...
+    turnwise.errors.EnvironmentFault: gymnasium: got id 5; it must be a text
+    """
+    if not isinstance(value, allowed) or (isinstance(value, bool) and allowed is not bool):
+        raise EnvironmentFault(f"{env_name}: got {name} {value!r}; it must be {meaning}")
+
+
+def check_count(env_name: str, name: str, value: object) -> None:
+    """
+    Raises:
+        EnvironmentFault: the value is no whole number of 1 or more.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise EnvironmentFault(f"{env_name}: got {name} {value!r}; it must be at least 1, a whole number")
+
+
 def check_format_penalty(value: float) -> None:
     """
     Raises:
-        EnvironmentFault: it is positive.
+        EnvironmentFault: it is positive, or no finite number.
     """
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
+        raise EnvironmentFault(f"format_penalty {value!r} is no reward; it must be a number, 0 or less")
     if value > 0:
         raise EnvironmentFault(f"format_penalty {value} would reward invalid actions; it must be 0 or less")
 

@@ -14,11 +14,14 @@ def action_words(
     """Number → word of the actions that may be taken, from `action_names` of a config.
 
     Raises:
-        EnvironmentFault: a number or a known name doesn't exist, two words are equal, or a list leaves open what it means.
+        EnvironmentFault: it is neither list nor mapping, a number or a known name doesn't exist, two words are equal, or a list
+            leaves open what it means.
 
     >>> action_words("Taxi-v4", ["north", "Pickup"], range(6), ("south", "north", "east", "west", "pickup", "dropoff"))
     {1: 'north', 4: 'Pickup'}
     """
+    if isinstance(names, str) or not isinstance(names, Sequence | Mapping | None):
+        raise EnvironmentFault(f"action_names {names!r} must be a list of words, or a mapping {{number: word}}")
     # A class below a known one may have fewer actions, which are the first ones, or more, which have no names.
     known = known[: len(numbers)] if len(known) >= len(numbers) else ()
     by_name = {name.lower(): number for name, number in zip(known, numbers, strict=False)}

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.entry_points import load_function
-from turnwise.envs.arguments import check_choice, check_format_penalty
+from turnwise.envs.arguments import check_choice, check_count, check_format_penalty, check_type
 from turnwise.envs.base import Step, TextEnv
 from turnwise.envs.gymnasium_actions import action_words
-from turnwise.envs.gymnasium_known import RENDERERS, Known, Renderer, known_of
+from turnwise.envs.gymnasium_known import Renderer, known_of
 from turnwise.envs.hold_out import candidate_seeds, fingerprint, in_split
 from turnwise.envs.packages import needs
 from turnwise.errors import EnvironmentFault, nearest
@@ -45,8 +45,8 @@ class GymnasiumEnv(TextEnv):
         action_names: words of the actions, all of them or those that may be taken: number → word; or a list, by the names that
             turnwise knows for this environment, or in the order of the numbers. None: the known names, else the numbers.
         renderer: how an observation becomes text: `space` (by the observation space), `ansi` (the environment's own
-            drawing in text; a coloured part stands in brackets), a name of `gymnasium_known.RENDERERS`, or `module:function` of
-            `(observation, env)`. None: what turnwise knows for this environment, else `space`.
+            drawing in text; a coloured part stands in brackets), a name that turnwise knows for this environment, or
+            `module:function` of `(observation, env)`. None: the first that turnwise knows for it, else `space`.
         max_observation_chars: a longer text is cut there, and says so.
         render_mode: what is observed, `text` or a picture (`rgb_array`); with a `renderer` the picture and its text.
         success: what success is: `reward` (a last reward above 0), `terminated`, `truncated`, or `info:KEY` (a true value under
@@ -80,7 +80,11 @@ class GymnasiumEnv(TextEnv):
         check_choice("gymnasium", "render_mode", render_mode, get_args(RenderMode))
         check_choice("gymnasium", "split", split, (*get_args(Split), None))
         check_format_penalty(format_penalty)
-        if success is not None and not success.startswith("info:"):
+        check_count("gymnasium", "max_observation_chars", max_observation_chars)
+        check_type("gymnasium", "id", id, str, "a text, such as Taxi-v4")
+        check_type("gymnasium", "kwargs", kwargs or {}, Mapping, "a mapping of the constructor's arguments")
+        check_type("gymnasium", "renderer", renderer or "", str, "a text, such as space")
+        if not str(success).removeprefix("info:") or not str(success).startswith("info:"):
             check_choice("gymnasium", "success", success, (*OUTCOMES, "info:KEY", None))
         if renderer == "ansi" and render_mode == "rgb_array":
             raise EnvironmentFault("gymnasium draws in one way: renderer: ansi is text and render_mode: rgb_array a picture")
@@ -103,7 +107,7 @@ class GymnasiumEnv(TextEnv):
         self._numbers = {word.lower(): number for number, word in self._words.items()}
         self._shows_text = render_mode == "text" or renderer is not None
         self._shows_picture = render_mode == "rgb_array"
-        self._render: Renderer | None = _renderer(renderer, known)
+        self._render: Renderer | None = _renderer(id, renderer, known.renderers)
         self._describe = gymnasium_spaces.describe
         if self._render is None and self._shows_text:
             gymnasium_spaces.check_observations(self._env.observation_space, f"gymnasium's {id}")
@@ -187,21 +191,26 @@ class GymnasiumEnv(TextEnv):
         return self._render(self._observation, self._env)
 
 
-def _renderer(name: str | None, known: Known) -> Renderer | None:
-    """The function that a config's `renderer` means, None for the space's own text."""
+def _renderer(env_id: str, name: str | None, known: Mapping[str, Renderer]) -> Renderer | None:
+    """The function that a config's `renderer` means, None for the space's own text.
+
+    Raises:
+        EnvironmentFault: there is none of this name for the environment.
+    """
     if name is None:
-        return known.renderer
+        return next(iter(known.values()), None)
     if name == "space":
         return None
     if name == "ansi":
         return _ansi
-    if name in RENDERERS:
-        return RENDERERS[name]
+    if name in known:
+        return known[name]
     if ":" in name:
         return load_function(name, "renderer", EnvironmentFault)
-    names = ("space", "ansi", *RENDERERS)
+    names = ("space", "ansi", *known)
     raise EnvironmentFault(
-        f"unknown renderer {name!r}; known are {', '.join(names)}, and module:function.{nearest(name, names)}"
+        f"unknown renderer {name!r} for gymnasium's {env_id}; there are {', '.join(names)}, and module:function."
+        f"{nearest(name, names)}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -24,17 +24,20 @@ class Known:
     rules: str = ""
     success: str = "reward"
     """As `success` of `GymnasiumEnv`."""
-    renderer: Renderer | None = None
-    """None = by the observation space."""
+    renderers: Mapping[str, Renderer] = field(default_factory=dict)
+    """By the names that a config uses. The first is what an observation becomes unless it says so; none = by its space."""
     state_key: Callable[[Any], Hashable] | None = None
     """Of gymnasium's environment; None = its discrete state, else the observation."""
 
 
 KNOWN: Mapping[str, Known] = MappingProxyType(
     {
-        "gymnasium.envs.toy_text.taxi:TaxiEnv": Known(taxi.ACTIONS, taxi.RULES, renderer=taxi.words),
+        "gymnasium.envs.toy_text.taxi:TaxiEnv": Known(taxi.ACTIONS, taxi.RULES, renderers={"taxi": taxi.words}),
         "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv": Known(
-            cliff_walking.ACTIONS, cliff_walking.RULES, success="terminated", renderer=cliff_walking.words
+            cliff_walking.ACTIONS,
+            cliff_walking.RULES,
+            success="terminated",
+            renderers={"cliff_walking": cliff_walking.words},
         ),
         "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv": Known(("left", "down", "right", "up")),
         "gymnasium.envs.toy_text.blackjack:BlackjackEnv": Known(
@@ -56,21 +59,14 @@ KNOWN: Mapping[str, Known] = MappingProxyType(
             success="terminated",
         ),
         "minigrid.minigrid_env:MiniGridEnv": Known(
-            minigrid.ACTIONS, minigrid.RULES, renderer=minigrid.partial_view, state_key=minigrid.state_key
+            minigrid.ACTIONS,
+            minigrid.RULES,
+            renderers={"minigrid": minigrid.partial_view, "minigrid_full": minigrid.full_view},
+            state_key=minigrid.state_key,
         ),
     }
 )
 """By `module:Class`."""
-
-RENDERERS: Mapping[str, Renderer] = MappingProxyType(
-    {
-        "taxi": taxi.words,
-        "cliff_walking": cliff_walking.words,
-        "minigrid": minigrid.partial_view,
-        "minigrid_full": minigrid.full_view,
-    }
-)
-"""Those that a config names without a module."""
 
 
 def known_of(env: Any) -> Known:

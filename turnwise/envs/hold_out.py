@@ -16,9 +16,9 @@ MAX_DRAWS = 64
 
 
 def fingerprint(value: Any) -> str:
-    """A hash of nested plain values, the same in every process: numbers, texts, arrays, mappings, sequences and sets.
+    """A hash of nested values, the same in every process: numbers, texts, arrays, mappings, sequences, sets, objects of these.
 
-    A number of numpy's is the number it holds.
+    A number of numpy's is the number it holds, and an object without a text of its own its class and attributes.
 
     >>> fingerprint({"a": (1, np.float32(2))}) == fingerprint({"a": [np.int64(1), 2.0]})
     True
@@ -55,5 +55,9 @@ def _canonical(value: Any) -> str:
             return "<" + ",".join(sorted(map(_canonical, value))) + ">"
         case list() | tuple():
             return "[" + ",".join(map(_canonical, value)) + "]"
-        case _:
+        case type() | str() | bytes():
             return repr(value)
+        case _:
+            text = repr(value)
+            # The default text of an object is its address. What pickle would keep are its class, and attributes or slots.
+            return _canonical(value.__reduce_ex__(2)[1:3]) if " at 0x" in text else text

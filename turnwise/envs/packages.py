@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import io
+import random
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+
+import numpy as np
 
 from turnwise.errors import NotAvailableError
+
+_process = threading.Lock()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Around calls of a package that draws from the process's random streams (of `random` and of numpy), or that prints: no
+    other such call runs at the same time, the streams go on afterwards as if nothing had been drawn, and nothing is shown."""
+    with _process, redirect_stdout(io.StringIO()):
+        python, numpy = random.getstate(), np.random.get_state()
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 @contextmanager

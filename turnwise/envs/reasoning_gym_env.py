@@ -8,10 +8,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, ClassVar, get_args
 
-from turnwise.envs.arguments import check_choice, check_format_penalty
+from turnwise.envs.arguments import check_choice, check_count, check_format_penalty, check_type
 from turnwise.envs.base import Step, TextEnv
 from turnwise.envs.hold_out import candidate_seeds, fingerprint, in_split
-from turnwise.envs.packages import needs
+from turnwise.envs.packages import alone, needs
 from turnwise.errors import EnvironmentFault, nearest
 from turnwise.types import Reduction, Split, derive_seed
 
@@ -70,8 +70,10 @@ class ReasoningGymEnv(TextEnv):
     ) -> None:
         check_choice("reasoning_gym", "split", split, (*get_args(Split), None))
         check_format_penalty(format_penalty)
-        if num_attempts < 1:
-            raise EnvironmentFault(f"reasoning_gym: got num_attempts {num_attempts}; it must be at least 1")
+        check_count("reasoning_gym", "num_attempts", num_attempts)
+        check_type("reasoning_gym", "dataset", dataset, str, "a text, such as chain_sum")
+        check_type("reasoning_gym", "dataset_config", dataset_config or {}, Mapping, "a mapping of the dataset's arguments")
+        check_type("reasoning_gym", "runs_answers", runs_answers, bool, "true or false")
         _check_dataset(dataset, runs_answers)
         self._name = dataset
         # Some take half a second to load their data, and an environment is made for every episode.
@@ -91,7 +93,9 @@ class ReasoningGymEnv(TextEnv):
         """
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         for candidate in candidate_seeds(self._seed, f"reasoning_gym's {self._name}", self._split):
-            self._task = self._dataset[candidate % len(self._dataset)]
+            # Some seed numpy's stream for each question, and some print while they make one.
+            with alone():
+                self._task = self._dataset[candidate % len(self._dataset)]
             if in_split(self._task["question"], self._split):
                 break
         self._num_answers, self._best = 0, 0.0
@@ -103,7 +107,7 @@ class ReasoningGymEnv(TextEnv):
         score = self._score(action) if action else 0.0
         penalty = 0.0 if action else self._format_penalty
         gain = max(score - self._best, 0.0)
-        self._best += gain
+        self._best = max(score, self._best)
         self._num_answers += 1
         num_left = self._num_attempts - self._num_answers
         is_over = self._best >= 1.0 or num_left <= 0
@@ -156,6 +160,7 @@ def _load_dataset(name: str, config: str) -> Any:
             f"reasoning-gym has no dataset {name!r}; it has {', '.join(sorted(DATASETS))}.{nearest(name, DATASETS)}"
         )
     arguments = {"seed": 0, "size": NUM_TASKS, **json.loads(config)}
+    check_type("reasoning_gym", "dataset_config.seed", arguments["seed"], int, "a whole number")
     try:
         return reasoning_gym.create_dataset(name, **arguments)
     except (AssertionError, TypeError, ValueError) as error:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import random
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, ClassVar, get_args
 
-from turnwise.envs.arguments import check_choice, check_format_penalty
+from turnwise.envs.arguments import check_choice, check_format_penalty, check_type
 from turnwise.envs.base import Step, TextEnv
 from turnwise.envs.hold_out import candidate_seeds, fingerprint, in_split
-from turnwise.envs.packages import needs
+from turnwise.envs.packages import alone, needs
 from turnwise.errors import EnvironmentFault, nearest
 from turnwise.types import Reduction, Split, derive_seed
 
@@ -38,9 +36,6 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     }
 )
 """Its other single-player games: why each can't be played."""
-
-_process = threading.Lock()
-"""Held while a game has Python's one random stream and its standard output for itself."""
 
 
 class TextArenaEnv(TextEnv):
@@ -76,6 +71,8 @@ class TextArenaEnv(TextEnv):
     ) -> None:
         check_choice("textarena", "split", split, (*get_args(Split), None))
         check_format_penalty(format_penalty)
+        check_type("textarena", "id", id, str, "a text, such as GuessTheNumber-v0")
+        check_type("textarena", "kwargs", kwargs or {}, Mapping, "a mapping of the constructor's arguments")
         with needs("textarena", "textarena"):
             import textarena
             from textarena.envs.registration import ENV_REGISTRY
@@ -153,14 +150,12 @@ class TextArenaEnv(TextEnv):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Games draw from Python's own random stream, and some print: each gets a stream of its own and no terminal."""
-        with _process, redirect_stdout(io.StringIO()):
-            outer = random.getstate()
+        with alone():
             random.setstate(self._random)
             try:
                 yield
             finally:
                 self._random = random.getstate()
-                random.setstate(outer)
 
 
 def _check_game(env_id: str, registry: Mapping[str, Any]) -> None:

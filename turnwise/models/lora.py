@@ -27,6 +27,8 @@ from turnwise.types import derive_seed
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+BASE_FINGERPRINT = "base_fingerprint.txt"
+"""Says in an adapter's folder on which weights it was trained."""
 ALL_LINEAR = "all"
 _NAME = "default"
 """Of the one adapter of a model, in peft's terms."""
@@ -61,7 +63,7 @@ class Adapters:
     def __init__(self, model: PreTrainedModel, settings: LoRASettings, base: str = "") -> None:
         peft = _import_peft()
         self.model = model
-        self.base_fingerprint = _fingerprint(model)
+        self._base_fingerprint = _fingerprint(model)
         targets, chosen, left_out = _chosen_modules(model, settings)
         config = peft.LoraConfig(
             r=settings.rank,
@@ -119,7 +121,7 @@ class Adapters:
                     dropout.eval()
 
     def save(self, folder: Path) -> None:
-        """Writes a peft adapter folder: adapter_config.json and adapter_model.safetensors.
+        """Writes a peft adapter folder: adapter_config.json and adapter_model.safetensors, and what tells its base from others.
 
         Raises:
             OSError: it can't be written.
@@ -127,6 +129,7 @@ class Adapters:
         values = {key: sorted(value) if isinstance(value, set) else value for key, value in self._config.to_dict().items()}
         text = json.dumps({**values, "inference_mode": True}, indent=2, sort_keys=True)
         (folder / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
+        (folder / BASE_FINGERPRINT).write_text(self._base_fingerprint + "\n", encoding="utf-8")
         tensors = {name: tensor.detach().cpu().clone() for name, tensor in self._tensors().items()}
         try:
             save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
@@ -137,10 +140,14 @@ class Adapters:
         """Copies what `save` wrote into the live tensors.
 
         Raises:
-            ModelError: the folder holds no adapters, or other ones.
+            ModelError: the folder holds no adapters, or other ones, or those of another base model.
         """
         if not (folder / ADAPTER_WEIGHTS).is_file():
             raise ModelError(f"{folder}: holds all parameters of a model and no adapters; go on with it without lora_rank")
+        if not _may_be_base(folder, self._base_fingerprint):
+            raise ModelError(
+                f"{folder}: its adapters were trained on another base model; set pretrain to the one that the run began with"
+            )
         saved, live = load_file(folder / ADAPTER_WEIGHTS), self._tensors()
         if {name: tensor.shape for name, tensor in saved.items()} != {name: tensor.shape for name, tensor in live.items()}:
             raise ModelError(f"{folder}: holds adapters of another rank or of other modules; set lora_rank and lora_target so")
@@ -176,10 +183,15 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Adds the adapters of a peft folder to the model's own weights, in place; it is a plain model again.
 
     Raises:
-        ModelError: the folder doesn't fit the model.
+        ModelError: the folder doesn't fit the model, or its adapters were trained on other weights.
         NotAvailableError: peft isn't installed.
     """
     peft = _import_peft()
+    if not _may_be_base(folder, _fingerprint(model)):
+        raise ModelError(
+            f"{folder}: can't be merged into its base model: the weights there aren't those that the adapter was trained on; "
+            f"bring them back, or write where they are into base_model_name_or_path of {folder / ADAPTER_CONFIG}"
+        )
     try:
         adapted = peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
         adapted.merge_and_unload(safe_merge=True)
@@ -223,6 +235,12 @@ def _is_meant(name: str, target: str) -> bool:
 
 def _ending(name: str) -> str:
     return name.rpartition(".")[2]
+
+
+def _may_be_base(folder: Path, fingerprint: str) -> bool:
+    """Whether the adapters in the folder were trained on the model with this fingerprint; yes where the folder doesn't say."""
+    file = folder / BASE_FINGERPRINT
+    return not file.is_file() or file.read_text(encoding="utf-8").strip() == fingerprint
 
 
 def _fingerprint(model: PreTrainedModel) -> str:

@@ -31,7 +31,6 @@ def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
         "optimizer": None if optimizer is None else optimizer.state_dict(),
         "cpu_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all(),
-        "base": None if adapters is None else adapters.base_fingerprint,
     }
     folder.mkdir(parents=True, exist_ok=True)
     if adapters is None:
@@ -62,10 +61,6 @@ def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
         _load_weights(folder, model)
     else:
         adapters.load(folder)
-        if state["base"] != adapters.base_fingerprint:
-            raise ModelError(
-                f"{folder}: its adapters were trained on another base model; set pretrain to the one that the run began with"
-            )
     if optimizer is not None:
         if state["optimizer"] is None:
             raise ModelError(f"{folder}: was saved without an optimiser and can't continue training")

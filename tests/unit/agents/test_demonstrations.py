@@ -56,6 +56,14 @@ def test_demonstrations_are_reproducible_and_lazy() -> None:
     endless.close()
 
 
+def test_lost_episodes_can_be_left_out() -> None:
+    outcomes = play(firm_lake, SETTINGS, teacher, tasks(40))
+    played = list(demonstrations(firm_lake, SETTINGS, teacher, tasks(40)))
+    won = [messages for messages, outcome in zip(played, outcomes, strict=True) if outcome.is_success]
+    assert 0 < len(won) < 40
+    assert list(demonstrations(firm_lake, SETTINGS, teacher, tasks(40), only_successes=True)) == won
+
+
 def test_baselines_rank_as_they_must() -> None:
     episodes = tasks(150)
 

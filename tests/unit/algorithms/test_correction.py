@@ -68,6 +68,9 @@ def test_ratios_weights_and_bands_at_each_granularity(granularity, expected):
 def test_bands_hold_together_and_their_ends_belong_to_them():
     kept = kept_tokens(tensors(), Correction(filters=(RatioBand("token", 0.0, 2.00001), RatioBand("segment", 0.5, 9.0))))
     assert kept[tensors().response_mask].tolist() == [True, False, True, True, True]
+    for low, high in ((0.9, 1.0), (1.0, 1.1)):
+        kept = kept_tokens(tensors(), Correction(filters=(RatioBand("token", low, high),)))
+        assert kept[tensors().response_mask].tolist() == [False, False, False, True, False]
 
 
 def test_nothing_asked_for_is_nothing_done():

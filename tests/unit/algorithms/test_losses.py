@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import pickle
 
 import pytest
@@ -123,6 +124,17 @@ def test_without_old_log_probs_the_ratio_is_one_and_the_gradient_is_the_policy_g
     reduced = reduce_metrics(metrics)
     assert reduced["actor/ratio_max"] == reduced["actor/ratio_min"] == 1.0
     assert reduced["actor/train_infer_diff_token_max"] == pytest.approx(0.5)
+
+
+def test_how_far_the_policy_has_moved_is_measured_from_old(make_batch):
+    batch = make_batch([[0, 1, 1]], advantages=[0.0, 1.0, 1.0], old_logprobs=[NAN, -1.2, -2.5])
+    _, metrics = PolicyLoss(AlgorithmSettings())(ModelOutputs(logprobs=torch.tensor([NAN, -1.0, -2.0])), batch)
+    reduced = reduce_metrics(metrics)
+    assert reduced["actor/approxkl"] == pytest.approx((0.02 + 0.125) / 2)
+    assert reduced["actor/policykl"] == pytest.approx(-(0.2 + 0.5) / 2)
+    ratios = [math.exp(0.2), math.exp(0.5)]
+    assert reduced["actor/ratio_mean"] == pytest.approx(sum(ratios) / 2)
+    assert (reduced["actor/ratio_min"], reduced["actor/ratio_max"]) == (pytest.approx(ratios[0]), pytest.approx(ratios[1]))
 
 
 MISMATCH = {"diff_token_mean", "diff_token_max", "diff_token_p99", "ratio_token_mean", "kl", "ess"}

@@ -25,6 +25,28 @@ def test_a_fingerprint_is_of_what_is_in_a_value() -> None:
     assert fingerprint("1") != fingerprint(1)
 
 
+class Plain:
+    """An object that shows its address where its text is asked for."""
+
+    __slots__ = ("column", "row")
+
+    def __init__(self, row: int, column: int) -> None:
+        self.row, self.column = row, column
+
+
+class Open(Plain):
+    """One whose attributes aren't slots alone."""
+
+
+@pytest.mark.parametrize("kind", [Plain, Open])
+def test_an_object_is_its_attributes_and_not_its_address(kind: type[Plain]) -> None:
+    def key(row: int, column: int) -> str:
+        return fingerprint({"cars": [kind(row, column), kind(0, 0)]})
+
+    assert key(1, 2) == key(1, 2) and key(1, 2) != key(2, 1)
+    assert fingerprint(Plain(1, 2)) != fingerprint(Open(1, 2))
+
+
 def test_it_is_the_same_in_every_process() -> None:
     code = f"from turnwise.envs.hold_out import fingerprint; print(fingerprint({VALUE}))"
     outputs = {

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError
 from turnwise.models.load import base_of_adapter, load_model, load_tokenizer, save_model
-from turnwise.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapters, LoRASettings
+from turnwise.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FINGERPRINT, Adapters, LoRASettings
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.testing.fakes import byte_tokenizer
 from turnwise.testing.toy_model import toy_model
@@ -179,7 +179,7 @@ def test_equal_adapters_give_equal_bytes(base: Path, tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
         Adapters(load_model(base), SETTINGS, base=str(base)).save(tmp_path / name)
-    for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+    for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FINGERPRINT):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
@@ -239,5 +239,15 @@ def test_faults_of_adapter_folders(adapter: Path, base: Path, tmp_path: Path) ->
         with pytest.raises(ModelError, match=rf"its base model {base} isn't there.*base_model_name_or_path of"):
             load(adapter)
     save_model(other, byte_tokenizer(), base)
+    (adapter / BASE_FINGERPRINT).unlink()
     with pytest.raises(ModelError, match=r"adapter: can't be merged into its base model"):
         load_model(adapter)
+
+
+def test_an_adapter_is_not_merged_into_a_base_that_was_replaced(adapter: Path, base: Path) -> None:
+    save_model(toy_model(seed=5), byte_tokenizer(), base)
+    with pytest.raises(ModelError, match=r"aren't those that the adapter was trained on.*base_model_name_or_path"):
+        load_model(adapter)
+    save_model(toy_model(), byte_tokenizer(), base)
+    (adapter / BASE_FINGERPRINT).unlink()
+    load_model(adapter)

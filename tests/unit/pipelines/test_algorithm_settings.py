@@ -1,0 +1,113 @@
+"""What of a config reaches the mathematics, under which defaults."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from turnwise.algorithms.controllers import FixedKLController
+from turnwise.algorithms.settings import Correction, ImportanceWeight, RatioBand
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.pipelines.build import algorithm_settings, build_algorithm
+from turnwise.spec import PG_VARIANTS
+
+
+def config_of(**keys):
+    envs = {"custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
+    return parse_config({"pretrain": "models/none", **envs, **keys}, AgenticConfig)[0]
+
+
+DEFAULTS = {
+    "ppo": ({"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}, "token-mean"),
+    "gspo": ({"clip_low": 3e-4, "clip_high": 4e-4}, "seq-mean-token-mean"),
+    "gmpo": ({"clip_low": 0.4, "clip_high": 0.4}, "seq-mean-token-mean"),
+    "cispo": ({"clip_low": 0.2, "clip_high": 0.2}, "token-mean"),
+    "sapo": ({"tau_positive": 1.0, "tau_negative": 1.05}, "token-mean"),
+    "vanilla": ({}, "token-mean"),
+    "tis": ({"cap": 2.0}, "token-mean"),
+    "topr": ({"weight_positive": 1.0, "weight_negative": 1.0}, "token-mean"),
+    "kimi15": ({"tau": 0.1}, "token-mean"),
+    "clip_cov": (
+        {"clip_low": 0.2, "clip_high": 0.2, "fraction": 2e-4, "covariance_low": 1.0, "covariance_high": 5.0},
+        "token-mean",
+    ),
+    "kl_cov": ({"fraction": 2e-4, "coef": 1.0}, "token-mean"),
+}
+
+
+@pytest.mark.parametrize("name", PG_VARIANTS)
+def test_defaults_of_the_losses(name):
+    settings = algorithm_settings(config_of(pg_variant=name))
+    assert (dict(settings.variant_parameters()), settings.aggregation) == DEFAULTS[name]
+
+
+def test_defaults_of_everything_else():
+    settings = algorithm_settings(config_of())
+    assert (settings.gamma, settings.lambd, settings.step_reward_gamma) == (1.0, 1.0, 0.95)
+    assert (settings.episode_reward_weight, settings.step_reward_weight) == (1.0, 1.0)
+    assert (settings.kl_penalty, settings.kl_loss_type, settings.kl_loss_coef, settings.kl_horizon) == ("k1", "k3", 0.001, 1e4)
+    assert settings.bootstrap_on_truncation and not settings.whiten_rewards and not settings.whiten_advantages
+    bounds = (settings.value_clip, settings.reward_clip, settings.advantage_clip, settings.target_kl)
+    assert bounds == (None, None, None, None)
+    assert algorithm_settings(config_of(adv_estimator="gae", gae_granularity="turn")).lambd == 0.95
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (None, Correction()),
+        ({"is_weight": {}, "filters": [{}]}, Correction(ImportanceWeight("token", 2.0), (RatioBand("token", 0.5, 2.0),))),
+        ({"is_weight": {"weight_type": "sequence", "upper_bound": 3}}, Correction(ImportanceWeight("sequence", 3.0))),
+        ({"is_weight": {"enabled": False}, "filters": [{"enabled": False}]}, Correction()),
+        (
+            {"filters": [{"agg_type": "geometric", "ratio_low": 0.9, "ratio_high": 1.1}, {"agg_type": "segment"}]},
+            Correction(filters=(RatioBand("geometric", 0.9, 1.1), RatioBand("segment", 0.5, 2.0))),
+        ),
+    ],
+    ids=["none", "defaults", "weights", "disabled", "bands"],
+)
+def test_corrections(asked, expected):
+    assert algorithm_settings(config_of(train_infer_correction=asked)).train_infer_correction == expected
+
+
+OWN = """
+from turnwise.algorithms.score_estimator import ScoreEstimator
+from turnwise.spec import EstimatorSpec
+
+
+class Own(ScoreEstimator):
+    facts = EstimatorSpec(needs=frozenset({"greedy_sibling"}), normalization=("tags", "mean_std"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [({}, ("tags", "mean_std")), ({"method": "mean"}, ("tags", "mean")), ({"grouping": "batch"}, ("batch", "mean_std"))],
+    ids=str,
+)
+def test_a_user_s_own_estimator_keeps_its_defaults_and_needs(asked, expected, tmp_path, monkeypatch):
+    (tmp_path / "own_credit.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    config = config_of(adv_estimator="own_credit:Own", reward_normalization=asked, use_kl_loss=True)
+    algorithm = build_algorithm(config, FixedKLController(0.0))
+    assert (algorithm.normalizer.grouping, algorithm.normalizer.method) == expected
+    assert algorithm.needs == {"greedy_sibling", "ref_logprobs"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "needs"),
+    [
+        ({}, set()),
+        ({"use_kl_loss": True}, {"ref_logprobs"}),
+        ({"add_token_level_kl": True, "init_kl_coef": 0.1}, {"ref_logprobs", "old_logprobs"}),
+        ({"train_infer_correction": {"is_weight": {}}}, {"old_logprobs"}),
+        ({"pg_variant": "kl_cov"}, {"old_logprobs"}),
+        ({"adv_estimator": "gae"}, {"values"}),
+        ({"adv_estimator": "remax"}, {"greedy_sibling"}),
+    ],
+    ids=str,
+)
+def test_what_must_have_run_before_credit(keys, needs):
+    assert build_algorithm(config_of(**keys), FixedKLController(0.1)).needs == needs
