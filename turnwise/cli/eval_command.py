@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnwise.cli.applied_table import print_applied
+from turnwise.cli.out_file import writable_file
 from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
 from turnwise.errors import ConfigError
 
@@ -50,8 +51,8 @@ def _check(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} is {number}; it must be at least 1")
     if options.samples and options.greedy and not options.sampled:
         raise ConfigError(f"--samples {options.samples} with --greedy alone: greedy episodes of a task are all the same")
-    if options.json and not Path(options.json).parent.is_dir():
-        raise ConfigError(f"--json {options.json}: there is no folder {Path(options.json).parent}; make it first")
+    if options.json:
+        writable_file(options.json, "--json")
 
 
 def _modes(options: argparse.Namespace, own: Mode) -> list[Mode]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from turnwise.cli.applied_table import print_applied
+from turnwise.cli.out_file import new_file
 from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
 from turnwise.errors import ConfigError
 
@@ -44,17 +44,3 @@ def run(options: argparse.Namespace) -> int:
             print(json.dumps(summary.to_json(), indent=2) if options.json else summary.render())
             print(f"rollouts   {file}: {summary.num_written:,} trajectories", file=terminal)
     return 0
-
-
-def new_file(path: str, option: str) -> Path:
-    """A file that doesn't exist yet, in a folder that does.
-
-    Raises:
-        ConfigError: it does, or there is no such folder.
-    """
-    file = Path(path)
-    if file.exists():
-        raise ConfigError(f"{option} {path}: it is there already; name another file, or remove it first")
-    if not file.parent.is_dir():
-        raise ConfigError(f"{option} {path}: there is no folder {file.parent}; make it first")
-    return file

@@ -21,7 +21,7 @@ from turnwise.config.roles import ModelArgs, Role, TrainingArgs
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import nearest
-from turnwise.spec import ENVS
+from turnwise.spec import ENVS, STRATEGIES
 
 TRAINED_BYTES = 16
 """Bytes of a trained parameter: fp32 weight, gradient and the two moments of Adam."""
@@ -88,8 +88,7 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
         yield name, "the policy's own weights with the adapter off" if in_policy else _role(role)
     yield from algorithm_rows(config)
     yield from _step(config)
-    episodes = config.train_env_manager.num_env_groups * config.train_env_manager.group_size
-    yield "sampling", f"{sampling(config, 'train')}, {episodes} episodes at once"
+    yield "sampling", f"{sampling(config, 'train')}, {_episodes_at_once(config)} episodes at once"
     training = config.actor_train.training_args
     yield "learning rate", _learning_rate(training, config.max_grad_norm)
     if config.needs_critic:
@@ -124,9 +123,10 @@ def _role(role: Role) -> str:
         where = f"devices {_ranks(role.device_mapping)}, {role.data_parallel_size} × {role.model_parallel_size}"
     arguments = role.model_args
     parts = [role.strategy_args.strategy_name, where, arguments.dtype, f"attention {arguments.attn_implementation}"]
-    if arguments.lora_rank is not None:
+    is_trained = STRATEGIES[role.strategy_args.strategy_name].kind == "train"
+    if is_trained and arguments.lora_rank is not None:
         parts.append(f"LoRA rank {arguments.lora_rank}")
-    if arguments.freeze_module_prefix:
+    if is_trained and arguments.freeze_module_prefix:
         parts.append(f"frozen: {', '.join(arguments.freeze_module_prefix)}")
     return ", ".join(parts)
 
@@ -221,6 +221,12 @@ def _step(config: AgenticConfig) -> Iterator[Row]:
     )
 
 
+def _episodes_at_once(config: AgenticConfig) -> int:
+    """Of training: redundant siblings and greedy ones are played too."""
+    manager, has_greedy = config.train_env_manager, "greedy_sibling" in estimator_of(config).needs
+    return manager.num_env_groups * (manager.group_size + manager.group_size_redundancy + has_greedy)
+
+
 def _optimizer_steps(config: AgenticConfig, role: str) -> str:
     """Of a step of the pipeline, with the samples of each."""
     most, size = config.max_samples_per_trajectory, config.roles[role].samples_per_optimizer_step
@@ -273,7 +279,7 @@ def _critic(config: AgenticConfig) -> str:
 
 def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
     """An estimate without activations. The sampler reads the trainer's fp32 weights where it wants them so, and always new."""
-    num, manager = facts.num_parameters, config.train_env_manager
+    num = facts.num_parameters
     policy = config.actor_train.model_args
     parts = [_trained_memory(policy, facts)]
     if config.needs_critic:
@@ -284,7 +290,7 @@ def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
     dtype = config.actor_infer.model_args.dtype
     if dtype != "fp32" or config.actor_train.model_update_frequency > 1 or policy.has_adapter:
         parts.append(f"{bytes_text(BYTES[dtype] * num)} sampler")
-    episodes = manager.num_env_groups * (manager.group_size + manager.group_size_redundancy)
+    episodes = _episodes_at_once(config)
     kv = facts.kv_bytes_per_token(dtype) * config.sequence_length * episodes
     parts.append(f"at most {bytes_text(kv)} keys and values of {episodes} contexts")
     return ", ".join(parts) + " (estimated; activations come on top)"

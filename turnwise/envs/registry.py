@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from turnwise.entry_points import load_class
@@ -57,7 +58,11 @@ def env_class(env_type: str) -> type:
 
 def takes_split(env_type: str) -> bool:
     """Whether the constructor has a parameter `split`, or passes its `**options` on to a class above that has one."""
-    cls = env_class(env_type)
+    return _takes_split(env_class(env_type))
+
+
+@lru_cache
+def _takes_split(cls: type) -> bool:
     signatures = [inspect.signature(cls)]
     signatures += [inspect.signature(vars(base)["__init__"]) for base in cls.__mro__[:-1] if "__init__" in vars(base)][1:]
     for signature in signatures:

@@ -58,7 +58,7 @@ def build_agentic(
     kl_ctrl = make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon)
     algorithm = build_algorithm(config, kl_ctrl)
     device = choose_device(config)
-    policy = build_policy(config, device, is_trained=True)
+    policy = build_policy(config, device, is_trained=True, needs=algorithm.needs)
     with ExitStack() as on_error:
         on_error.callback(policy.close)
         pipeline = _assemble(config, folder, policy, device, algorithm, kl_ctrl, is_quiet, rollouts)

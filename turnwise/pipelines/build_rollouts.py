@@ -72,8 +72,15 @@ def choose_device(config: AgenticConfig) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def build_policy(config: AgenticConfig, device: torch.device, is_trained: bool, model_path: str | None = None) -> ServedPolicy:
-    """The policy of the config, or the model of `model_path`, with its inference server.
+def build_policy(
+    config: AgenticConfig,
+    device: torch.device,
+    is_trained: bool,
+    model_path: str | None = None,
+    needs: frozenset[str] = frozenset(),
+) -> ServedPolicy:
+    """The policy of the config, or the model of `model_path`, with its inference server. `needs` are those of the algorithm
+    that is fed.
 
     The server reads the trainer's own parameters where it samples in their dtype, gets every update, and has no adapter merged.
     Otherwise, and that is always so when nothing is trained, the model that it reads is one in the dtype of actor_infer.
@@ -88,7 +95,7 @@ def build_policy(config: AgenticConfig, device: torch.device, is_trained: bool, 
     is_shared = sampling_dtype == model.dtype and every == 1 and not has_adapter
     copies = () if is_shared or not is_trained else (load(dtype=sampling_dtype),)
     template = ChatTemplate(tokenizer, eos_token_ids=stop_token_ids(model))
-    server = _build_server(config, copies[0] if copies else model, template)
+    server = _build_server(config, copies[0] if copies else model, template, needs)
     watchdog = Watchdog()
     return ServedPolicy(
         model=model,
@@ -124,12 +131,14 @@ def _server_class(config: AgenticConfig) -> type[EmbeddedServer | HFServer]:
     return found
 
 
-def _build_server(config: AgenticConfig, model: PreTrainedModel, template: ChatTemplate) -> InferenceServer:
+def _build_server(
+    config: AgenticConfig, model: PreTrainedModel, template: ChatTemplate, needs: frozenset[str]
+) -> InferenceServer:
     options = config.actor_infer.strategy_args.strategy_config
     found = _server_class(config)
     if issubclass(found, EmbeddedServer):
-        managers = (config.train_env_manager, config.val_env_manager)
-        options = {"max_concurrency": max(m.num_env_groups * m.group_size for m in managers), **options}
+        settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
+        options = {"max_concurrency": max(of_split.num_concurrent_episodes for of_split in settings), **options}
     return found(model, max_length=config.sequence_length, decode=template.decode, **options)
 
 

@@ -120,18 +120,20 @@ def collect_rollouts(
     if split == "train":
         needs = build_algorithm(config, make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon)).needs
     size = config.rollout_batch_size if split == "train" else config.val_batch_size
-    with _saved_policy(config, split, model_path) as policy:
+    with _saved_policy(config, split, model_path, needs) as policy:
         scheduler = build_scheduler(config, policy, split, settings=scheduler_settings(config, split, needs))
         on_start(applied_play(config, policy.servers, scheduler, split, sampling(config, split)))
         collection.play(scheduler, num_batches, size)
 
 
 @contextmanager
-def _saved_policy(config: AgenticConfig, split: Split, model_path: str | None) -> Iterator[ServedPolicy]:
+def _saved_policy(
+    config: AgenticConfig, split: Split, model_path: str | None, needs: frozenset[str] = frozenset()
+) -> Iterator[ServedPolicy]:
     """A saved model with its server, closed at the end."""
     require(unavailable_to_play(config, split))
     check_rollouts(config)
-    policy = build_policy(config, choose_device(config), is_trained=False, model_path=model_path)
+    policy = build_policy(config, choose_device(config), is_trained=False, model_path=model_path, needs=needs)
     try:
         yield policy
     finally:

@@ -60,8 +60,8 @@ class SchedulerSettings:
 
     @property
     def num_concurrent_episodes(self) -> int:
-        """Of siblings."""
-        return self.max_concurrent_groups * self.group_size
+        """The greedy ones among them."""
+        return self.max_concurrent_groups * (self.group_size + self.has_greedy_sibling)
 
 
 class RolloutScheduler:
@@ -111,7 +111,7 @@ class RolloutScheduler:
         """How it plays, in a few words."""
         settings = self.settings
         parts = [f"{settings.num_concurrent_episodes} episodes at once"]
-        parts += ["a greedy one beside each group"] if settings.has_greedy_sibling else []
+        parts += ["one of each group greedy"] if settings.has_greedy_sibling else []
         if self._keep:
             parts.append(f"groups filtered by {self._keep.name}, at most {settings.max_refill_factor:g} × the batch refilled")
         return ", ".join(parts)
@@ -146,7 +146,8 @@ class RolloutScheduler:
     async def _collect(self, num_groups: int) -> list[Group]:
         """The next groups that are kept. Which ones these are doesn't depend on the order in which groups end."""
         failures = _Failures(allowed=self.settings.max_failed_fraction * num_groups * self.settings.group_size)
-        num_refills = int(self.settings.max_refill_factor * num_groups)
+        # Rounded first, since 0.29 × 100 is a little less than 29 in binary.
+        num_refills = int(round(self.settings.max_refill_factor * num_groups, 6))
         played: dict[int, Group] = {}
         running: dict[asyncio.Task[Group], int] = {}
         num_wanted, num_kept, num_filtered = num_groups, 0, 0

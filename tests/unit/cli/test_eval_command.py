@@ -88,6 +88,7 @@ def test_several_models_stand_below_each_other(config, tiny_model, tmp_path, cap
         (["--samples", "-1"], "--samples is -1"),
         (["--samples", "2", "--greedy"], "all the same"),
         (["--json", "nowhere/score.json"], "there is no folder nowhere"),
+        (["--json", "."], "can't be written (Is a directory)"),
         (["--model", "nowhere"], "no such model folder"),
         (["custom_envs.Letters.agent_name=react_agent"], "react_agent"),
     ],

@@ -56,6 +56,14 @@ def test_rollouts_are_written_and_summed_up(job, capsys):
     assert not os.path.exists("runs"), "there is no run"
 
 
+def test_greedy_siblings_wait_for_nobody(job, capsys):
+    assert main(["rollout", job(adv_estimator="remax")]) == 0
+    out = capsys.readouterr().out
+    assert "10 episodes at once, one of each group greedy" in out and "at most 10 requests at once" in out
+    assert "rollouts.jsonl: 10 trajectories" in out
+    assert main(["config", "job.yaml"]) == 0 and "temperature 1, 10 episodes at once" in capsys.readouterr().out
+
+
 def test_validation_tasks_are_those_of_validation(job, capsys):
     assert main(["rollout", job(), "--split", "val", "--json"]) == 0
     captured = capsys.readouterr()
@@ -148,6 +156,7 @@ def test_training_takes_the_file(job, capsys):
         (["rollout", "CONFIG", "--batches", "0"], "--batches is 0"),
         (["rollout", "CONFIG", "--out", "nowhere/x.jsonl"], "there is no folder nowhere"),
         (["rollout", "CONFIG", "--out", "job.yaml"], "it is there already"),
+        (["rollout", "CONFIG", "--out", "x" * 300], "can't be written (File name too long)"),
         (["rollout", "CONFIG", "--model", "nowhere"], "no such model folder"),
         (["rollout", "CONFIG", "group_filter=own:keep"], "no module 'own'"),
         (["rollout", "CONFIG", "actor_infer.strategy_args.strategy_name=vllm"], "vllm"),

@@ -75,6 +75,8 @@ def test_a_critic_with_adapters_is_refused_where_there_is_one() -> None:
 def test_a_key_without_effect_is_answered(keys: dict[str, Any], sentence: str) -> None:
     [line] = ineffective(config_of(**keys))
     assert line.startswith(sentence)
+    said = " ".join(text for _, text in describe(config_of(**keys)).rows)
+    assert "LoRA" not in said and "frozen: " not in said, "the table tells what has an effect"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ EPISODES: dict[str, tuple[str, dict[str, Any], str]] = {
     "MiniGrid": ("gymnasium", {"id": "minigrid:MiniGrid-Dynamic-Obstacles-5x5-v0"}, "left left right forward"),
     "2048": ("textarena", {"id": "2048-v0"}, "left down right down"),
     "Blackjack of textarena": ("textarena", {"id": "Blackjack-v0"}, "stand stand stand"),
-    "Minesweeper": ("textarena", {"id": "Minesweeper-v0"}, "1,1 5,5"),
     "RushHour": ("textarena", {"id": "RushHour-v0"}, "A+ A- X+"),
     "pool_matrix": ("reasoning_gym", {"dataset": "pool_matrix", "num_attempts": 3}, "1 2 3"),
     "number_sequence": ("reasoning_gym", {"dataset": "number_sequence", "num_attempts": 3}, "1 2 3"),

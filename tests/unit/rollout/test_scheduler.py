@@ -280,6 +280,8 @@ def test_refills_are_bounded_and_what_is_left_is_said(runner, caplog):
     scheduler = make(runner, Agent(), keep=THIRDS, max_refill_factor=0.5)
     assert len(scheduler.get_batch(8)) == 2
     assert "training on 2 groups instead of 4" in caplog.text
+    scheduler = make(runner, Agent(), keep=GroupFilter("none", lambda group: False), max_refill_factor=0.29)
+    assert scheduler.get_batch(200) == [] and len(scheduler.rejected) == 100 + 29
 
 
 def test_validation_is_not_filtered(runner):
