@@ -49,7 +49,9 @@ def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mappi
     else:
         _draw_success(main, rows, baselines or {})
     main.set_title(title)
-    main.legend(loc="upper right" if is_fine_tuning else "lower right", fontsize=8)
+    # Where the group filter left nothing to train on there may be no curve.
+    if main.get_legend_handles_labels()[0]:
+        main.legend(loc="upper right" if is_fine_tuning else "lower right", fontsize=8)
     for column, (name, draw) in enumerate(small.items()):
         axes = figure.add_subplot(grid[1, column])
         draw(axes, rows)

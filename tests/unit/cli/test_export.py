@@ -56,6 +56,10 @@ def test_bad_input(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "no such model folder" in capsys.readouterr().err
     assert main(["export", "--model", str(adapter), "--out", str(adapter)]) == 2
     assert "is there already" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file" / "model", tmp_path / ("x" * 300)):
+        assert main(["export", "--model", str(adapter), "--out", str(out)]) == 2
+        assert "can't be written" in capsys.readouterr().err
     (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "moved/away"}')
     assert main(["export", "--model", str(adapter), "--out", str(tmp_path / "b")]) == 2
     assert "its base model moved/away isn't there" in capsys.readouterr().err and not (tmp_path / "b").exists()

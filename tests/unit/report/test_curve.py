@@ -53,6 +53,10 @@ def test_scores_are_drawn_where_nothing_succeeds(tmp_path):
     assert (drawn(rows, tmp_path) < 250).any()
 
 
+def test_a_run_that_trained_on_nothing_has_a_picture(tmp_path):
+    drawn([{"step": i, "rollout/filtered": 8.0} for i in range(3)], tmp_path)
+
+
 def test_fine_tuning_has_a_curve_too(tmp_path):
     rows = [{"step": i, "sft/loss": 5.0 / (i + 1), "sft/grad_norm": 1.0, "time/step_train": 0.1} for i in range(30)]
     rows.append({"step": 30, "sft/val_loss": 0.2})
