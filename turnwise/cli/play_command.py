@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -37,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         tokenizer=options.tokenizer or _own_tokenizer(target),
         actions=tuple(word for word in (options.actions or "").split(",") if word),
         model_name=options.model_name,
-        read=reader(console, _read, is_echoed=not sys.stdin.isatty()),
+        read=reader(console, input, is_echoed=not sys.stdin.isatty()),
     )
     with closing(set_stage(target.config, target.tag, choices)) as stage:
         screen = PlayScreen(console, stage, shows_ids=options.ids)
@@ -52,19 +50,3 @@ def _own_tokenizer(target: EnvTarget) -> str | None:
     """The folder of the config's model, None where it isn't here."""
     folder = target.config.actor_train.model_args.model_name_or_path
     return folder if target.file is not None and Path(folder).is_dir() else None
-
-
-def _read() -> str:
-    """A line of standard input.
-
-    Raises:
-        EOFError: there is none left.
-        KeyboardInterrupt: Ctrl-C, which an event loop would otherwise keep for itself until the line is there.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return input()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return input()
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -197,9 +200,10 @@ def reader(console: Console, read: Callable[[], str], is_echoed: bool) -> Callab
     """A person's lines, None at their end. What comes from a pipe is echoed, so that the output tells the whole story."""
 
     def read_line() -> str | None:
-        console.print(Text("action ⟩ ", "bold cyan"), end="")
         try:
-            line = read()
+            with _interrupted_at_once():
+                console.print(Text("action ⟩ ", "bold cyan"), end="")
+                line = read()
         except (EOFError, KeyboardInterrupt):
             console.print()
             return None
@@ -208,3 +212,16 @@ def reader(console: Console, read: Callable[[], str], is_echoed: bool) -> Callab
         return line
 
     return read_line
+
+
+@contextmanager
+def _interrupted_at_once() -> Iterator[None]:
+    """Ctrl-C ends a wait for a line with KeyboardInterrupt; an event loop would keep it for itself until the line is there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -148,34 +149,59 @@ def test_a_model_behind_a_url(played, lake):
 
 
 def test_a_person_at_a_terminal_leaves_with_control_c(lake, folder):
-    terminal, process = open_terminal(folder, lake, "--no-color")
-    read_until(terminal, "action")
-    os.write(terminal, b"Right\n")
-    read_until(terminal, "turn 2 of 3")
-    read_until(terminal, "action")
-    os.write(terminal, b"\x03")
-    said = read_until(terminal, None)
-    assert process.wait(60) == 0
+    terminal = Terminal(folder, lake, "--no-color")
+    terminal.read_until("action")
+    terminal.write(b"Right\n")
+    terminal.read_until("turn 2 of 3")
+    terminal.read_until("⟩ ")
+    terminal.write(b"\x03")
+    said = terminal.read_to_the_end()
+    assert terminal.process.wait(60) == 0
     assert "after 1 turn, left by you" in said and "Traceback" not in said
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", said), "no colour"
 
 
-def open_terminal(folder, *arguments):
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "turnwise.cli.main", "play", *arguments]
-    environment = os.environ | {"TERM": "xterm"}
-    process = subprocess.Popen(
-        command,
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        cwd=folder,
-        env=environment,
-        start_new_session=True,
-        preexec_fn=take_terminal,
-    )
-    os.close(slave)
-    return master, process
+class Terminal:
+    """`turnwise play` on a terminal of its own."""
+
+    def __init__(self, folder, *arguments):
+        self._file, slave = pty.openpty()
+        self._unread = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "turnwise.cli.main", "play", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=folder,
+            env=os.environ | {"TERM": "xterm"},
+            start_new_session=True,
+            preexec_fn=take_terminal,
+        )
+        os.close(slave)
+
+    def write(self, keys):
+        os.write(self._file, keys)
+
+    def read_until(self, text):
+        """What comes up to and with `text`; the rest is for the next call."""
+        while text not in self._unread:
+            ready, _, _ = select.select([self._file], [], [], 120)
+            assert ready and self._read(), f"{text!r} never came: {self._unread}"
+        said, _, self._unread = self._unread.partition(text)
+        return said + text
+
+    def read_to_the_end(self):
+        while self._read():
+            pass
+        return self._unread
+
+    def _read(self):
+        try:
+            chunk = os.read(self._file, 4096).decode(errors="replace")
+        except OSError:  # how Linux says that nobody writes to the terminal any more
+            return False
+        self._unread += chunk
+        return bool(chunk)
 
 
 def take_terminal():
@@ -185,21 +211,6 @@ def take_terminal():
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-def read_until(terminal, text):
-    """What comes up to `text`; with None up to the end."""
-    said = ""
-    while text is None or text not in said:
-        try:
-            chunk = os.read(terminal, 4096).decode(errors="replace")
-        except OSError:
-            chunk = ""
-        if not chunk:
-            assert text is None, f"{text!r} never came: {said}"
-            return said
-        said += chunk
-    return said
 
 
 @pytest.mark.parametrize(
