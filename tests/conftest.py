@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from turnwise.models.make import make_model
+from turnwise.testing import toy_envs
 
 TINY = {
     "num_hidden_layers": 2,
@@ -38,3 +40,14 @@ def tiny_model(tmp_path_factory) -> Path:
     words = "<answer>Left</answer> <answer>Down</answer> <answer>Right</answer> <answer>Up</answer> P _ O G X √ 0 1 2 3\n"
     make_model("tiny", folder, [words * 20], overrides=TINY)
     return folder
+
+
+@pytest.fixture
+def nothing_stays_stuck() -> Iterator[None]:
+    """Ends what a test has left behind in threads: the stacks of later tests would show it."""
+    before = set(threading.enumerate())
+    yield
+    toy_envs.LET_GO.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+    toy_envs.LET_GO.clear()

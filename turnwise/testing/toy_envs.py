@@ -7,7 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, ClassVar, Literal
 
 from turnwise.envs.base import Step, TextEnv
@@ -181,12 +181,21 @@ class StuckEnv(LettersEnv):
     def _hang(self) -> Any:
         if self._how == "block":
             block_for_ever()
-        return asyncio.to_thread(block_for_ever) if self._how == "thread" else asyncio.Event().wait()
+        return asyncio.to_thread(block_for_ever) if self._how == "thread" else await_for_ever()
+
+
+LET_GO = Event()
+"""Set, what is stuck comes back after all, so that a test leaves no thread behind."""
 
 
 def block_for_ever() -> None:
-    while True:
-        time.sleep(0.5)
+    while not LET_GO.wait(0.5):
+        pass
+
+
+async def await_for_ever() -> None:
+    while not LET_GO.is_set():
+        await asyncio.sleep(0.1)
 
 
 class RaisingEnv(BanditEnv):

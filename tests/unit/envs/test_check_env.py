@@ -295,6 +295,7 @@ def test_an_observation_that_fills_the_context_is_an_error() -> None:
     assert found(examine(LongEnv), "observations").verdict == "ok", "nobody counts tokens here"
 
 
+@pytest.mark.usefixtures("nothing_stays_stuck")
 @pytest.mark.parametrize(
     ("where", "how"),
     [
