@@ -67,7 +67,8 @@ def main() -> None:
     players = {"random": random_player, "erring": erring_player, "expert": lambda env, task: ExpertPlayer(env)}
     held_out = tasks_of(config, "val", options.episodes)
     make_env, settings = env_factory(config, TAG, "val"), agent_settings(config, TAG, "val")
-    rows = [(name, Score.count(play(make_env, settings, player, held_out, ANSWER_TEMPLATE))) for name, player in players.items()]
+    played = {name: play(make_env, settings, player, held_out, ANSWER_TEMPLATE) for name, player in players.items()}
+    rows = [(name, Score.count(outcomes)) for name, outcomes in played.items()]
     rows.append(("after SFT", evaluate_model(config, str(sft_model), options.episodes).overall))
     announce(f"success on {options.episodes} held-out rooms")
     print(success_table(rows))
