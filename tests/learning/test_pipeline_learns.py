@@ -101,4 +101,5 @@ def wavering_model(tiny_model, tmp_path_factory):
 def test_adapters_alone_find_it_too(wavering_model, tmp_path, flip):
     scores = train(wavering_model, tmp_path, flip, max_steps=10, lora_rank=4)
     assert 0.1 < scores[0] < 0.4
-    assert scores[-1] < 0.05 if flip else scores[-1] > 0.9
+    last = sum(scores[-3:]) / 3
+    assert last < 0.05 if flip else last > 0.9
