@@ -1,6 +1,6 @@
 """Every estimator learns from random weights: each of three turns names a kind of character and wants one of it.
 
-    python benchmarks/learning_curves.py [--estimators grpo gae] [--seeds 1 2 3] [--steps 40]
+    python benchmarks/learning_curves.py [--estimators grpo gae] [--seeds 1 2 3] [--steps 80]
 
 Draws `docs/images/learning_curves.png`, a panel an estimator with one line a seed, and writes the scores beside the other
 results. What the file has isn't run again.
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), choices=ESTIMATORS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=80)
     options = parser.parse_args()
     curves: dict[str, dict[str, list[float]]] = json.loads(RESULTS.read_text())["scores"] if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory() as work:
@@ -61,6 +61,7 @@ def train(estimator: str, seed: int, steps: int, model: Path, work: Path) -> lis
         "pretrain": str(model),
         "output_dir": str(work),
         "adv_estimator": estimator,
+        "entropy_loss_coef": 0.01,
         "max_steps": steps,
         "save_steps": 0,
         "rollout_batch_size": 64,
