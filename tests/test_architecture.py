@@ -67,6 +67,7 @@ HEAVY: dict[str, str] = {
     "langchain_core": "agents/",
     "gymnasium": "envs/",
     "minigrid": "envs/",
+    "pygame": "envs/gymnasium_make.py",
     "textarena": "envs/textarena_env.py",
     "reasoning_gym": "envs/reasoning_gym_env.py",
 }

@@ -62,12 +62,17 @@ def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Threa
     return "\n".join(f"  {line}" for line in lines)
 
 
-def describe_error(error: BaseException, max_calls: int = 3) -> str:
+def describe_error(error: BaseException) -> str:
     """What was raised, and the innermost calls that led to it, of a user's own code where it is in any."""
+    return "\n".join([*describe_calls(error), "".join(traceback.format_exception_only(error)).strip()])
+
+
+def describe_calls(error: BaseException, max_calls: int = 3) -> list[str]:
+    """The innermost calls that led to an exception, of a user's own code where it is in any; a line each."""
     calls = traceback.extract_tb(error.__traceback__)
-    foreign = [call for call in calls if not call.filename.startswith((*_LIBRARIES, _OWN))]
-    lines = [f"{call.filename}:{call.lineno} in {call.name}: {call.line}" for call in (foreign or calls[-1:])[-max_calls:]]
-    return "\n".join([*lines, "".join(traceback.format_exception_only(error)).strip()])
+    # Compiled modules have frames too, but no lines to show.
+    foreign = [call for call in calls if call.line and not call.filename.startswith((*_LIBRARIES, _OWN))]
+    return [f"{call.filename}:{call.lineno} in {call.name}: {call.line}" for call in (foreign or calls[-1:])[-max_calls:]]
 
 
 def _is_of_libraries(stack: Stack) -> bool:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from turnwise.agents.env_session import CallSettings, EnvSession
 from turnwise.agents.prompts import EnvPrompt
-from turnwise.envs.contract import StepResult, reduce_metric
+from turnwise.envs.contract import StepResult, read_state_key, reduce_metric
 from turnwise.envs.parsing import compile_pattern, parse_action
 from turnwise.errors import ConfigError, EnvironmentFault
-from turnwise.protocols import Conversation, Env, HasStateKey, OpenConversation
+from turnwise.protocols import Conversation, Env, OpenConversation
 from turnwise.spec import DEFAULT_ACTION_PATTERN, DEFAULT_TURN_TEMPLATE, ContextMode
 from turnwise.types import Limit, Observation, Reduction, SamplingParams, Task, Trajectory, Turn
 
@@ -137,7 +137,8 @@ class EnvAgent:
         """Hands the parsed action to the environment and writes what came of it into the turn."""
         env = session.env
         turn.observation, turn.media = observation.text, observation.media
-        turn.state_key = env.state_key() if isinstance(env, HasStateKey) else observation.text
+        key = read_state_key(env)
+        turn.state_key = observation.text if key is None else key
         turn.action = parse_action(text, self._settings.action_pattern)
         started = time.perf_counter()
         step = await session.step(turn.action or "", turn_idx)

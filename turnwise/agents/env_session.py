@@ -100,6 +100,13 @@ class EnvSession:
         """Lets go of what the session itself holds."""
 
     async def _call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """The result of a method. One that asks for the end of the process fails its episode, as an exception does."""
+        try:
+            return await self._answer(name, function, *args)
+        except SystemExit as error:
+            raise EnvironmentFault(f"{name} called sys.exit({error.code!r}); let it raise another exception") from error
+
+    async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """The result of a method, which may be a coroutine function."""
         with self.settings.limit(self.tag, name):
             result = function(*args)
@@ -130,7 +137,7 @@ class ThreadSession(EnvSession):
     def end(self) -> None:
         self._thread.end()
 
-    async def _call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+    async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """The same in the thread, when its turn has come.
 
         Raises:

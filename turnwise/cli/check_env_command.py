@@ -8,19 +8,22 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as CallTimeout
+from contextlib import redirect_stdout
 from pathlib import Path
 from textwrap import wrap
 
-from turnwise.cli.env_target import NO_MODEL, EnvTarget, read_target
-from turnwise.envs.check import Report, check_env
-from turnwise.envs.check_examination import CheckSettings
+from turnwise.cli.env_target import NO_MODEL, EnvTarget, read_target, words
+from turnwise.envs.checks.examination import CheckSettings
+from turnwise.envs.checks.report import Report, check_env
 from turnwise.envs.registry import make_env, takes_split
 from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.threads import DaemonThread
 
 EXIT_FINDINGS = 1
 _NAME, _MARK = 15, 9
-"""Characters of the columns."""
+"""Characters of the columns, where no name is longer."""
+_MAX_LINES = 3
+"""Of one result: an exception may have any text."""
 MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("ERROR", "bold red"), "skipped": ("–", "dim")}
 
 
@@ -30,10 +33,13 @@ def run(options: argparse.Namespace) -> int:
     target = read_target(options.env, options.overrides, options.config, options.tag, max_steps=options.max_steps)
     settings = _settings(options, target)
     env_type, arguments = target.env.env_type, target.env.env_config
-    is_split = _takes_split(env_type, settings.timeout_s) and "split" not in arguments
-    report = check_env(lambda split: make_env(env_type, arguments, split), is_split, settings)
+    # What an environment prints is no part of the report.
+    with redirect_stdout(sys.stderr):
+        takes = _takes_split(env_type, settings.timeout_s)
+        report = check_env(lambda split: make_env(env_type, arguments, split), takes, settings)
     if options.json:
-        print(json.dumps(report.to_json() | {"env_type": env_type, "env_config": arguments}, indent=2, ensure_ascii=False))
+        told = report.to_json() | {"env_type": env_type, "env_config": arguments}
+        print(json.dumps(told, indent=2, ensure_ascii=False, default=str))
     else:
         _print(report, target, settings)
     return EXIT_FINDINGS if report.verdict == "error" else 0
@@ -55,9 +61,10 @@ def _settings(options: argparse.Namespace, target: EnvTarget) -> CheckSettings:
         num_episodes=options.episodes or own.num_episodes,
         max_steps=target.env.max_steps,
         timeout_s=timeout_s,
-        actions=tuple(word for word in (options.actions or "").split(",") if word),
+        actions=words(options.actions),
         count_tokens=_token_counter(options.tokenizer, target),
-        token_budget=options.budget or (target.config.sequence_length if target.file else None),
+        token_budget=options.budget or target.config.sequence_length,
+        is_split_given="split" in target.env.env_config,
     )
 
 
@@ -102,15 +109,17 @@ def _print(report: Report, target: EnvTarget, settings: CheckSettings) -> None:
     console.print(
         Text().append(report.env, "bold").append("  ".join(["", *arguments, f"{settings.num_episodes} seeds"]), "dim")
     )
-    room = max(console.width - _NAME - _MARK, 40)
+    name_width = max(_NAME, *(len(finding.check) + 1 for finding in report.findings))
+    room = max(console.width - name_width - _MARK, 40)
     for finding in report.findings:
         word, style = MARKS[finding.verdict]
-        cell = [(line, "dim" if finding.verdict == "skipped" else "") for line in wrap(printable(finding.result), room)]
-        cell += [(f"  {printable(line)}", "dim") for line in finding.trace.splitlines()[:-1]]
+        result = wrap(printable(finding.result), room, max_lines=_MAX_LINES, placeholder=" …")
+        cell = [(line, "dim" if finding.verdict == "skipped" else "") for line in result]
+        cell += [(f"  {line}", "dim") for call in finding.trace for line in wrap(printable(call), room - 2, max_lines=2)]
         cell += [(line, style) for line in wrap(finding.advice, room, initial_indent="→ ", subsequent_indent="  ")]
         for index, (line, line_style) in enumerate(cell):
             name, mark = (finding.check, word) if index == 0 else ("", "")
-            row = Text().append(f"{name:<{_NAME}}", "bold").append(f"{mark:<{_MARK}}", style).append(line, line_style)
+            row = Text().append(f"{name:<{name_width}}", "bold").append(f"{mark:<{_MARK}}", style).append(line, line_style)
             console.print(row, soft_wrap=True)
     console.print(_summary(report), style="bold")
 

@@ -85,6 +85,15 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
     return values
 
 
+def words(text: str | None) -> tuple[str, ...]:
+    """The words of a comma-separated option.
+
+    >>> words("up, down,"), words(None)
+    (('up', 'down'), ())
+    """
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
 def _bare(env_type: str, overrides: Sequence[str], model: str, max_steps: int | None) -> EnvTarget:
     tag = env_type.rpartition(":")[2] or env_type
     env: dict[str, Any] = {"env_type": env_type, "env_config": parse_arguments(overrides)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turnwise.cli.applied_table import print_applied
 from turnwise.cli.out_file import writable_file
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from turnwise.pipelines.build_saved import Mode
     from turnwise.pipelines.evaluate import Evaluation, Score
 
-Evaluations = dict[str, "Mapping[Mode, Evaluation]"]
+
+class Result(NamedTuple):
+    """What came of one model in one mode."""
+
+    model: str
+    mode: Mode
+    evaluation: Evaluation
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,17 +37,29 @@ def run(options: argparse.Namespace) -> int:
     models = options.model or [config.actor_train.model_args.model_name_or_path]
     # torch takes seconds to import; a wrong config has been refused by now.
     from turnwise.pipelines.build_saved import EvaluationPlan, evaluate_modes, validation_mode
-    from turnwise.pipelines.evaluate import score_table
 
     plan = EvaluationPlan(_modes(options, validation_mode(config)), options.episodes, options.samples)
-    evaluations: Evaluations = {model: evaluate_modes(config, plan, model, print_applied) for model in models}
-    print(score_table(list(_rows(evaluations))))
-    num_failed = sum(e.num_failed for by_mode in evaluations.values() for e in by_mode.values())
+    results: list[Result] = []
+    try:
+        for model in models:
+            for mode, evaluation in evaluate_modes(config, plan, model, print_applied):
+                results.append(Result(model, mode, evaluation))
+    finally:
+        if results:
+            _report(results, options.json)
+    return 0
+
+
+def _report(results: Sequence[Result], json_file: str | None) -> None:
+    """Says what is finished, also where an error or Ctrl-C has ended the rest."""
+    from turnwise.pipelines.evaluate import score_table
+
+    print(score_table(list(_rows(results))))
+    num_failed = sum(result.evaluation.num_failed for result in results)
     if num_failed:
         print(f"{num_failed} episodes failed outside the policy and are not counted")
-    if options.json:
-        Path(options.json).write_text(json.dumps(_to_json(evaluations), indent=2) + "\n", encoding="utf-8")
-    return 0
+    if json_file:
+        Path(json_file).write_text(json.dumps(_to_json(results), indent=2) + "\n", encoding="utf-8")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -62,27 +80,21 @@ def _modes(options: argparse.Namespace, own: Mode) -> list[Mode]:
     return sorted(modes, key=lambda mode: mode != own)
 
 
-def _rows(evaluations: Evaluations) -> Iterator[tuple[str, Score]]:
+def _rows(results: Sequence[Result]) -> Iterator[tuple[str, Score]]:
     """Models below each other in each mode, overall and by tag."""
-    for model, by_mode in evaluations.items():
-        for mode, evaluation in by_mode.items():
-            name = f"{_short(model, evaluations)}, {mode}"
-            yield name, evaluation.overall
-            if len(evaluation.by_tag) > 1:
-                yield from ((f"  {tag}", score) for tag, score in evaluation.by_tag.items())
+    for model, mode, evaluation in results:
+        yield f"{_short(model, results)}, {mode}", evaluation.overall
+        if len(evaluation.by_tag) > 1:
+            yield from ((f"  {tag}", score) for tag, score in evaluation.by_tag.items())
 
 
-def _short(model: str, evaluations: Evaluations) -> str:
+def _short(model: str, results: Sequence[Result]) -> str:
     """The last part of a model's path that tells it from the others."""
-    names = [Path(other).name for other in evaluations]
+    names = [Path(other).name for other in {result.model for result in results}]
     return Path(model).name if names.count(Path(model).name) == 1 else model
 
 
-def _to_json(evaluations: Evaluations) -> dict[str, Any]:
+def _to_json(results: Sequence[Result]) -> dict[str, Any]:
     """`results` has an entry a model and mode; what the first of them says stands outside as well."""
-    results = [
-        {"model": model, "mode": mode, **evaluation.to_json()}
-        for model, by_mode in evaluations.items()
-        for mode, evaluation in by_mode.items()
-    ]
-    return {**results[0], "results": results}
+    entries = [{"model": model, "mode": mode, **evaluation.to_json()} for model, mode, evaluation in results]
+    return {**entries[0], "results": entries}

@@ -11,13 +11,14 @@ from importlib import import_module
 
 from turnwise import __version__
 from turnwise.errors import TurnwiseError
+from turnwise.pipelines.interrupt import ends_by_signals
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns the exit status: 0, 2 for an error that the user can mend, 130 after Ctrl-C."""
+    """Runs one verb and returns the exit status: 0, 2 for an error that the user can mend, 130 after Ctrl-C or SIGTERM."""
     parser = build_parser()
     # Overrides may stand behind options too, where argparse's own "*" no longer looks for them.
     options, rest = parser.parse_known_args(arguments)
@@ -35,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def exit_status(run: Callable[[], int | None]) -> int:
     """Runs something and prints the errors that a user can mend as one message, without a traceback."""
     try:
-        return run() or 0
+        with ends_by_signals():
+            return run() or 0
     except TurnwiseError as fault:
         print(f"error: {fault}", file=sys.stderr)
     except OSError as fault:

@@ -7,8 +7,9 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from turnwise.cli.env_target import NO_MODEL, EnvTarget, read_target
+from turnwise.cli.env_target import NO_MODEL, EnvTarget, read_target, words
 from turnwise.errors import ConfigError
+from turnwise.pipelines.play_policies import OPENAI, PLAYERS
 
 HELP = "an action, or !TEXT for a response as it stands; q leaves"
 
@@ -19,6 +20,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--max-steps is {options.max_steps}; it must be at least 1")
     if options.seed < 0:
         raise ConfigError(f"--seed is {options.seed}; it must be 0 or more")
+    _check_policy(options)
     model = options.policy if Path(options.policy).is_dir() else options.tokenizer or NO_MODEL
     target = read_target(options.env, options.overrides, tag=options.tag, model=model, max_steps=options.max_steps)
     # torch takes seconds to import; a wrong command line has been refused by now.
@@ -33,9 +35,9 @@ def run(options: argparse.Namespace) -> int:
         split=options.split,
         seed=options.seed,
         tokenizer=options.tokenizer or _own_tokenizer(target),
-        actions=tuple(word for word in (options.actions or "").split(",") if word),
+        actions=words(options.actions),
         model_name=options.model_name,
-        read=reader(console, input, is_echoed=not sys.stdin.isatty()),
+        read=reader(console, sys.stdin),
     )
     with closing(set_stage(target.config, target.tag, choices)) as stage:
         screen = PlayScreen(console, stage, shows_ids=options.ids)
@@ -44,6 +46,22 @@ def run(options: argparse.Namespace) -> int:
             console.print(HELP, style="dim")
         screen.end(stage.play(Teller(screen)))
     return 0
+
+
+def _check_policy(options: argparse.Namespace) -> None:
+    """
+    Raises:
+        ConfigError: an option has no effect with this policy.
+    """
+    policy, has_tokens = options.policy, options.policy in PLAYERS
+    for option, is_given, applies, what in (
+        ("--actions", options.actions is not None, policy == "random", "names what the random player draws from"),
+        ("--model-name", options.model_name is not None, policy.startswith(OPENAI), "names a model behind openai:URL"),
+        ("--tokenizer", options.tokenizer is not None, has_tokens, f"is for {', '.join(PLAYERS)}: a model has its own"),
+        ("--ids", options.ids, not policy.startswith(OPENAI), "shows token ids, and such a policy knows texts only"),
+    ):
+        if is_given and not applies:
+            raise ConfigError(f"{option} {what}; with --policy {policy} it has no effect, leave it out")
 
 
 def _own_tokenizer(target: EnvTarget) -> str | None:

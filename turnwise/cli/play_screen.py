@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.text import Text
 
@@ -196,18 +196,21 @@ def _text(content: Any) -> str:
     return "\n".join(str(part.get("text", f"[{part.get('type')}]")) for part in content)
 
 
-def reader(console: Console, read: Callable[[], str], is_echoed: bool) -> Callable[[], str | None]:
-    """A person's lines, None at their end. What comes from a pipe is echoed, so that the output tells the whole story."""
+def reader(console: Console, stdin: TextIO | None) -> Callable[[], str | None]:
+    """A person's lines, None at their end. What comes from a pipe is echoed, so that the output tells the whole story; bytes
+    that are no UTF-8 become question marks."""
 
     def read_line() -> str | None:
+        if stdin is None:
+            return None
         try:
             with _interrupted_at_once():
                 console.print(Text("action ⟩ ", "bold cyan"), end="")
-                line = read()
+                line = input().encode(errors="replace").decode()
         except (EOFError, KeyboardInterrupt):
             console.print()
             return None
-        if is_echoed:
+        if not stdin.isatty():
             console.print(Text(printable(line)))
         return line
 

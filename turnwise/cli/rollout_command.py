@@ -24,20 +24,18 @@ def run(options: argparse.Namespace) -> int:
     # torch takes seconds to import; a wrong config has been refused by now.
     from turnwise.pipelines.build_saved import collect_rollouts
     from turnwise.pipelines.collect import Collection
-    from turnwise.pipelines.interrupt import ends_by_signals
 
     collection = Collection(file)
     terminal = sys.stderr if options.json else sys.stdout
     try:
-        with ends_by_signals():
-            collect_rollouts(
-                config,
-                collection,
-                options.split,
-                options.batches,
-                options.model,
-                on_start=lambda applied: print_applied(applied, terminal),
-            )
+        collect_rollouts(
+            config,
+            collection,
+            options.split,
+            options.batches,
+            options.model,
+            on_start=lambda applied: print_applied(applied, terminal),
+        )
     finally:
         if not collection.is_empty:
             summary = collection.summary()

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from typing import Generic, TypeVar
 
 from turnwise.config.environments import CustomEnv, EnvManager
-from turnwise.config.resolve import estimator_of
 from turnwise.config.roles import Role
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.section import Section
@@ -51,7 +50,6 @@ MISSING_IN_TRAINING: tuple[Missing[AgenticConfig], ...] = (
     Missing("on_weight_update", lambda c: _is_async_and_sets(c, "on_weight_update"), "aborting requests at a weight update"),
     Missing("stale_groups", lambda c: _is_async_and_sets(c, "stale_groups"), "dropping stale groups"),
     Missing("reward", lambda c: c.is_set("reward"), "a reward model"),
-    Missing("critic.model_args.lora_rank", lambda c: _may_adapt_critic(c), "LoRA for a critic"),
     _set("cpu_split", "splitting the CPU's threads"),
 )
 
@@ -66,10 +64,6 @@ MISSING_IN_ROLES: tuple[Missing[Role | SFTConfig], ...] = (
         f"an option of {' or '.join(_WITHOUT_OPTIONS)}",
     ),
 )
-
-
-def _may_adapt_critic(config: AgenticConfig) -> bool:
-    return config.critic.model_args.has_adapter and (config.needs_critic or estimator_of(config).is_own)
 
 
 def _is_async_and_sets(config: AgenticConfig, key: str) -> bool:

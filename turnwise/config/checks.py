@@ -21,7 +21,7 @@ def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """Everything that makes the config impossible, all at once."""
     if isinstance(config, SFTConfig):
         return [*_sft(config), *_context(config, config.model_args), *_trackers(config)]
-    checks = (_environments, _sizes, _normalization, _rewards, _kl, _loss, _roles, _sampling, _deterministic)
+    checks = (_environments, _sizes, _normalization, _rewards, _kl, _loss, _roles, _critic, _sampling, _deterministic)
     context = _context(config, config.actor_train.model_args)
     return [*context, *_trackers(config), *(problem for check in checks for problem in check(config))]
 
@@ -204,6 +204,9 @@ def _normalization(config: AgenticConfig) -> Iterator[Problem]:
 
 def _rewards(config: AgenticConfig) -> Iterator[Problem]:
     estimator = estimator_of(config)
+    if config.group_filter == "non_zero_variance" and "greedy_sibling" in estimator.needs:
+        message = f"non_zero_variance drops groups whose siblings scored alike, and adv_estimator {config.adv_estimator} learns"
+        yield Problem.at("group_filter", f"{message} from those too, by the score of a greedy sibling; leave one of them out")
     if config.whiten_rewards and "greedy_sibling" in estimator.needs:
         message = f"moves the rewards that {config.adv_estimator} compares with the score of a greedy sibling"
         yield Problem.at("whiten_rewards", f"{message}; use whiten_advantages, or leave it out")
@@ -297,13 +300,22 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
     yield from _head("actor_train.model_args", config.actor_train.model_args)
     yield from _adapters("actor_train.model_args", config.actor_train.model_args)
     yield from _head("actor_infer.model_args", config.actor_infer.model_args)
-    if config.needs_critic and config.critic.model_args.model_type != "token_classification":
-        message = f"{config.critic.model_args.model_type} writes text; a critic has a value head, token_classification"
-        yield Problem.at("critic.model_args.model_type", message)
     for name, role in config.active_roles.items():
         if role.strategy_args.strategy_name == "torch_train" and role.model_args.dtype == "fp16":
             message = "fp16 gradients underflow without loss scaling; use bf16 or fp32"
             yield Problem.at(f"{name}.model_args.dtype", message)
+
+
+def _critic(config: AgenticConfig) -> Iterator[Problem]:
+    if not config.needs_critic:
+        return
+    if config.critic.model_args.model_type != "token_classification":
+        message = f"{config.critic.model_args.model_type} writes text; a critic has a value head, token_classification"
+        yield Problem.at("critic.model_args.model_type", message)
+    yield from _adapters("critic.model_args", config.critic.model_args)
+    if config.critic_warmup >= config.max_steps:
+        message = f"the first {config.critic_warmup} steps train only the critic, and max_steps is {config.max_steps}"
+        yield Problem.at("critic_warmup", f"{message}: the actor would never be trained; use at most {config.max_steps - 1}")
 
 
 def _wrong_strategy(path: str, strategy: str, *kinds: str) -> Problem:

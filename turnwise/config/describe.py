@@ -284,7 +284,7 @@ def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
     parts = [_trained_memory(policy, facts)]
     if config.needs_critic:
         critic = read_model_facts(config.critic.model_args.model_name_or_path) or facts
-        parts.append(f"{bytes_text(TRAINED_BYTES * critic.num_value_parameters)} critic")
+        parts.append(f"{bytes_text(_critic_memory(config.critic.model_args, critic))} critic")
     if config.needs_reference and not config.is_reference_in_policy:
         parts.append(f"{bytes_text(4 * num)} reference")
     dtype = config.actor_infer.model_args.dtype
@@ -303,6 +303,13 @@ def _trained_memory(arguments: ModelArgs, facts: ModelFacts) -> str:
         return f"{most}{bytes_text(TRAINED_BYTES * num)} weights, gradients, optimiser"
     adapters = facts.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
     return f"{bytes_text(BYTES['fp32'] * num)} frozen weights, {bytes_text(TRAINED_BYTES * adapters)} adapters to be trained"
+
+
+def _critic_memory(arguments: ModelArgs, facts: ModelFacts) -> int:
+    if arguments.lora_rank is None:
+        return TRAINED_BYTES * facts.num_value_parameters
+    adapters = facts.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
+    return BYTES["fp32"] * facts.num_value_parameters + TRAINED_BYTES * adapters
 
 
 def bytes_text(number: int) -> str:

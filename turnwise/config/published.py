@@ -61,6 +61,7 @@ def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozense
         _translate_manager(translation, manager)
     for tag in list(translation.section("custom_envs")):
         _translate_env(translation, tag)
+    _translate_correction(translation)
     _retire(translation, raw, (), "")
     return translation
 
@@ -183,6 +184,35 @@ def _translate_builtin_env(
     where = ".".join(path)
     if own != limit:
         translation.notes.append(f"{where}: max_steps is {own} and env_config.max_steps {limit}; the smaller one holds")
+
+
+def _translate_correction(translation: Translation) -> None:
+    """A published filter has a band of ratios, of differences of probabilities, or both; ours has one of ratios."""
+    path = ("train_infer_correction",)
+    section = translation.section(*path)
+    weight = translation.section(*path, "is_weight")
+    if "upper_bound" in weight and weight["upper_bound"] is None and weight.get("enabled", True):
+        message = "null leaves the weights without a bound, and the variance of the loss too; give a number, such as 2.0"
+        translation.problems.append(Problem((*path, "is_weight", "upper_bound"), message))
+    bands = section.get("filters")
+    for index, band in enumerate(bands if isinstance(bands, list) else ()):
+        if isinstance(band, dict):
+            _translate_filter(translation, (*path, "filters", index), band)
+
+
+def _translate_filter(translation: Translation, path: tuple[str | int, ...], band: dict[str, Any]) -> None:
+    given = {key: band.pop(key) for key in ("ratio_enabled", "diff_enabled", "diff_low", "diff_high") if key in band}
+    if given.get("diff_enabled") and band.get("enabled", True):
+        message = "no filter here bounds exp(old) − exp(sampled); bound the ratio of the two by ratio_low and ratio_high"
+        translation.problems.append(Problem((*path, "diff_enabled"), message))
+        return
+    for key in ("diff_low", "diff_high"):
+        if given.get(key) is not None:
+            translation.ineffective.append(Problem((*path, key), "has no effect: diff_enabled is false."))
+    if given.get("ratio_enabled") is False:
+        band["enabled"] = False
+        where = Problem(path, "").key
+        translation.notes.append(f"{where}.ratio_enabled is read as {where}.enabled: False")
 
 
 def _retire(translation: Translation, section: dict[str, Any], path: tuple[str, ...], kind: str) -> None:

@@ -59,11 +59,13 @@ def words_by_number(
     """The stripped word of each number, in the order of `numbers`; a config may write a number as text.
 
     Raises:
-        EnvironmentFault: a number is missing or unknown, or two words are equal.
+        EnvironmentFault: it is no mapping, a number is missing or unknown, or two words are equal.
 
     >>> words_by_number("action_lookup", {"2": "Down ", 1: "Up"}, (1, 2))
     ('Up', 'Down')
     """
+    if not isinstance(lookup, Mapping):
+        raise EnvironmentFault(f"{name} {lookup!r} must map each of {', '.join(map(str, numbers))} to a word")
     words = {str(number): str(word).strip() for number, word in lookup.items()}
     told_apart = {word if is_case_sensitive else word.lower() for word in words.values()} - {""}
     if set(words) != {str(number) for number in numbers} or len(told_apart) != len(numbers):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from turnwise.errors import EnvironmentFault, nearest
-from turnwise.types import Observation, Reduction
+from turnwise.protocols import Env, HasStateKey
+from turnwise.types import Media, Observation, Reduction
+
+PROMPT_KEYS = ("env_instruction", "suffix")
+"""What prompts take from `info`."""
 
 
 class StepResult(NamedTuple):
@@ -62,6 +66,25 @@ def read_step(result: Any, env_name: str, turn: int, reductions: Mapping[str, Re
     )
 
 
+def read_state_key(env: Env) -> Hashable:
+    """The environment's own name of its state, None where it gives none.
+
+    Raises:
+        EnvironmentFault: the name isn't hashable.
+    """
+    key = env.state_key() if isinstance(env, HasStateKey) else None
+    try:
+        hash(key)
+    except TypeError as error:
+        raise EnvironmentFault(f"{type(env).__name__}: state_key() gave {key!r}; it must be hashable ({error})") from error
+    return key
+
+
+def is_picture(value: Any) -> bool:
+    """Whether this is an RGB array: uint8 [H, W, 3]."""
+    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.shape[2:] == (3,)
+
+
 def reduce_metric(values: list[float], reduction: Reduction) -> float:
     """One number for the values of an episode's steps (at least one), in their order.
 
@@ -83,16 +106,38 @@ def reduce_metric(values: list[float], reduction: Reduction) -> float:
 
 def _observation(value: Any, where: str) -> Observation:
     if isinstance(value, str):
-        return Observation(value)
-    if isinstance(value, Observation):
-        return value
-    raise EnvironmentFault(f"{where}: the observation is {_shape(value)}; it must be a str or a turnwise.types.Observation")
+        value = Observation(value)
+    if not isinstance(value, Observation):
+        raise EnvironmentFault(f"{where}: the observation is {_shape(value)}; it must be a str or a turnwise.types.Observation")
+    _check_text(value.text, f"{where}: the observation's text")
+    for media in value.media:
+        if not isinstance(media, Media) or not is_picture(media.data):
+            raise EnvironmentFault(
+                f"{where}: the observation's media hold {_shape(media.data if isinstance(media, Media) else media)}; "
+                "each must be a turnwise.types.Media with a uint8 array [H, W, 3]"
+            )
+    return value
 
 
 def _info(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise EnvironmentFault(f"{where}: info is {_shape(value)}; it must be a dict")
+    for key in PROMPT_KEYS:
+        if key in value:
+            _check_text(value[key], f"{where}: info[{key!r}]")
     return value
+
+
+def _check_text(value: Any, what: str) -> None:
+    if not isinstance(value, str):
+        raise EnvironmentFault(f"{what} is {_shape(value)}; it must be a str")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise EnvironmentFault(
+            f"{what} has {value[error.start]!a} at character {error.start}, half of a character, which no tokenizer reads; "
+            "decode bytes with errors='replace'"
+        ) from error
 
 
 def _number(value: Any, what: str) -> float:
@@ -114,6 +159,8 @@ def _metrics(values: Any, where: str, reductions: Mapping[str, Reduction]) -> di
 
 
 def _shape(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} {list(value.shape)}"
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}"
     return f"a {type(value).__name__}"

@@ -13,9 +13,17 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.envs.arguments import check_choice, check_format_penalty, words_by_number
+from turnwise.envs.arguments import check_choice, check_format_penalty, check_type, words_by_number
 from turnwise.envs.base import Step, TextEnv
-from turnwise.envs.frozen_lake_map import Rows, check_rows, map_hash, neighbours, random_map, shortest_path
+from turnwise.envs.frozen_lake_map import (
+    Rows,
+    check_map_arguments,
+    check_rows,
+    map_hash,
+    neighbours,
+    random_map,
+    shortest_path,
+)
 from turnwise.envs.frozen_lake_picture import draw_lake
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Media, Observation, Reduction, Split, derive_seed
@@ -81,6 +89,8 @@ class FrozenLakeEnv(TextEnv):
         check_choice("FrozenLake", "observation", observation, get_args(ObservationKind))
         check_choice("FrozenLake", "split", split, (*get_args(Split), None))
         check_format_penalty(format_penalty)
+        check_map_arguments(size, p)
+        check_type("FrozenLake", "is_slippery", is_slippery, bool, "true or false")
         self._vocab = _checked_vocab(GRID_VOCAB if grid_vocab is None else grid_vocab)
         player, ice, hole, goal, player_in_hole, player_on_goal = self._vocab
         self._alone = {"S": ice, "F": ice, "H": hole, "G": goal}
@@ -190,9 +200,9 @@ class FrozenLakeEnv(TextEnv):
 
 
 def _checked_vocab(vocab: Mapping[str, str]) -> dict[str, str]:
-    if len(vocab) != len(GRID_VOCAB) or any(not symbol.strip() for symbol in vocab):
+    symbols = list(vocab) if isinstance(vocab, Mapping) else []
+    if len(symbols) != len(GRID_VOCAB) or not all(isinstance(symbol, str) and symbol.strip() for symbol in symbols):
         raise EnvironmentFault(
-            f"grid_vocab {dict(vocab)!r} must have six symbols with their meanings, in this order: "
-            f"{', '.join(GRID_VOCAB.values())}"
+            f"grid_vocab {vocab!r} must have six symbols with their meanings, in this order: {', '.join(GRID_VOCAB.values())}"
         )
     return dict(vocab)

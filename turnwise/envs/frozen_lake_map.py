@@ -11,9 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
+from numbers import Real
 
 import numpy as np
 
+from turnwise.envs.arguments import check_count, check_type
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Split
 
@@ -90,8 +92,7 @@ def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = N
     Raises:
         EnvironmentFault: `size` or `p` is out of range, or no such map turns up in `MAX_DRAWS` draws.
     """
-    if size < 2 or not 0.0 < p <= 1.0:
-        raise EnvironmentFault(f"got size {size} and p {p} for a frozen lake; size must be at least 2 and p in (0, 1]")
+    check_map_arguments(size, p)
     rng = np.random.default_rng(seed)
     for _ in range(MAX_DRAWS):
         is_ice = rng.random((size, size)) < p
@@ -107,12 +108,25 @@ def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = N
     )
 
 
+def check_map_arguments(size: int, p: float) -> None:
+    """
+    Raises:
+        EnvironmentFault: they are no numbers, or out of range.
+    """
+    check_count("FrozenLake", "size", size)
+    check_type("FrozenLake", "p", p, Real, "a number")
+    if size < 2 or not 0.0 < p <= 1.0:
+        raise EnvironmentFault(f"got size {size} and p {p} for a frozen lake; size must be at least 2 and p in (0, 1]")
+
+
 def check_rows(rows: Sequence[str]) -> Rows:
     """A given map, as random ones are.
 
     Raises:
         EnvironmentFault: it isn't a rectangle of S, F, H and G with one start and one goal that can be reached.
     """
+    if isinstance(rows, str) or not isinstance(rows, Sequence) or not all(isinstance(row, str) for row in rows):
+        raise EnvironmentFault(f"map_rows {rows!r} must be a list of texts, one a row")
     letters = "".join(rows)
     if not letters or len({len(row) for row in rows}) != 1 or set(letters) - set("SFHG"):
         raise EnvironmentFault(f"map_rows {list(rows)!r} must be rows of one length, of the letters S, F, H and G")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from turnwise.envs.base import Step, TextEnv
 from turnwise.envs.gymnasium_actions import action_words
 from turnwise.envs.gymnasium_known import Renderer, known_of
 from turnwise.envs.hold_out import candidate_seeds, fingerprint, in_split
-from turnwise.envs.packages import needs
+from turnwise.envs.packages import needs, silenced
 from turnwise.errors import EnvironmentFault, nearest
 from turnwise.types import Media, Observation, Reduction, Split, derive_seed
 
@@ -24,13 +25,6 @@ RenderMode = Literal["text", "rgb_array"]
 
 OUTCOMES = ("reward", "terminated", "truncated")
 _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)
-
-
-@runtime_checkable
-class HasDiscreteState(Protocol):
-    """An environment that keeps its state in a number, as those of gymnasium's toy_text do."""
-
-    s: int
 
 
 class GymnasiumEnv(TextEnv):
@@ -50,14 +44,14 @@ class GymnasiumEnv(TextEnv):
         max_observation_chars: a longer text is cut there, and says so.
         render_mode: what is observed, `text` or a picture (`rgb_array`); with a `renderer` the picture and its text.
         success: what success is: `reward` (a last reward above 0), `terminated`, `truncated`, or `info:KEY` (a true value under
-            that key). None: what turnwise knows for this environment, else `reward`.
+            that key, which the last info must have). None: what turnwise knows for this environment, else `reward`.
         format_penalty: reward of an invalid action.
         env_instruction: replaces the rules that open the first prompt; "" leaves them out.
         split: plays only starts whose state belongs to training or validation; None plays all.
 
     Raises:
         EnvironmentFault: there is no such environment, an argument isn't allowed, or its spaces don't fit.
-        NotAvailableError: gymnasium, or what the environment needs, isn't installed.
+        NotAvailableError: gymnasium, or what the environment needs to play or to draw, isn't installed.
     """
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
@@ -100,6 +94,8 @@ class GymnasiumEnv(TextEnv):
         if not draws and (renderer == "ansi" or render_mode == "rgb_array"):
             modes = self._env.metadata.get("render_modes", [])
             raise EnvironmentFault(f"gymnasium's {id} can't draw as asked; its render modes are {', '.join(modes) or 'none'}")
+        if render_mode == "rgb_array":
+            gymnasium_make.check_pictures(self._env)
         numbers = gymnasium_spaces.action_numbers(self._env.action_space, f"gymnasium's {id}")
         self._words = action_words(id, action_names, numbers, known.actions)
         self.actions = tuple(self._words.values())
@@ -117,6 +113,8 @@ class GymnasiumEnv(TextEnv):
         rules = f"{known.rules}\n" if known.rules else ""
         self._instruction = f"{rules}Actions: {', '.join(self.actions)}." if env_instruction is None else env_instruction
         self._key, self._split, self._seed = known.state_key, split, 0
+        self._sees_number = gymnasium_spaces.is_number(self._env.observation_space)
+        self._quiet: Callable[[], AbstractContextManager[None]] = silenced if known.prints else nullcontext
         self._observation: Any = None
         self._shown: str | Observation | None = None
 
@@ -128,7 +126,8 @@ class GymnasiumEnv(TextEnv):
         """
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         for candidate in candidate_seeds(self._seed, f"gymnasium's {self._id}", self._split):
-            self._observation, _ = self._env.reset(seed=candidate)
+            with self._quiet():
+                self._observation, _ = self._env.reset(seed=candidate)
             if in_split(str(self.state_key()), self._split):
                 break
         self._shown = self._observe()
@@ -149,13 +148,10 @@ class GymnasiumEnv(TextEnv):
         return self._shown, float(reward), bool(terminated), bool(truncated), told
 
     def state_key(self) -> Hashable:
-        """The environment's state where it keeps one in a number or turnwise knows it, else a hash of the observation."""
+        """The state where turnwise knows how to name it; else the observation: where it is no number, a hash of it."""
         if self._key is not None:
             return self._key(self._env)
-        inner = self._env.unwrapped
-        if isinstance(inner, HasDiscreteState) and isinstance(inner.s, (int, np.integer)):
-            return int(inner.s)
-        return fingerprint(self._observation)
+        return int(self._observation) if self._sees_number else fingerprint(self._observation)
 
     def render(self) -> NDArray[np.uint8] | None:
         return self._draw(self._env) if self._draw else None
@@ -172,7 +168,17 @@ class GymnasiumEnv(TextEnv):
             case "truncated":
                 return truncated
             case key:
-                return bool(info.get(key.removeprefix("info:")))
+                return bool(self._entry(key.removeprefix("info:"), info, must_be_there=terminated or truncated))
+
+    def _entry(self, name: str, info: Mapping[str, Any], must_be_there: bool) -> Any:
+        if must_be_there and name not in info:
+            found = [str(key) for key in info]
+            raise EnvironmentFault(
+                f"gymnasium's {self._id}: success is info:{name}, and the info that ended the episode has no such key; it has "
+                f"{', '.join(found) or 'none at all'}. Set success to info:KEY of these, or to one of {', '.join(OUTCOMES)}."
+                + nearest(name, found)
+            )
+        return info.get(name)
 
     def _observe(self) -> str | Observation:
         text = self._text() if self._shows_text else "The picture shows the environment."

@@ -27,7 +27,9 @@ class Known:
     renderers: Mapping[str, Renderer] = field(default_factory=dict)
     """By the names that a config uses. The first is what an observation becomes unless it says so; none = by its space."""
     state_key: Callable[[Any], Hashable] | None = None
-    """Of gymnasium's environment; None = its discrete state, else the observation."""
+    """Of gymnasium's environment; None = the observation."""
+    prints: bool = False
+    """Whether its `reset` prints what it does."""
 
 
 KNOWN: Mapping[str, Known] = MappingProxyType(
@@ -63,6 +65,7 @@ KNOWN: Mapping[str, Known] = MappingProxyType(
             minigrid.RULES,
             renderers={"minigrid": minigrid.partial_view, "minigrid_full": minigrid.full_view},
             state_key=minigrid.state_key,
+            prints=True,
         ),
     }
 )

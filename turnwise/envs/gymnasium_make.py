@@ -15,12 +15,15 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from numpy.typing import NDArray
 
+from turnwise.envs.packages import needs
 from turnwise.errors import EnvironmentFault, NotAvailableError, nearest
 
 Drawing = Literal["rgb_array", "ansi"]
 
 EXTRAS = {"minigrid": "minigrid"}
 """Packages of environments that an extra of turnwise brings."""
+DRAWN_BY_PYGAME = ("gymnasium.envs.box2d", "gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
+"""Modules whose environments draw with pygame, which they import when they first do."""
 
 
 @runtime_checkable
@@ -58,6 +61,16 @@ def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing | No
     except (gymnasium.error.Error, TypeError, ValueError, AssertionError) as error:
         raise EnvironmentFault(f"gymnasium can't make {env_id} with kwargs {dict(kwargs)!r}: {error}") from error
     return env, draws
+
+
+def check_pictures(env: Any) -> None:
+    """
+    Raises:
+        NotAvailableError: it draws with a package that isn't installed, as far as that is known before it draws.
+    """
+    if any(base.__module__.startswith(DRAWN_BY_PYGAME) for base in type(env.unwrapped).__mro__):
+        with needs("pygame", "gym"):
+            import pygame  # noqa: F401
 
 
 def draw(env: Any) -> NDArray[np.uint8] | None:

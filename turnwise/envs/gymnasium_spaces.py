@@ -58,6 +58,11 @@ def check_observations(space: Any, env_name: str) -> None:
             )
 
 
+def is_number(space: Any) -> bool:
+    """Whether its elements are whole numbers."""
+    return isinstance(space, spaces.Discrete)
+
+
 def describe(space: Any, value: Any) -> str:
     """An element of a space as text: numbers to four digits, rows of an array on lines, parts of a Dict with their names.
 

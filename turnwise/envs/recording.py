@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.envs.contract import is_picture
 from turnwise.protocols import Env, HasStateKey
 from turnwise.types import Observation, Reduction
 
@@ -25,7 +26,7 @@ class View:
     def picture(self) -> NDArray[np.uint8] | str:
         """The rendered picture, uint8 [H, W, 3]; else the first image of the observation; else text."""
         observation = self.result[0] if isinstance(self.result[0], Observation) else Observation(self.result[0])
-        if _is_picture(self.rendered):
+        if is_picture(self.rendered):
             return np.asarray(self.rendered)
         if isinstance(self.rendered, str):
             return self.rendered
@@ -97,7 +98,3 @@ class _KeyedRecordingEnv(RecordingEnv):
 
     def state_key(self) -> Hashable:
         return self._state_key()
-
-
-def _is_picture(rendered: Any) -> bool:
-    return isinstance(rendered, np.ndarray) and rendered.dtype == np.uint8 and rendered.ndim == 3 and rendered.shape[2] == 3

@@ -24,6 +24,7 @@ from turnwise.envs.sokoban_room import (
     Layout,
     State,
     cell_numbers,
+    check_room_arguments,
     inner_walls,
     layout_hash,
     move,
@@ -108,7 +109,9 @@ class SokobanEnv(TextEnv):
         self.actions = words_by_number("action_lookup", ACTIONS if action_lookup is None else action_lookup, tuple(ACTIONS))
         """The four words: up, down, left, right."""
         self._numbers = {word.lower(): number for number, word in enumerate(self.actions)}
-        self._dim_room = _checked_sides(dim_room)
+        check_room_arguments(dim_room, num_boxes, search_depth)
+        height, width = dim_room
+        self._dim_room = (height, width)
         self._num_boxes, self._search_depth, self._split = num_boxes, search_depth, split
         self._fixed_room = None if room_rows is None else read_room(room_rows)
         self._render_mode, self._observation_kind = render_mode, observation
@@ -131,6 +134,11 @@ class SokobanEnv(TextEnv):
     @property
     def is_solved(self) -> bool:
         return self.state.boxes == self.layout.targets
+
+    @property
+    def is_solvable(self) -> bool:
+        """Whether the boxes can still be pushed onto the targets."""
+        return shortest_solution(self.layout, self.state) is not None
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
         """Draws the room of `seed`. Without a seed it is the one that follows the last episode's."""
@@ -222,15 +230,8 @@ class SokobanEnv(TextEnv):
     def _checked_meanings(self, vocab: Mapping[str, str] | None) -> tuple[str, ...]:
         if vocab is None:
             return MEANINGS
-        if set(vocab) != set(self._symbols):
+        if not isinstance(vocab, Mapping) or set(vocab) != set(self._symbols):
             raise EnvironmentFault(
-                f"grid_vocab {dict(vocab)!r} must say what each symbol of grid_lookup means: {' '.join(self._symbols)}"
+                f"grid_vocab {vocab!r} must say what each symbol of grid_lookup means: {' '.join(self._symbols)}"
             )
         return tuple(vocab[symbol] for symbol in self._symbols)
-
-
-def _checked_sides(dim_room: Sequence[int]) -> tuple[int, int]:
-    sides = list(dim_room) if isinstance(dim_room, Sequence) else [dim_room]
-    if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
-        raise EnvironmentFault(f"dim_room {dim_room!r} must be two whole numbers: [height, width]")
-    return sides[0], sides[1]

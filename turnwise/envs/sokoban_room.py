@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from turnwise.envs.arguments import check_count
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Split
 
@@ -107,12 +108,8 @@ def random_room(
     Raises:
         EnvironmentFault: an argument is out of range, or no such room turns up in `MAX_DRAWS` draws.
     """
+    check_room_arguments(dim_room, num_boxes, search_depth)
     height, width = dim_room
-    if min(height, width) < 3 or num_boxes < 1 or search_depth < 1:
-        raise EnvironmentFault(
-            f"got dim_room {list(dim_room)}, num_boxes {num_boxes} and search_depth {search_depth} for Sokoban; "
-            f"sides must be at least 3, boxes and depth at least 1"
-        )
     rng = random.Random(seed)
     for _ in range(MAX_DRAWS):
         floor = _grown_floor(rng, height, width)
@@ -131,13 +128,29 @@ def random_room(
     )
 
 
+def check_room_arguments(dim_room: Sequence[int], num_boxes: int, search_depth: int) -> None:
+    """
+    Raises:
+        EnvironmentFault: they are no whole numbers, or too small for any room.
+    """
+    sides = list(dim_room) if isinstance(dim_room, Sequence) else []
+    if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) for side in sides):
+        raise EnvironmentFault(f"dim_room {dim_room!r} must be two whole numbers: [height, width]")
+    check_count("Sokoban", "num_boxes", num_boxes)
+    check_count("Sokoban", "search_depth", search_depth)
+    if min(sides) < 3:
+        raise EnvironmentFault(f"got dim_room {sides} for Sokoban; sides must be at least 3, the walls included")
+
+
 def read_room(rows: Sequence[str]) -> tuple[Layout, State]:
     """A given room in the letters of Sokoban collections.
 
     Raises:
         EnvironmentFault: it isn't a rectangle of those letters with walls all around, one player, and as many boxes as
-            targets, at least one.
+            targets, at least one of which has no box yet.
     """
+    if isinstance(rows, str) or not isinstance(rows, Sequence) or not all(isinstance(row, str) for row in rows):
+        raise EnvironmentFault(f"room_rows {rows!r} must be a list of texts, one a row")
     letters = "".join(rows)
     if not letters or len({len(row) for row in rows}) != 1 or set(letters) - set(LETTERS):
         raise EnvironmentFault(f"room_rows {list(rows)!r} must be rows of one length, of the letters {LETTERS!r}")
@@ -152,6 +165,8 @@ def read_room(rows: Sequence[str]) -> tuple[Layout, State]:
             f"room_rows {list(rows)!r} has {len(players)} players, {len(boxes)} boxes and {len(targets)} targets; "
             f"it must have one player, and as many boxes as targets, at least one"
         )
+    if boxes == targets:
+        raise EnvironmentFault(f"room_rows {list(rows)!r} is solved already; start with a box ($) off its target (.)")
     return Layout(len(rows), len(rows[0]), walls, targets), State(next(iter(players)), boxes)
 
 

@@ -77,13 +77,10 @@ class TextArenaEnv(TextEnv):
             import textarena
             from textarena.envs.registration import ENV_REGISTRY
         _check_game(id, ENV_REGISTRY)
-        self._id = id
+        self._id, self._kwargs = id, dict(kwargs or {})
         self._random = random.getstate()
-        with self._alone():
-            try:
-                made = textarena.make(id, **(kwargs or {}))
-            except (AssertionError, TypeError, ValueError) as error:
-                raise EnvironmentFault(f"textarena can't make {id} with kwargs {dict(kwargs or {})!r}: {error}") from error
+        with self._alone(), _takes(id, self._kwargs):
+            made = textarena.make(id, **self._kwargs)
         is_wrapped = isinstance(made, textarena.Wrapper)
         self._wants_brackets = is_wrapped and made.is_wrapped_with(textarena.wrappers.ActionFormattingWrapper)
         # Its wrappers tell the whole history at every turn; here a turn tells what is new.
@@ -101,11 +98,11 @@ class TextArenaEnv(TextEnv):
         """Starts the game of `seed`, or with a `split` of the first seed after it whose start belongs there.
 
         Raises:
-            EnvironmentFault: the game has too few starts for a `split`.
+            EnvironmentFault: the game has too few starts for a `split`, or none with its `kwargs`.
         """
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         for candidate in candidate_seeds(self._seed, f"textarena's {self._id}", self._split):
-            with self._alone():
+            with self._alone(), _takes(self._id, self._kwargs):
                 self._game.reset(num_players=1, seed=candidate)
             start = fingerprint(self._game.state.game_state)
             if in_split(start, self._split):
@@ -156,6 +153,15 @@ class TextArenaEnv(TextEnv):
                 yield
             finally:
                 self._random = random.getstate()
+
+
+@contextmanager
+def _takes(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Around what fails where a game's arguments don't fit together."""
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise EnvironmentFault(f"textarena can't start {env_id} with kwargs {dict(kwargs)!r}: {error}") from error
 
 
 def _check_game(env_id: str, registry: Mapping[str, Any]) -> None:

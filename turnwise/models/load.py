@@ -26,7 +26,7 @@ from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from turnwise.errors import ModelError, nearest
-from turnwise.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
+from turnwise.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_value_adapter, merge_adapter
 from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,8 @@ def load_model(
     """
     base = base_of_adapter(path)
     if base is not None:
+        if is_value_adapter(Path(path)):
+            raise ModelError(f"{path}: is the adapter of a critic, which has a value head and writes no text; name a policy's")
         model = load_model(base, device=device, attn_implementation=attn_implementation)
         merge_adapter(model, Path(path))
         logger.info("%s holds an adapter: merged into its base model %s", path, base)

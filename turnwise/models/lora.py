@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ BASE_FINGERPRINT = "base_fingerprint.txt"
 ALL_LINEAR = "all"
 _NAME = "default"
 """Of the one adapter of a model, in peft's terms."""
+_VALUE_TASK = "TOKEN_CLS"
+"""What peft calls the task of a value model."""
 _FINGERPRINT_VALUES = 64
 _PEFT_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError)
 """What peft raises for folders that it can't use."""
@@ -51,7 +53,8 @@ class LoRASettings:
 
 
 class Adapters:
-    """Adapters in a causal language model, which is changed in place: its own parameters are frozen from here on.
+    """Adapters in a model, which is changed in place: its own parameters are frozen from here on, but for the `head` of a value
+    model, which is trained whole and saved with the adapters.
 
     `base` is where the model without adapters lies; it goes into the adapter's folder.
 
@@ -60,18 +63,20 @@ class Adapters:
         NotAvailableError: peft isn't installed.
     """
 
-    def __init__(self, model: PreTrainedModel, settings: LoRASettings, base: str = "") -> None:
+    def __init__(self, model: PreTrainedModel, settings: LoRASettings, base: str = "", head: nn.Linear | None = None) -> None:
         peft = _import_peft()
         self.model = model
         self._base_fingerprint = _fingerprint(model)
-        targets, chosen, left_out = _chosen_modules(model, settings)
+        frozen = frozen_names(model, settings.frozen)
+        targets, chosen, left_out = _chosen_modules(model, settings, frozen, head)
         config = peft.LoraConfig(
             r=settings.rank,
             lora_alpha=int(settings.alpha) if settings.alpha % 1 == 0 else settings.alpha,
             lora_dropout=settings.dropout,
             target_modules=targets,
             exclude_modules=left_out or None,
-            task_type="CAUSAL_LM",
+            # peft would put a copy in the place of a value model's head.
+            task_type="CAUSAL_LM" if head is None else None,
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed("lora", settings.seed))
@@ -80,6 +85,10 @@ class Adapters:
         self._config = config
         self._settings = settings
         self._layers: dict[str, Any] = {name: model.get_submodule(name) for name in chosen}
+        self._head_name = next((name for name, module in model.named_modules() if module is head), "")
+        self._head = {} if head is None else dict(head.named_parameters(prefix=self._head_name))
+        for name, parameter in self._head.items():
+            parameter.requires_grad_(name not in frozen)
         model.eval()
 
     def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -127,6 +136,8 @@ class Adapters:
             OSError: it can't be written.
         """
         values = {key: sorted(value) if isinstance(value, set) else value for key, value in self._config.to_dict().items()}
+        if self._head:
+            values |= {"task_type": _VALUE_TASK, "modules_to_save": [self._head_name]}
         text = json.dumps({**values, "inference_mode": True}, indent=2, sort_keys=True)
         (folder / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
         (folder / BASE_FINGERPRINT).write_text(self._base_fingerprint + "\n", encoding="utf-8")
@@ -164,7 +175,7 @@ class Adapters:
         endings = ", ".join(sorted({_ending(name) for name in self._layers}))
         settings = self._settings
         sizes = f"rank {settings.rank}, alpha {settings.alpha:g}, dropout {settings.dropout:g}"
-        return f"LoRA of {sizes}, in {len(self._layers)} modules: {endings}"
+        return f"LoRA of {sizes}, in {len(self._layers)} modules: {endings}" + ("; and the value head" if self._head else "")
 
     def _base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's own parameters by the names that they have without adapters."""
@@ -176,11 +187,18 @@ class Adapters:
     def _tensors(self) -> dict[str, Tensor]:
         """The adapters' live tensors by peft's names for files."""
         tensors: dict[str, Tensor] = _import_peft().get_peft_model_state_dict(self._peft, save_embedding_layers=False)
-        return tensors
+        return tensors | {f"base_model.model.{name}": parameter for name, parameter in self._head.items()}
+
+
+def is_value_adapter(folder: Path) -> bool:
+    """Whether the adapters in a folder are a value model's, with its head beside them."""
+    values = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    return bool(values.get("task_type") == _VALUE_TASK)
 
 
 def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Adds the adapters of a peft folder to the model's own weights, in place; it is a plain model again.
+    """Adds the adapters of a peft folder to the model's own weights, in place; it is a plain model again. A value model also
+    gets the head of the folder.
 
     Raises:
         ModelError: the folder doesn't fit the model, or its adapters were trained on other weights.
@@ -209,10 +227,12 @@ def _import_peft() -> ModuleType:
     return module
 
 
-def _chosen_modules(model: PreTrainedModel, settings: LoRASettings) -> tuple[list[str], list[str], list[str]]:
-    """The targets with `all` spelt out, the names of the modules that get adapters, and of those that are frozen instead."""
-    head = model.get_output_embeddings()
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module is not head]
+def _chosen_modules(
+    model: PreTrainedModel, settings: LoRASettings, frozen: Collection[str], head: nn.Linear | None
+) -> tuple[list[str], list[str], list[str]]:
+    """The targets with `all` spelt out, the names of the modules that get adapters, and of those that are `frozen` instead."""
+    heads = (head, model.get_output_embeddings())
+    linear = [n for n, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module not in heads]
     endings = sorted({_ending(name) for name in linear})
     targets = endings if ALL_LINEAR in settings.targets else list(settings.targets)
     for target in targets:
@@ -222,7 +242,6 @@ def _chosen_modules(model: PreTrainedModel, settings: LoRASettings) -> tuple[lis
                 f"{ALL_LINEAR} for all of them.{nearest(target, [*endings, ALL_LINEAR])}"
             )
     meant = [name for name in linear if any(_is_meant(name, target) for target in targets)]
-    frozen = frozen_names(model, settings.frozen)
     chosen = [name for name in meant if f"{name}.weight" not in frozen]
     if not chosen:
         raise ConfigError(f"freeze_module_prefix: {', '.join(settings.frozen)} leave no module of lora_target to get adapters")

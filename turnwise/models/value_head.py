@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from turnwise.errors import ModelError
 from turnwise.models.load import base_of_adapter, load_config, load_model, load_pretrained, require_weights
+from turnwise.models.lora import is_value_adapter, merge_adapter
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,8 @@ def load_value_model(
     """A value model in evaluation mode with fp32 weights, from a folder or the hub's local cache.
 
     A folder without a value head (a causal language model) gives its backbone and gets a head that is 0 everywhere: the first
-    advantages are the returns themselves, and nothing is random. The scalar head of a reward model is kept. An adapter of a
-    language model is merged into its backbone.
+    advantages are the returns themselves, and nothing is random. The scalar head of a reward model is kept. An adapter is
+    merged into its base model: a critic's brings its head.
 
     Raises:
         ModelError: no such folder, no decoder, a head of several labels, or missing weights.
@@ -37,7 +38,10 @@ def load_value_model(
     base = base_of_adapter(path)
     if base is not None:
         model = load_value_model(base, device=device, attn_implementation=attn_implementation)
-        model.base_model.load_state_dict(load_model(path, device=device).base_model.state_dict())
+        if is_value_adapter(Path(path)):
+            merge_adapter(model, Path(path))
+        else:
+            model.base_model.load_state_dict(load_model(path, device=device).base_model.state_dict())
         return model
     config = load_config(path)
     config.num_labels = 1

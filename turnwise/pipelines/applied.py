@@ -57,7 +57,9 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
     yield "optimiser", actor.optimizer
     if pipeline.critic:
         critic = facts_of(pipeline.critic)
-        yield "critic", f"{_trained(critic.model)}, {_strategy(critic)}, alone in the first {config.critic_warmup} steps"
+        alone = f", alone in the first {config.critic_warmup} steps" if config.critic_warmup else ""
+        yield "critic", f"{_trained(critic.model)}, {_strategy(critic)}{alone}"
+        yield from _adapters(critic, "its adapters")
         yield "its optimiser", critic.optimizer
     if pipeline.reference and pipeline.reference.is_base:
         yield "reference", "the policy's own weights with the adapter off"
@@ -115,9 +117,9 @@ def _start(path: str) -> str:
     return path if base is None else f"{path}, an adapter merged into {base}"
 
 
-def _adapters(facts: StrategyFacts) -> Iterator[Row]:
+def _adapters(facts: StrategyFacts, title: str = "adapters") -> Iterator[Row]:
     if facts.adapters:
-        yield "adapters", facts.adapters
+        yield title, facts.adapters
 
 
 def _strategy(facts: StrategyFacts) -> str:

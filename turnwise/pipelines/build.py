@@ -95,7 +95,7 @@ def _assemble(
         reference = ModelRole("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"), policy.watchdog)
     critic = None
     if "values" in algorithm.needs:
-        valued = partial(critic_strategy, config, device)
+        valued = partial(critic_strategy, config, device, policy.tokenizer, folder)
         critic = ModelRole("critic", cluster.spawn("critic", valued), batch_plan(config, "critic"), policy.watchdog)
     source, num_steps = build_source(config, policy, algorithm.needs, rollouts)
     pictures = build_pictures(config, folder.path.name)

@@ -11,6 +11,7 @@ from turnwise.config.roles import ModelArgs
 from turnwise.models.freeze import freeze
 from turnwise.models.load import base_of_adapter, save_model
 from turnwise.models.lora import ALL_LINEAR, Adapters, LoRASettings
+from turnwise.models.value_head import value_head
 from turnwise.pipelines.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -38,15 +39,17 @@ def prepare_training(
         frozen=frozen,
         seed=seed,
     )
-    return Adapters(model, settings, base=_base_model(arguments.model_name_or_path, model, tokenizer, run))
+    head = value_head(model)
+    kept = run.path / ("base_model" if head is None else "base_critic")
+    return Adapters(model, settings, _base_model(arguments.model_name_or_path, model, tokenizer, kept), head)
 
 
-def _base_model(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, run: RunFolder) -> str:
-    """Where the model that training starts from lies. Where it comes from another adapter it is written into the run's folder:
-    peft puts adapters onto plain models only."""
+def _base_model(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kept: Path) -> str:
+    """Where the model that training starts from lies. Where it comes from another adapter it is written to `kept`, in the run's
+    folder: peft puts adapters onto plain models only."""
     if base_of_adapter(path) is None:
         return str(Path(path).resolve()) if Path(path).is_dir() else path
-    merged = (run.path / "base_model").resolve()
+    merged = kept.resolve()
     if not merged.is_dir():
         save_model(model, tokenizer, merged)
     logger.info("%s is an adapter: new adapters are put onto the merged model, which is in %s", path, merged)

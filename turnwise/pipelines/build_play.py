@@ -20,13 +20,21 @@ from turnwise.models.load import load_tokenizer
 from turnwise.models.tokenizer import MARKER_TOKENS, SPECIAL_TOKENS, train_tokenizer
 from turnwise.pipelines.build_rollouts import agent_settings, build_policy, choose_device, sampling_params
 from turnwise.pipelines.play import Played, Teller, play_episode
-from turnwise.pipelines.play_policies import Say, Speaker, SpeakerServer, person, player, random_player, scripted_player
+from turnwise.pipelines.play_policies import (
+    OPENAI,
+    PLAYERS,
+    Say,
+    Speaker,
+    SpeakerServer,
+    person,
+    player,
+    random_player,
+    scripted_player,
+)
 from turnwise.protocols import Env
 from turnwise.types import SamplingParams, Split, Task
 from turnwise.watchdog import Watchdog
 
-PLAYERS = ("human", "random", "scripted")
-OPENAI = "openai:"
 BYTES_PER_TOKEN = 8
 """By which limits in tokens grow where bytes stand in for them."""
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.config import AgenticConfig
 from turnwise.config.roles import TrainingArgs
-from turnwise.models.freeze import freeze
 from turnwise.models.load import load_model, parse_dtype
 from turnwise.models.lora import Adapters
 from turnwise.models.value_head import load_value_model
+from turnwise.pipelines.build_lora import prepare_training
 from turnwise.pipelines.roles import BatchPlan
+from turnwise.pipelines.run_folder import RunFolder
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 
@@ -50,12 +51,14 @@ def train_strategy(
     )
 
 
-def critic_strategy(config: AgenticConfig, device: torch.device) -> TorchStrategy:
+def critic_strategy(
+    config: AgenticConfig, device: torch.device, tokenizer: PreTrainedTokenizerBase, run: RunFolder
+) -> TorchStrategy:
     arguments = config.critic.model_args
     path, attention = arguments.model_name_or_path, arguments.attn_implementation
     model = load_value_model(path, device=device, attn_implementation=attention)
-    freeze(model, arguments.freeze_module_prefix or ())
-    return train_strategy(config, "critic", model, device)
+    adapters = prepare_training(arguments, model, tokenizer, run, config.seed)
+    return train_strategy(config, "critic", model, device, adapters)
 
 
 def frozen_strategy(config: AgenticConfig, device: torch.device) -> TorchStrategy:

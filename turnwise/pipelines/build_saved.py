@@ -57,16 +57,16 @@ def evaluate_model(
 
     Tasks, seeds and schedule are those of validation in training, so that the same weights give the same figure.
     """
-    mode = validation_mode(config)
-    return evaluate_modes(config, EvaluationPlan([mode], num_tasks), model_path, on_start)[mode]
+    plan = EvaluationPlan([validation_mode(config)], num_tasks)
+    [(_, evaluation)] = evaluate_modes(config, plan, model_path, on_start)
+    return evaluation
 
 
 def evaluate_modes(
     config: AgenticConfig, plan: EvaluationPlan, model_path: str | None = None, on_start: OnStart = log_applied
-) -> dict[Mode, Evaluation]:
-    """The same with each mode of the plan."""
+) -> Iterator[tuple[Mode, Evaluation]]:
+    """The same with each mode of the plan, one after the other."""
     name = Path(model_path or config.actor_train.model_args.model_name_or_path).name
-    evaluations: dict[Mode, Evaluation] = {}
     with _saved_policy(config, "val", model_path) as policy:
         for mode in plan.modes:
             is_own = mode == validation_mode(config)
@@ -80,8 +80,7 @@ def evaluate_modes(
             num_tasks = plan.num_tasks or config.val_batch_size // config.val_env_manager.group_size
             groups = scheduler.get_batch(num_tasks * settings.group_size)
             pictures.write(name if is_own else f"{name}-{mode}", groups)
-            evaluations[mode] = evaluate(groups)
-    return evaluations
+            yield mode, evaluate(groups)
 
 
 def _evaluation_settings(config: AgenticConfig, plan: EvaluationPlan, mode: Mode) -> SchedulerSettings:

@@ -64,6 +64,11 @@ def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[s
             f"rollout_batch_size {config.rollout_batch_size} has {config.rollout_batch_size // replay.group_size}; play more "
             "with `turnwise rollout`, or lower rollout_batch_size"
         )
+    if "values" in needs and config.critic_warmup >= num_batches:
+        raise DataError(
+            f"{path} has {num_batches} batches, and the first critic_warmup {config.critic_warmup} steps train the "
+            "critic alone: the actor would never be trained; play more with `turnwise rollout`, or lower critic_warmup"
+        )
     _say(config, path, recording.groups, whole, groups, num_batches)
     return replay
 

@@ -165,7 +165,7 @@ class Checkpoints:
         _write_manifest(folder)
 
     def _prune(self) -> None:
-        older = [folder for folder in all_checkpoints(self.path) if _number(folder) <= self.num_done]
+        older = [folder for folder in all_checkpoints(self.path) if number_of(folder) <= self.num_done]
         for old in older[: -self.max_to_keep] if self.max_to_keep else ():
             try:
                 remove_folder(old)
@@ -218,10 +218,11 @@ class Checkpoints:
 
 def all_checkpoints(path: Path) -> list[Path]:
     """The checkpoints that are there, the oldest first."""
-    return sorted((f for f in path.glob("checkpoint-*") if f.name.removeprefix("checkpoint-").isdigit()), key=_number)
+    return sorted((f for f in path.glob("checkpoint-*") if f.name.removeprefix("checkpoint-").isdigit()), key=number_of)
 
 
-def _number(folder: Path) -> int:
+def number_of(folder: Path) -> int:
+    """N of `checkpoint-N`."""
     return int(folder.name.removeprefix("checkpoint-"))
 
 

@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from turnwise.chat.template import ChatTemplate
-from turnwise.envs.check_players import Choose, expert_of, random_of
+from turnwise.envs.checks.players import Choose, expert_of, random_of
 from turnwise.envs.parsing import parse_action
 from turnwise.errors import ConfigError
 from turnwise.protocols import Env
 from turnwise.types import Completion, Media, SamplingParams, VersionRun
 
+PLAYERS = ("human", "random", "scripted")
+OPENAI = "openai:"
+"""Before the URL of a model that is known by its words only."""
 ANSWERS = ("{action}", "<answer>{action}</answer>", "<think></think><answer>{action}</answer>")
 """How an action is written down; the first that `action_pattern` reads is taken."""
 QUIT, VERBATIM = "q", "!"

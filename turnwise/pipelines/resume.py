@@ -18,6 +18,7 @@ from turnwise.pipelines.checkpoints import (
     MANIFEST_FILE,
     STATE_FILE,
     all_checkpoints,
+    number_of,
     read_state,
     remove_leftovers,
     set_aside,
@@ -109,15 +110,10 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
             on_error.pop_all()
         remove_leftovers(point.checkpoint.parent)
         for broken in all_checkpoints(point.checkpoint.parent):
-            if read_number(broken) > num_done:
+            if number_of(broken) > num_done:
                 set_aside(broken)
     folder.resumed_from, folder.num_done = point.checkpoint, num_done
     return folder, notes
-
-
-def read_number(checkpoint: Path) -> int:
-    """N of `checkpoint-N`."""
-    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _new_folder(config: Config) -> RunFolder:
@@ -158,7 +154,7 @@ def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
 
 def _saved_at(folder: Path) -> tuple[float, int]:
     manifest = folder / MANIFEST_FILE
-    return (manifest if manifest.exists() else folder).stat().st_mtime, read_number(folder)
+    return (manifest if manifest.exists() else folder).stat().st_mtime, number_of(folder)
 
 
 def _whole_siblings(checkpoint: Path) -> list[Path]:
@@ -177,7 +173,7 @@ def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
     """Whether whole checkpoints of more steps stand beside it, or it isn't one of its folder's."""
     if checkpoint not in all_checkpoints(checkpoint.parent):
         return True
-    later = [folder for folder in all_checkpoints(checkpoint.parent) if read_number(folder) > num_done]
+    later = [folder for folder in all_checkpoints(checkpoint.parent) if number_of(folder) > num_done]
     return bool(later) and _whole_siblings(checkpoint)[0] != checkpoint
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from turnwise.batching.samples import build_samples
 from turnwise.errors import CheckpointError, DataError, RolloutError
-from turnwise.rollout.journal import Line, Place, read_lines
+from turnwise.rollout.journal import Line, read_lines
+from turnwise.rollout.record import Place
 from turnwise.rollout.source import played_of
 from turnwise.types import Group, Trajectory
 
@@ -62,7 +63,8 @@ def _group(path: Path, index: int, members: Sequence[tuple[Place, Trajectory]]) 
     group = Group(first.task, trajectories, index, greedy, place.rejected)
     for trajectory in played_of(group):
         try:
-            trajectory.samples = build_samples(trajectory)
+            # Policy versions of the run that played mean nothing in the one that trains.
+            trajectory.samples = [replace(sample, versions=()) for sample in build_samples(trajectory)]
         except RolloutError as fault:
             raise DataError(f"{path}: {trajectory.task.id}, sibling {trajectory.sibling}: {fault}") from fault
     return group

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, get_args
 
-from turnwise.envs.check_moments import Moment, read_state_key, start_moment, step_moment
-from turnwise.envs.contract import read_reset, read_step
+from turnwise.envs.checks.moments import Moment, start_moment, step_moment
+from turnwise.envs.contract import read_reset, read_state_key, read_step
 from turnwise.errors import EnvironmentFault
 from turnwise.protocols import Env
 from turnwise.types import Reduction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -118,6 +119,14 @@ def test_a_coroutine_that_blocks_the_event_loop_is_named() -> None:
 
     [fault] = play(Rude(delay_s=0.0))
     assert isinstance(fault, EnvironmentFault) and "for Rude.step" in str(fault) and "in sleep_for_ever" in str(fault)
+
+
+@pytest.mark.parametrize("calls", [{}, {"max_in_threads": 1}], ids=["on the loop", "in a thread"])
+@pytest.mark.parametrize("where", ["reset", "step", "close"])
+def test_an_environment_that_ends_the_process_fails_its_episode(where: str, calls: dict[str, Any]) -> None:
+    [fault] = play(Stuck(where, lambda _: sys.exit(3)), **calls)
+    assert isinstance(fault, EnvironmentFault)
+    assert str(fault).startswith(f"Stuck.{where} called sys.exit(3)")
 
 
 def test_a_timeout_of_the_environment_itself_is_passed_on() -> None:

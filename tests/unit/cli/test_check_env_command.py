@@ -100,6 +100,35 @@ def test_json_says_the_same(folder, capsys):
     assert "the reward is nan" in step["result"]
 
 
+def test_what_an_environment_prints_stays_out_of_the_report(folder, capsys):
+    source = f"from {TOYS} import BanditEnv\n\n\nclass Loud(BanditEnv):\n    def __init__(self, since):\n"
+    (folder / "loud.py").write_text(f"{source}        super().__init__()\n        print('made', since)\n")
+    main(["check-env", "loud:Loud", "since=2020-01-02", "--json", "--episodes", "2"])
+    said = capsys.readouterr()
+    assert json.loads(said.out)["env_config"] == {"since": "2020-01-02"}
+    assert "made 2020-01-02" in said.err
+
+
+def test_an_exception_of_any_length_fits_on_a_screen(examined, folder):
+    source = f"from {TOYS} import LettersEnv\n\n\nclass Mine(LettersEnv):\n    def step(self, action):\n"
+    (folder / "mine_long.py").write_text(f"{source}        raise ValueError('word ' * 9000 + '\\nnext line')\n")
+    status, said = examined("mine_long:Mine")
+    assert status == 1 and "…" in said
+    assert "mine_long.py:6 in step: raise" in said
+    assert sum("word word" in line for line in said.splitlines()) == 3, "what was raised is told once, and cut"
+
+
+def test_a_long_name_of_a_check_keeps_its_column(examined, folder):
+    (folder / "mine_bare.py").write_text("class Mine:\n    def reset(self, *, seed=None):\n        return 'a', {}\n")
+    _, said = examined("mine_bare:Mine")
+    assert re.search(r"^metric_reductions ERROR", said, re.M) and said.startswith("Mine  ")
+
+
+def test_limits_are_those_of_training_without_a_config(examined, tiny_model):
+    _, said = examined("frozen_lake", "--tokenizer", str(tiny_model))
+    assert re.search(r"an episode at most \d+ of \d+", said)
+
+
 def test_a_config_gives_arguments_and_limits(examined, lake, tiny_model):
     status, said = examined(lake, "--tag", "Lake", "--tokenizer", str(tiny_model))
     assert status == 0

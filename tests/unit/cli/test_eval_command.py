@@ -81,6 +81,30 @@ def test_several_models_stand_below_each_other(config, tiny_model, tmp_path, cap
     assert "other, sampled" in capsys.readouterr().out
 
 
+def test_sigterm_ends_it_like_ctrl_c_and_what_is_finished_is_reported(tiny_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ended_env.py").write_text(
+        "import signal\n"
+        "from turnwise.testing.toy_envs import LettersEnv\n\n\n"
+        "class EndedEnv(LettersEnv):\n"
+        "    made = 0\n\n"
+        "    def reset(self, *, seed=None):\n"
+        "        EndedEnv.made += 1\n"
+        "        if EndedEnv.made == 7:\n"
+        "            signal.raise_signal(signal.SIGTERM)\n"
+        "        return super().reset(seed=seed)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    ended = PLAIN | {"env_type": "ended_env:EndedEnv", "max_tokens_per_step": 4}
+    values = {"pretrain": str(tiny_model), "val_batch_size": 4, "sequence_length": 128, "custom_envs": {"Ended": ended}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(values))
+    assert main(["eval", "job.yaml", "--json", "score.json"]) == 130
+    captured = capsys.readouterr()
+    assert captured.err.endswith("interrupted\n") and "Traceback" not in captured.err
+    assert "tiny, sampled" in captured.out and "tiny, greedy" not in captured.out
+    assert [r["mode"] for r in json.loads(Path("score.json").read_text())["results"]] == ["sampled"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

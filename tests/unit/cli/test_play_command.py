@@ -79,6 +79,16 @@ def test_a_person_at_a_pipe(played, lake):
     assert played(lake, lines="Right\n").count("left by you") == 1, "the end of input is an end"
 
 
+def test_bytes_that_are_no_text_become_question_marks(played, lake):
+    assert rows(played(lake, lines="!R\udcffight\n"), "says") == ["R?ight<|im_end|>"]
+
+
+def test_a_closed_standard_input_is_an_end(lake, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["play", lake]) == 0
+    assert rows(capsys.readouterr().out, "score") == ["0 after 0 turns, left by you"]
+
+
 def test_the_figures_add_up(played, lake):
     said = played(lake, "--policy", "scripted", "--ids")
     seen = [int(count) for count in re.findall(r"^sees +\+(\d+)", said, re.M)]
@@ -154,8 +164,7 @@ def test_a_person_at_a_terminal_leaves_with_control_c(lake, folder):
     terminal.write(b"Right\n")
     terminal.read_until("turn 2 of 3")
     terminal.read_until("⟩ ")
-    terminal.write(b"\x03")
-    said = terminal.read_to_the_end()
+    said = terminal.read_to_the_end(pressing=b"\x03")
     assert terminal.process.wait(60) == 0
     assert "after 1 turn, left by you" in said and "Traceback" not in said
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", said), "no colour"
@@ -190,10 +199,15 @@ class Terminal:
         said, _, self._unread = self._unread.partition(text)
         return said + text
 
-    def read_to_the_end(self):
-        while self._read():
-            pass
-        return self._unread
+    def read_to_the_end(self, pressing):
+        """What comes after some keys are pressed. Python may lose a Ctrl-C that comes just when it begins to wait for a line;
+        whoever sees nothing happen presses it again."""
+        for _ in range(10):
+            self.write(pressing)
+            while select.select([self._file], [], [], 10)[0]:
+                if not self._read():
+                    return self._unread
+        raise AssertionError(f"it never ended: {self._unread}")
 
     def _read(self):
         try:
@@ -225,6 +239,10 @@ def take_terminal():
         (["frozen_lake", "--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "x"], "is the server up"),
         (["frozen_lake", "--tokenizer", "nowhere"], "nowhere"),
         (["frozen_lake", "--max-steps", "0"], "--max-steps is 0"),
+        (["frozen_lake", "--policy", "scripted", "--actions", "Up"], "--actions names what the random player draws from"),
+        (["frozen_lake", "--model-name", "x"], "--model-name names a model behind openai:URL; with --policy human it has"),
+        (["frozen_lake", "--policy", ".", "--tokenizer", "."], "a model has its own"),
+        (["frozen_lake", "--policy", "openai:http://a", "--model-name", "x", "--ids"], "--ids shows token ids"),
         (["frozen_lake", "--seed", "-1"], "--seed is -1"),
         (["frozen_lake", "render_mode=rgb_array", "--policy", "random"], "knows texts only"),
         ([f"{TOYS}:LettersEnv", "--policy", "random"], "--actions a,b,c"),

@@ -40,6 +40,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"adv_estimator": "gigpo", "episode_reward_weight": 0, "step_reward_weight": 0}, "every advantage would be 0"),
     ({"adv_estimator": "remax", "whiten_rewards": True}, "score of a greedy sibling; use whiten_advantages"),
     ({"adv_estimator": "remax", "reward_normalization": {"grouping": "batch"}}, "remax centres scores in its own way"),
+    (
+        {"adv_estimator": "remax", "group_filter": "non_zero_variance"},
+        "group_filter: non_zero_variance drops .* adv_estimator remax learns from those too",
+    ),
+    (
+        {"adv_estimator": "gae", "max_steps": 20, "critic_warmup": 20},
+        "critic_warmup: the first 20 steps train only the critic, and max_steps is 20: .* use at most 19",
+    ),
     ({"prompt_length": 100}, "set response_length too"),
     ({"pg_args": {"clip_hgh": 0.3}}, "pg_args.clip_hgh: pg_variant ppo has no such parameter.*Did you mean 'clip_high'"),
     ({"pg_args": {"clip_low": -0.1}}, "pg_args.clip_low: got -0.1; expected a number that isn't negative"),
@@ -264,7 +272,6 @@ def test_this_version_runs_the_main_job() -> None:
         ({"custom_envs": {"Lake": LAKE | {"tools": ["python"]}}}, "custom_envs.Lake.tools: a tool in an environment"),
         ({"custom_envs": {"Lake": {"env_type": "webshop"}}}, "webshop isn't in this version"),
         ({"track_with": ["stdout", "wandb"]}, "track_with wandb"),
-        ({"adv_estimator": "gae", "critic": {"model_args": {"lora_rank": 8}}}, "LoRA for a critic isn't in this version"),
         ({"trace": {"backend": "jsonl"}}, "tracing"),
         ({"actor_train": {"strategy_args": {"strategy_config": {"zero": 2}}}}, "actor_train.strategy_args.strategy_config"),
         ({"val_env_manager": {"group_size_redundancy": 1}}, "val_env_manager.group_size_redundancy"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,6 @@ def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert unavailable(config_of()) == []
 
 
-def test_a_critic_with_adapters_is_refused_where_there_is_one() -> None:
-    sentence = "critic.model_args.lora_rank: LoRA for a critic isn't in this version."
-    assert unavailable(config_of(adv_estimator="gae", **with_lora("critic"))) == [sentence]
-    assert unavailable(config_of(adv_estimator="mine:Credit", **with_lora("critic"))) == [sentence]
-    assert unavailable(config_of(**with_lora("critic"))) == []
-
-
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
@@ -91,6 +85,8 @@ def test_a_key_without_effect_is_answered(keys: dict[str, Any], sentence: str) -
 def test_what_cannot_be_is_refused(model_args: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_of(**with_lora(**model_args))
+    with pytest.raises(ConfigError, match=f"critic.*{message}"):
+        config_of(adv_estimator="gae", **with_lora("critic", **model_args))
     with pytest.raises(ConfigError, match=message):
         parse_config(SFT | {"model_args": {"lora_rank": 8, **model_args}}, SFTConfig)
 
@@ -124,6 +120,8 @@ def test_memory_of_lora_is_the_frozen_model_its_adapters_and_the_engine_s_copy(t
     said = memory(use_kl_loss=True, **with_lora())
     assert "frozen weights" in said and "adapters to be trained" in said and "sampler" in said and "reference" not in said
     assert "reference" in memory(use_kl_loss=True) and "sampler" not in memory(use_kl_loss=True)
+    critics = [re.findall(r"[0-9.]+ MB critic", memory(adv_estimator="gae", **keys)) for keys in ({}, with_lora("critic"))]
+    assert critics[0] and critics[1] and critics[0] != critics[1]
     assert memory(actor_train={"model_args": {"freeze_module_prefix": "model.embed_tokens"}}).startswith("at most")
     sft = parse_config(SFT | {"pretrain": str(toy_folder), "model_args": {"lora_rank": 2}, "sequence_length": 64}, SFTConfig)[0]
     assert "frozen weights" in dict(describe(sft).rows)["memory"]

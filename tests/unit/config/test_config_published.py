@@ -120,11 +120,35 @@ def test_keys_without_counterpart_are_dropped_with_a_sentence(keys: dict[str, An
             "64 environments × 1 = 64 trajectories are less",
         ),
         ({"kl_penalty": "full"}, "kl_penalty"),
+        (
+            {"train_infer_correction": {"filters": [{"diff_enabled": True, "diff_low": -0.2, "diff_high": 0.2}]}},
+            r"filters\[0\].diff_enabled: no filter here bounds exp\(old\)",
+        ),
+        ({"train_infer_correction": {"is_weight": {"upper_bound": None}}}, "upper_bound: null leaves the weights without"),
     ],
 )
 def test_what_would_do_something_else_is_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(MINIMAL | keys)
+
+
+FILTER = {"agg_type": "sequence", "ratio_low": 0.9, "ratio_high": 1.1}
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_enabled", "said"),
+    [
+        ({"ratio_enabled": True, "diff_enabled": False}, True, []),
+        ({"ratio_enabled": True, "diff_low": -0.1}, True, ["diff_low: has no effect: diff_enabled is false"]),
+        ({"ratio_enabled": False}, False, ["filters[0].ratio_enabled is read as", "agg_type", "ratio_low", "ratio_high"]),
+    ],
+)
+def test_a_published_filter_of_ratios_is_ours(keys: dict[str, Any], is_enabled: bool, said: list[str]) -> None:
+    config, notes = parse_config(MINIMAL | {"train_infer_correction": {"filters": [FILTER | keys]}})
+    assert config.train_infer_correction is not None
+    [band] = config.train_infer_correction.filters
+    assert (band.agg_type, band.ratio_low, band.ratio_high, band.enabled) == ("sequence", 0.9, 1.1, is_enabled)
+    assert len(notes) == len(said) and all(part in note for part, note in zip(said, notes, strict=True))
 
 
 def test_harmless_values_are_dropped_silently() -> None:

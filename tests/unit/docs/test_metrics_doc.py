@@ -39,7 +39,7 @@ PLAIN = {
 }
 KL = {"use_kl_loss": True, "add_token_level_kl": True, "init_kl_coef": 0.1, "ppo_epochs": 2}
 CORRECTION = {"train_infer_correction": {"is_weight": {}, "filters": [{}]}}
-CLIPS = {"reward_clip": 0.5, "advantage_clip": 0.5, "save_steps": 1, **CORRECTION}
+CLIPS = {"adv_estimator": "remax", "reward_clip": 0.5, "advantage_clip": 0.5, "save_steps": 1, **CORRECTION}
 CRITIC = {"adv_estimator": "gae", "reward_clip": 0.5, "value_clip": 0.2}
 BANDIT = {
     "env_type": "turnwise.testing.toy_envs:BanditEnv",
@@ -47,11 +47,7 @@ BANDIT = {
     "agent_template": "{observation}",
     "max_tokens_per_step": 2,
 }
-FILTERED = {
-    "adv_estimator": "remax",
-    "group_filter": "non_zero_variance",
-    "custom_envs": {**PLAIN["custom_envs"], "Bandit": BANDIT},
-}
+FILTERED = {"group_filter": "non_zero_variance", "custom_envs": {**PLAIN["custom_envs"], "Bandit": BANDIT}}
 STEPS = {"adv_estimator": "gigpo", "reward_clip": 0.5}
 
 

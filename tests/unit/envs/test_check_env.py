@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from turnwise.envs.check import Report, check_env
-from turnwise.envs.check_examination import CheckSettings
-from turnwise.envs.check_session import Clock
-from turnwise.envs.check_times import times
+from turnwise.envs.checks.examination import CheckSettings
+from turnwise.envs.checks.report import Report, check_env
+from turnwise.envs.checks.session import Clock
+from turnwise.envs.checks.times import times
 from turnwise.envs.frozen_lake import FrozenLakeEnv
 from turnwise.errors import EnvironmentFault
 from turnwise.testing.toy_envs import (
@@ -30,6 +30,7 @@ from turnwise.testing.toy_envs import (
     StuckEnv,
     WrongTupleEnv,
 )
+from turnwise.types import Media, Observation
 
 QUICK = CheckSettings(num_episodes=8, timeout_s=20.0)
 
@@ -207,6 +208,61 @@ class ExpertlessEnv(SoundEnv):
         raise IndexError("no plan")
 
 
+class NoDisplayEnv(SoundEnv):
+    def __init__(self, split: str = "train") -> None:
+        raise OSError("no display")
+
+
+class NumberExpertEnv(SoundEnv):
+    def expert_action(self) -> Any:
+        return 1
+
+
+class CloselessEnv:
+    """Has what an episode needs, but for its end."""
+
+    metric_reductions: ClassVar[Mapping[str, Any]] = {}
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        return "start", {}
+
+
+class ListMetricsEnv(SoundEnv):
+    metric_reductions: ClassVar[Any] = ["success"]
+
+
+class NumberTextEnv(SoundEnv):
+    def _marked(self, observation: str) -> Any:
+        return Observation(5)  # type: ignore[arg-type]
+
+
+class NoPictureEnv(SoundEnv):
+    def _marked(self, observation: str) -> Any:
+        return Observation("see", (Media("image", np.zeros((4, 4), np.uint8)),))
+
+
+class HalfCharacterEnv(SoundEnv):
+    def _marked(self, observation: str) -> str:
+        return f"caf\ud800 {observation}"
+
+
+class NoRulesEnv(SoundEnv):
+    def reset(self, *, seed: int | None = None) -> Any:
+        return super().reset(seed=seed)[0], {"env_instruction": None}
+
+
+class CountedKeyEnv(SoundEnv):
+    """Names its states by a counter, so that no two are ever equal."""
+
+    def state_key(self) -> Any:
+        return next(ForgetfulEnv.resets)
+
+
+class LateDifferenceEnv(SoundEnv):
+    def _marked(self, observation: str) -> str:
+        return f"{'word ' * 50}{next(ForgetfulEnv.resets)}"
+
+
 class AsyncCloseEnv(SlowEnv):
     """Everything is a coroutine, and the end too."""
 
@@ -256,6 +312,14 @@ def test_an_environment_without_a_defect_passes_every_check() -> None:
         (LeakingSplitEnv, "train/val", "[5-8] of 8 validation starts occur among 8 of training"),
         (TextActionsEnv, "actions", "TextActionsEnv.actions is 'abcd'; a random player needs a sequence of str"),
         (ExpertlessEnv, "expert_action", "expert_action raises IndexError: no plan"),
+        (NumberExpertEnv, "expert_action", r"expert_action\(\) gave 1; an action is a str"),
+        (lambda split: CloselessEnv(), "close", "close raises AttributeError: 'CloselessEnv' object has no attribute 'close'"),
+        (ListMetricsEnv, "metric_reductions", r"metric_reductions is \['success'\]; it must map metrics to mean, sum"),
+        (NumberTextEnv, "reset", "the observation's text is a int; it must be a str"),
+        (NoPictureEnv, "reset", r"media hold an array of uint8 \[4, 4\]; each must be .* \[H, W, 3\]"),
+        (HalfCharacterEnv, "reset", r"text has '\\ud800' at character 3, half of a character"),
+        (NoRulesEnv, "reset", r"info\['env_instruction'\] is a NoneType; it must be a str"),
+        (LateDifferenceEnv, "same seed", r"text …'?[word ]+\d+'? and …'?[word ]+\d+'?$"),
     ],
 )
 def test_a_defect_is_an_error_that_names_it(make: Any, check: str, message: str) -> None:
@@ -314,10 +378,35 @@ def test_a_call_that_never_returns_ends_the_examination(where: str, how: Any) ->
     assert re.fullmatch(f"hangs in (the )?{where}: no answer within 0.5 s", last.result)
 
 
+def test_a_key_that_never_comes_again_is_told_from_an_episode_that_does_not() -> None:
+    report = examine(CountedKeyEnv)
+    for check in ("same seed", "siblings"):
+        assert "state_key" in found(report, check).result and "GiGPO" in found(report, check).advice
+    assert "generator" in found(examine(ForgetfulEnv), "same seed").advice
+
+
+def test_what_is_broken_keeps_its_name() -> None:
+    assert examine(ListMetricsEnv).env == "ListMetricsEnv"
+    assert examine(CloselessEnv, takes_split=False).env == "CloselessEnv"
+
+
+def test_without_a_tokenizer_a_huge_observation_is_doubtful_all_the_same() -> None:
+    report = examine(LongEnv, replace(QUICK, token_budget=20))
+    assert found(report, "observations").verdict == "warning"
+    assert "--tokenizer" in found(report, "observations").advice
+    assert found(examine(LongEnv, replace(QUICK, token_budget=200)), "observations").verdict == "ok"
+
+
+def test_a_split_among_the_arguments_is_no_lack_of_the_class() -> None:
+    report = check_env(lambda split: SoundEnv("train"), True, replace(QUICK, is_split_given=True))
+    assert found(report, "train/val").verdict == "warning"
+    assert "`split` is given" in found(report, "train/val").result and "parameter" not in found(report, "train/val").advice
+
+
 def test_what_the_constructor_refuses_is_the_callers_mistake_and_what_it_raises_a_finding() -> None:
     with pytest.raises(EnvironmentFault, match="format_penalty"):
         examine(lambda split: FrozenLakeEnv(format_penalty=1.0))
-    report = examine(lambda split: FrozenLakeEnv(size="big"))  # type: ignore[arg-type]
+    report = examine(NoDisplayEnv)
     assert report.verdict == "error"
     assert any(finding.trace for finding in report.findings)
 
@@ -404,7 +493,7 @@ def test_the_report_is_json() -> None:
     row = json.loads(json.dumps(examine(lambda split: RaisingEnv()).to_json()))
     [step] = [finding for finding in row["findings"] if finding["check"] == "step"]
     assert (row["env"], row["verdict"], step["verdict"]) == ("RaisingEnv", "error", "error")
-    assert step["trace"].endswith("RuntimeError: the toy is broken")
+    assert step["trace"][-1].endswith('in step: raise RuntimeError("the toy is broken")')
 
 
 def count_words(text: str) -> int:

@@ -199,6 +199,13 @@ def test_the_rules_say_slippery_only_where_it_is() -> None:
         ({"split": "test"}, "allowed are 'train', 'val', None"),
         ({"format_penalty": 0.1}, "must be 0 or less"),
         ({"grid_vocab": {"P": "player"}}, "six symbols"),
+        ({"grid_vocab": "P_OGX√"}, "six symbols"),
+        ({"action_lookup": ["Left", "Down", "Right", "Up"]}, "must map each of 0, 1, 2, 3 to a word"),
+        ({"size": "big"}, "size 'big'; it must be at least 1, a whole number"),
+        ({"size": 1}, "size must be at least 2"),
+        ({"p": "0.8"}, "p '0.8'; it must be a number"),
+        ({"is_slippery": "false"}, "is_slippery 'false'; it must be true or false"),
+        ({"map_rows": "SFFG"}, "map_rows 'SFFG' must be a list of texts"),
         ({"action_lookup": {0: "A", 1: "a", 2: "B", 3: "C"}}, "a word of its own"),
     ],
 )

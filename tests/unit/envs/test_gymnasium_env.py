@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from turnwise.envs.gymnasium_env import GymnasiumEnv
-from turnwise.envs.hold_out import in_split
+from turnwise.envs.hold_out import fingerprint, in_split
 from turnwise.errors import EnvironmentFault, NotAvailableError
 from turnwise.types import Observation
 
@@ -201,6 +202,45 @@ def test_an_unknown_environment_is_told_by_its_spaces() -> None:
     assert named.actions == ("stay", "win") and named.step("Win")[2]
 
 
+@pytest.mark.usefixtures("register")
+def test_a_key_of_info_that_never_comes_is_no_failure_of_the_player() -> None:
+    env = GymnasiumEnv("SpacesTest-v0", success="info:is_wn")
+    env.reset(seed=0)
+    env.step("5")
+    with pytest.raises(EnvironmentFault, match=r"success is info:is_wn.*no such key; it has is_won\..*Did you mean 'is_won'"):
+        env.step("6")
+    cut = GymnasiumEnv("SpacesTest-v0", success="info:is_wn", kwargs={"max_episode_steps": 1})
+    cut.reset(seed=0)
+    with pytest.raises(EnvironmentFault, match="no such key"):
+        cut.step("5")
+
+
+class SpeedEnv(SpacesEnv):
+    """Has a number named like the state of toy environments, which is something else."""
+
+    s = 7
+
+
+def test_a_number_that_happens_to_be_named_s_is_no_state() -> None:
+    gymnasium.register("SpeedTest-v0", entry_point=SpeedEnv)
+    try:
+        env = GymnasiumEnv("SpeedTest-v0")
+        env.reset(seed=0)
+        assert env.state_key() == fingerprint(SpeedEnv().reset()[0])
+    finally:
+        del gymnasium.registry["SpeedTest-v0"]
+    taxi = GymnasiumEnv("Taxi-v4")
+    taxi.reset(seed=1)
+    assert taxi.state_key() == 252
+
+
+def test_rooms_that_are_rejected_are_not_told_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    baby = GymnasiumEnv("minigrid:BabyAI-PickupLoc-v0")
+    for seed in (4, 15):
+        baby.reset(seed=seed)
+    assert capsys.readouterr() == ("", "")
+
+
 def shout(observation: Mapping[str, Any], env: Any) -> str:
     return str(observation["pair"][1]).upper()
 
@@ -277,6 +317,17 @@ def test_missing_packages_name_what_brings_them() -> None:
         GymnasiumEnv("no_such_package:Env-v0")
     with pytest.raises(NotAvailableError, match="LunarLander-v3 needs a package that isn't installed"):
         GymnasiumEnv("LunarLander-v3")
+
+
+def test_pictures_without_the_package_that_draws_are_refused_before_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    for env_id in ("Taxi-v4", "CartPole-v1"):
+        with pytest.raises(NotAvailableError, match=r"package pygame: pip install 'turnwise\[gym\]'"):
+            GymnasiumEnv(env_id, render_mode="rgb_array")
+    assert GymnasiumEnv(DOOR_KEY, render_mode="rgb_array").reset(seed=1)
+    taxi = GymnasiumEnv("Taxi-v4")
+    taxi.reset(seed=1)
+    assert taxi.render() is None, "people do without"
 
 
 def test_a_step_before_reset_says_so() -> None:

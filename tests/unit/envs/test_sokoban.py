@@ -215,6 +215,12 @@ def test_the_rules_explain_what_is_shown() -> None:
         ({"dim_room": [6, 6, 6]}, r"dim_room \[6, 6, 6\] must be two whole numbers"),
         ({"dim_room": 6}, "dim_room 6 must be two whole numbers"),
         ({"dim_room": [6.0, 6]}, "two whole numbers"),
+        ({"dim_room": [2, 6]}, r"dim_room \[2, 6\].*sides must be at least 3"),
+        ({"num_boxes": 0}, "num_boxes 0; it must be at least 1"),
+        ({"num_boxes": "two"}, "num_boxes 'two'; it must be at least 1, a whole number"),
+        ({"search_depth": 1.5}, "search_depth 1.5; it must be at least 1, a whole number"),
+        ({"grid_lookup": "#_O√XPS"}, "must map each of 0, 1, 2, 3, 4, 5, 6 to a word"),
+        ({"grid_vocab": 5}, "grid_vocab 5 must say"),
         ({"grid_lookup": {0: "#", 1: "_"}}, "grid_lookup .* each of 0, 1, 2, 3, 4, 5, 6 a word of its own"),
         ({"grid_vocab": {"#": "wall"}}, "what each symbol of grid_lookup means: # _ O √ X P S"),
         ({"action_lookup": {0: "A", 1: "B", 2: "C", 3: "D"}}, "action_lookup .* each of 1, 2, 3, 4 a word of its own"),
@@ -250,10 +256,11 @@ def test_the_expert_finds_its_way_back_after_errors_until_a_box_is_stuck() -> No
         env.step(action)
     for _ in range(20):
         env.step(env.expert_action())
-    assert env.is_solved
+    assert env.is_solved and env.is_solvable
     env.reset(seed=0)
+    assert env.is_solvable
     env.state = State(7, frozenset({19}))
-    assert env.expert_action() == "Up"
+    assert env.expert_action() == "Up" and not env.is_solvable
 
 
 def test_players_do_as_well_as_they_can() -> None:

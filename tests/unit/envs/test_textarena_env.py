@@ -104,6 +104,12 @@ def test_a_state_is_the_start_and_what_was_done_since() -> None:
     assert key(1, "3") != key(2, "3")
 
 
+@pytest.mark.parametrize("kwargs", [{"min_number": 9, "max_number": 2}, {"min_number": "low"}, {"max_number": None}])
+def test_arguments_that_the_game_chokes_on_are_the_configs(kwargs: dict[str, Any]) -> None:
+    with pytest.raises(EnvironmentFault, match=r"textarena can't start GuessTheNumber-v0 with kwargs .*number"):
+        TextArenaEnv(NUMBERS, kwargs=kwargs).reset(seed=0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -13,7 +13,7 @@ from turnwise.batching.samples import build_samples
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.pipelines.build import build_agentic, build_algorithm
 from turnwise.pipelines.build_run import start_run
-from turnwise.rollout.journal import decode_trajectory
+from turnwise.rollout.record import read_record
 from turnwise.spec import ESTIMATORS
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import Group
@@ -57,7 +57,7 @@ def read_groups(path):
     for _, of_group in itertools.groupby(rows, key=lambda row: row["group"]):
         group = Group(task=None, trajectories=[], index=len(groups))
         for row in of_group:
-            trajectory = decode_trajectory(row)
+            _, trajectory = read_record(json.dumps(row))
             trajectory.samples = build_samples(trajectory)
             group.task = trajectory.task
             if row["is_baseline"]:

@@ -20,7 +20,7 @@ from turnwise.pipelines.collect import Collection
 from turnwise.rollout.journal import read_journal
 from turnwise.tracking.jsonl import read_metrics
 
-NOT_TRAINED = ("time/", "system/tps")
+NOT_TRAINED = ("time/", "system/tps", "actor/staleness")
 
 
 def make_config(tiny_model, folder, **changes):
@@ -104,6 +104,8 @@ def test_training_from_the_rollouts_of_a_run_is_that_run_bit_by_bit(played, tiny
     for step in range(3):
         assert same(weights(played, step + 1), weights(again, step + 1))
         assert measured(played, step) == measured(again, step)
+        assert "actor/staleness_max" in read_metrics(played.metrics)[step]
+        assert "actor/staleness_max" not in read_metrics(again.metrics)[step], "versions of another run are no age in this one"
     first, second = (read_journal(folder.rollouts) for folder in (played, again))
     assert [(s, t.task, t.sibling, t.score) for s, t in first] == [(s, t.task, t.sibling, t.score) for s, t in second]
     other = run(make_config(tiny_model, tmp_path, adv_estimator="gae"), rollouts=played.rollouts)
@@ -208,6 +210,7 @@ def other_text(record):
             None,
             r"longest context has \d+ tokens, more than sequence_length 16",
         ),
+        ({"adv_estimator": "gae", "max_steps": 9, "critic_warmup": 3}, None, "has 3 batches, and the first critic_warmup 3"),
         ({}, failed, "has 0 groups to train on"),
         ({}, of_validation, "train/Letters/0 is a task of validation"),
         ({}, unknown_token, "has token 1000000, and the model knows"),

@@ -10,11 +10,12 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.errors import CheckpointError, ConfigError, ModelError, ParityError
 from turnwise.models.load import load_model
+from turnwise.models.value_head import load_value_model
 from turnwise.pipelines.applied import applied_settings
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
@@ -252,6 +253,36 @@ def test_training_starts_from_an_adapter_folder_merged(build, tmp_path):
 def test_a_critic_starts_from_an_adapter_folder(build):
     start = finished(build(max_steps=1)).checkpoints.newest
     finished(build(pretrain=str(start), max_steps=1, adv_estimator="gae"))
+
+
+def test_a_critic_s_own_adapters_and_its_head_are_trained_saved_and_gone_on_with(build, tiny_model):
+    keys = {"adv_estimator": "gae", "critic": {"model_args": {"lora_rank": 2, "lora_dropout": 0.1}, "training_args": TRAINING}}
+    pipeline = build(**keys)
+    assert rows(pipeline)["its adapters"] == (
+        "LoRA of rank 2, alpha 4, dropout 0.1, in 14 modules: "
+        "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj; and the value head"
+    )
+    start = strategy_of(pipeline.critic).model.base_model.embed_tokens.weight.clone()
+    critic = strategy_of(finished(pipeline).critic).model
+    assert torch.equal(start, critic.base_model.embed_tokens.weight) and critic.score.weight.abs().max() > 0
+    first, _, last = (pipeline.checkpoints.path / f"checkpoint-{step}" / "critic" for step in (1, 2, 3))
+    saved = load_file(last / "adapter_model.safetensors")
+    assert torch.equal(saved["base_model.model.score.weight"], critic.score.weight.cpu()) and len(saved) == 2 * 14 + 2
+
+    samples = toy_samples(5)
+    values = pipeline.critic.forward(samples, "values")
+    again = finished(build(**keys, resume_from_checkpoint=str(first.parent)))
+    for here, there in zip(values, again.critic.forward(samples, "values"), strict=True):
+        np.testing.assert_array_equal(here, there)
+    elsewhere = build(**keys | {"reward_pretrain": str(last), "max_steps": 1})
+    for here, there in zip(values, elsewhere.critic.forward(samples, "values"), strict=True):
+        np.testing.assert_allclose(here, there, atol=1e-5)
+    finished(elsewhere)
+    theirs = AutoModelForTokenClassification.from_pretrained(tiny_model, num_labels=1)
+    theirs = PeftModel.from_pretrained(theirs, last).merge_and_unload()
+    torch.testing.assert_close(theirs.state_dict(), load_value_model(last).state_dict(), rtol=0, atol=1e-6)
+    with pytest.raises(ModelError, match="is the adapter of a critic, which has a value head and writes no text"):
+        load_model(last)
 
 
 def test_evaluation_scores_an_adapter_as_validation_in_training_did(build, make_config):

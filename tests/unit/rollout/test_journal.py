@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,7 +79,6 @@ def test_a_cut_line_is_named(tmp_path):
 def test_what_belongs_to_a_group_is_written_with_it(tmp_path):
     original, greedy = trajectory(), trajectory()
     original.score_kl_penalty = 0.125
-    original.turns[0].state_key = (1, "door")
     journal = Journal(tmp_path / "rollouts.jsonl")
     journal.append(0, [Group(original.task, [original], 3, greedy), Group(original.task, [original], 4, rejected="filtered")])
     journal.close()
@@ -88,13 +88,63 @@ def test_what_belongs_to_a_group_is_written_with_it(tmp_path):
         (3, 2, None, True),
         (4, 1, "filtered", False),
     ]
-    assert rows[0]["turns"][0]["state_key"] == "(1, 'door')"
     [(_, read), *_] = read_journal(tmp_path / "rollouts.jsonl")
     assert read.score_kl_penalty == 0.125
 
 
-@pytest.mark.parametrize("change", [{"logprobs": [0.0]}, {"versions": [[0, 1]]}, {"response_ids": "abc"}])
-def test_a_turn_that_contradicts_itself_is_no_trajectory(tmp_path, change):
+class Door:
+    """A key that is equal to its like and says nothing in its `repr`."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __eq__(self, other):
+        return isinstance(other, Door) and self.number == other.number
+
+    def __hash__(self):
+        return self.number
+
+
+def buckets(keys):
+    seen = {}
+    return [seen.setdefault(key, len(seen)) for key in keys]
+
+
+def test_state_keys_come_back_equal_where_they_were(tmp_path):
+    keys = ["a", "1", 1, np.int64(2), 0.5, None, (1, ("door", b"\x00"))]
+    keys += [Door(1), Door(2), Door(1), frozenset("ab"), (3, Door(2))]
+    original = trajectory()
+    turn = original.turns[0]
+    original.turns = [replace(turn, state_key=key) for key in keys]
+    for _ in range(2):
+        path = tmp_path / "rollouts.jsonl"
+        path.unlink(missing_ok=True)
+        journal = Journal(path)
+        journal.append(0, [Group(original.task, [original])])
+        journal.close()
+        [(_, original)] = read_journal(path)
+        back = [turn.state_key for turn in original.turns]
+        assert back[:7] == keys[:7] and buckets(back) == buckets(keys)
+        assert repr(back[10]) == repr(keys[10]), "what is read can be written again"
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"logprobs": [0.0]}, r"turns\[1\]: 3 sampled tokens, 1 log-probs, versions of 3"),
+        ({"versions": [[0, 1]]}, r"turns\[1\]: 3 sampled tokens, 3 log-probs, versions of 1"),
+        ({"versions": [[0], [1, 2]]}, r"turns\[1\]\.versions\[0\]"),
+        ({"response_ids": "abc"}, r"turns\[1\]\.response_ids: input should be a valid array \(got 'abc'\)"),
+        ({"prompt_ids": [-1]}, r"turns\[1\]\.prompt_ids\[0\]: .*\(got -1\)"),
+        ({"reward": "1"}, r"turns\[1\]\.reward: input should be a valid number \(got '1'\)"),
+        ({"reward": float("nan")}, r"turns\[1\]\.reward: .*finite"),
+        ({"observation": None}, r"turns\[1\]\.observation"),
+        ({"metrics": [1]}, r"turns\[1\]\.metrics"),
+        ({"finish_reason": "odd"}, r"turns\[1\]\.finish_reason: .*'stop', 'length' or 'aborted' \(got 'odd'\)"),
+        ({"state_key": ["a"]}, r"turns\[1\]\.state_key: \['a'\] is no state key"),
+    ],
+)
+def test_a_turn_with_a_wrong_field_is_named_with_line_and_field(tmp_path, change, fault):
     path = tmp_path / "rollouts.jsonl"
     original = trajectory()
     journal = Journal(path)
@@ -103,7 +153,7 @@ def test_a_turn_that_contradicts_itself_is_no_trajectory(tmp_path, change):
     record = json.loads(path.read_text())
     record["turns"][1] |= change
     path.write_text(json.dumps(record) + "\n")
-    with pytest.raises(DataError, match="line 1"):
+    with pytest.raises(DataError, match=f"line 1: .*{fault}"):
         read_journal(path)
 
 

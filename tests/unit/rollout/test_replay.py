@@ -56,16 +56,17 @@ def test_groups_come_back_as_they_were_played(written):
     assert [(g.index, len(g.trajectories)) for g in recording.groups] == [(0, 3), (1, 3), (2, 3)]
     assert [g.rejected for g in recording.groups] == [None, None, "filtered"]
     assert recording.groups[0].greedy is None and recording.groups[1].greedy.sibling == 3
-    assert [s.num_trained for s in recording.groups[1].samples] == [1, 1, 1]
+    assert [(s.num_trained, s.versions) for s in recording.groups[1].samples] == [(1, ())] * 3
+    assert recording.groups[1].trajectories[0].turns[0].versions, "they are written again"
 
 
 @pytest.mark.parametrize(
     ("damage", "indices", "said"),
     [
-        (lambda lines: [*lines[:-1], lines[-1][:50]], [0, 1], ["1 of 9 lines can't be read (JSON", "train/A/2 (2 of 3"]),
+        (lambda lines: [*lines[:-1], lines[-1][:50]], [0, 1], ["1 of 9 lines can't be read (invalid", "train/A/2 (2 of 3"]),
         (lambda lines: lines[:-2], [0, 1], ["left out as incomplete: train/A/2 (1 of 3 trajectories)"]),
         (lambda lines: [lines[0], "what\n", *lines[2:]], [1, 2], ["1 of 9 lines can't be read", "train/A/0 (2 of 3"]),
-        (lambda lines: [*lines[:3], '{"step": 1}\n' * 5, *lines[8:]], [0], [": 4, 5, 6 and 2 more lines", "train/A/2 (1 of 3"]),
+        (lambda lines: [*lines[:3], '{"step": 1}\n' * 5, *lines[8:]], [0], ["4, 5, 6 and 2 more lines", "train/A/2 (1 of 3"]),
         (lambda lines: lines[1:6], [1], ["train/A/0 (2 of 3 trajectories)"]),
     ],
 )

@@ -120,7 +120,7 @@ _ADAPTERS = (
     Live("model_args.lora_dropout", 0.5, "weights", _RANK),
     Live("model_args.lora_target", ["q_proj"], "weights", _RANK),
 )
-"""What a policy is told of LoRA."""
+"""What a policy or a critic is told of LoRA."""
 
 _ONE_EACH = {".training_args.per_device_train_batch_size": 1, ".training_args.gradient_accumulation_steps": 2}
 _FORWARD = (
@@ -230,7 +230,7 @@ AGENTIC: tuple[Live, ...] = (
         ),
         reference=_REFERENCE,
     ),
-    *_roles("critic", (*_TRAINING, *_BATCHING), critic=_GAE),
+    *_roles("critic", (*_TRAINING, *_ADAPTERS, *_BATCHING), critic=_GAE),
     # Environments
     Live("custom_envs.<tag>.env_type", _TOYS + "BanditEnv", "rollouts"),
     Live("custom_envs.<tag>.env_config", {"num_turns": 1}, "rollouts"),

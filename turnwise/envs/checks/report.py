@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.envs.check_examination import CheckSettings, Examination
-from turnwise.envs.check_findings import Finding, Verdict
-from turnwise.envs.check_session import BrokenCall
+from turnwise.envs.checks.examination import CheckSettings, Examination
+from turnwise.envs.checks.findings import Finding, Verdict
+from turnwise.envs.checks.session import BrokenCall
 from turnwise.protocols import Env
 from turnwise.types import Split
 
@@ -60,9 +60,11 @@ def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: Che
 
 
 def _of_broken(broken: BrokenCall) -> Finding:
-    advice = "mend the call"
+    advice = ""
     if broken.hangs:
         advice = "give it a time limit of its own, or allow more with --timeout (env_step_timeout_s in training)"
-    elif broken.trace:
+    elif broken.is_raised and broken.method == "step":
         advice = "an exception fails the episode: answer with an observation, or with terminated"
-    return Finding(broken.method, "error", broken.problem, advice if broken.trace or broken.hangs else "", trace=broken.trace)
+    elif broken.is_raised and broken.method not in ("actions", "expert_action"):
+        advice = "an exception there fails every episode"
+    return Finding(broken.method, "error", broken.problem, advice, trace=broken.trace)

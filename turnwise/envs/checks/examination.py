@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import numpy as np
 
-from turnwise.envs import check_findings as findings
-from turnwise.envs.check_findings import Episode, Finding
-from turnwise.envs.check_moments import Moment, first_difference
-from turnwise.envs.check_players import Choose, expert_of, random_of
-from turnwise.envs.check_session import BrokenCall, CheckedEnv, Clock
-from turnwise.envs.check_times import times
+from turnwise.envs.checks import findings
+from turnwise.envs.checks.findings import Episode, Finding
+from turnwise.envs.checks.moments import Difference, Moment, first_difference
+from turnwise.envs.checks.players import Choose, expert_of, random_of
+from turnwise.envs.checks.session import BrokenCall, CheckedEnv, Clock
+from turnwise.envs.checks.times import times
+from turnwise.envs.contract import is_picture
 from turnwise.protocols import Env
 from turnwise.types import Reduction, Split, derive_seed
 
@@ -46,6 +47,8 @@ class CheckSettings:
     count_tokens: Callable[[str], int] | None = None
     token_budget: int | None = None
     """Tokens of a context."""
+    is_split_given: bool = False
+    """Whether the environment's arguments hold a `split`, which is the same for training and validation."""
 
 
 class Examination:
@@ -85,20 +88,15 @@ class Examination:
     def _starts(self) -> Iterator[Finding]:
         """The class itself, and the starts of both splits."""
         # Imports are paid once, by the first constructor: they are no part of what an episode costs.
-        first = CheckedEnv(partial(self._make_env, "train"), self._settings.timeout_s, Clock())
-        self.name, self._reductions = first.name, dict(first.reductions)
-        first.close()
-        first.end()
-        for metric, reduction in self._reductions.items():
-            if reduction not in get_args(Reduction):
-                problem = f"metric {metric!r} has reduction {reduction!r}; allowed: {', '.join(get_args(Reduction))}"
-                raise BrokenCall("metric_reductions", problem)
+        with self._opened(clock=Clock()) as first:
+            self.name = first.name
+            self._reductions = dict(first.reductions)
         starts: dict[Split, list[Moment]] = {"train": [], "val": []}
         for split, moments in starts.items():
             with self._opened(split) as env:
                 moments += (env.reset(seed) for seed in self._seeds(split))
         yield findings.starts(starts["train"])
-        yield findings.splits(starts["train"], starts["val"], self._takes_split)
+        yield findings.splits(starts["train"], starts["val"], self._takes_split, self._settings.is_split_given)
 
     def _random_play(self) -> Iterator[Finding]:
         def choose(env: CheckedEnv, seed: int) -> Choose | None:
@@ -129,9 +127,9 @@ class Examination:
             for episode in self._in_time(self._replayable()):
                 with self._opened() as new:
                     for where, env in (("in a new environment", new), ("after a reset", used)):
-                        if problem := first_difference(episode.moments, _replayed(env, episode)):
+                        if found := first_difference(episode.moments, _replayed(env, episode)):
                             advice = "draw everything from reset's seed, by a generator of the environment's own"
-                            yield Finding("same seed", "error", f"another episode {where}, {problem}", advice)
+                            yield _differs("same seed", f"another episode {where}", found, advice)
                             return
                 num_replayed += 1
         yield Finding("same seed", "ok", f"{num_replayed} episodes come out the same, in new environments and after a reset")
@@ -143,17 +141,17 @@ class Examination:
             with ExitStack() as opened:
                 siblings = [opened.enter_context(self._opened()) for _ in range(NUM_SIBLINGS)]
                 seen = [[env.reset(episode.seed)] for env in siblings]
-                if problem := _any_difference(episode.moments[:1], seen):
+                if found := _any_difference(episode.moments[:1], seen):
                     advice = "make reset's seed determine the whole start: group statistics mean nothing otherwise"
-                    yield Finding("siblings", "error", f"siblings start differently, {problem}", advice)
+                    yield _differs("siblings", "siblings start differently", found, advice)
                     return
                 for action in episode.actions:
                     for env, moments in zip(siblings, seen, strict=True):
                         if not moments[-1].is_over:
                             moments.append(env.step(action))
-                if problem := _any_difference(episode.moments, seen):
+                if found := _any_difference(episode.moments, seen):
                     advice = "keep generator and state in the instance: environments that play side by side can't share any"
-                    yield Finding("siblings", "error", f"siblings disturb each other, {problem}", advice)
+                    yield _differs("siblings", "siblings disturb each other", found, advice)
                     return
             num_groups += 1
         yield Finding("siblings", "ok", f"{NUM_SIBLINGS} side by side start and go on alike, under {num_groups} seeds")
@@ -245,12 +243,9 @@ class Examination:
     def _seed(self, split: Split, index: int) -> int:
         return derive_seed("check-env", split, index)
 
-    def _open(self, split: Split = "train") -> CheckedEnv:
-        return CheckedEnv(partial(self._make_env, split), self._settings.timeout_s, self._clock)
-
     @contextmanager
-    def _opened(self, split: Split = "train") -> Iterator[CheckedEnv]:
-        env = self._open(split)
+    def _opened(self, split: Split = "train", clock: Clock | None = None) -> Iterator[CheckedEnv]:
+        env = CheckedEnv(partial(self._make_env, split), self._settings.timeout_s, clock or self._clock)
         try:
             yield env
             env.close()
@@ -266,8 +261,14 @@ def _replayed(env: CheckedEnv, episode: Episode) -> list[Moment]:
     return moments
 
 
-def _any_difference(expected: Sequence[Moment], others: Sequence[Sequence[Moment]]) -> str | None:
+def _any_difference(expected: Sequence[Moment], others: Sequence[Sequence[Moment]]) -> Difference | None:
     return next(filter(None, (first_difference(expected, other) for other in others)), None)
+
+
+def _differs(check: str, what: str, found: Difference, advice: str) -> Finding:
+    if found.name == "state_key":
+        advice = "make the key of the state's content, not of an object or a counter: GiGPO compares turns with equal keys"
+    return Finding(check, "error", f"{what}, {found.told}", advice)
 
 
 def _of_picture(rendered: Any) -> Finding:
@@ -275,7 +276,7 @@ def _of_picture(rendered: Any) -> Finding:
         return Finding("render", "ok", "draws nothing (None): pictures show the observation")
     if isinstance(rendered, str):
         return Finding("render", "ok", f"a text of {len(rendered.splitlines())} lines")
-    if isinstance(rendered, np.ndarray) and rendered.dtype == np.uint8 and rendered.shape[2:] == (3,):
+    if is_picture(rendered):
         return Finding("render", "ok", f"a picture of {rendered.shape[1]} × {rendered.shape[0]}")
     shown = f"{rendered.dtype} {list(rendered.shape)}" if isinstance(rendered, np.ndarray) else type(rendered).__name__
     return Finding("render", "warning", f"returns {shown}", "return uint8 [H, W, 3], a text, or None")

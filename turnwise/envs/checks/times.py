@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turnwise.envs.check_findings import Finding
-from turnwise.envs.check_session import Clock, Timings
+from turnwise.envs.checks.findings import Finding
+from turnwise.envs.checks.session import Clock, Timings
 
 COOPERATIVE_S = 1e-3
 """Seconds of a turn, its share of constructor and reset included, that may be spent between two steps of the sampler."""

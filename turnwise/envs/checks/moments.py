@@ -6,13 +6,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from turnwise.envs.contract import StepResult
-from turnwise.errors import EnvironmentFault
-from turnwise.protocols import Env, HasStateKey
+from turnwise.envs.contract import PROMPT_KEYS, StepResult
 from turnwise.types import Observation
 
-PROMPT_KEYS = ("env_instruction", "suffix")
-"""What prompts take from `info`."""
 _MAX_SHOWN = 40
 
 
@@ -53,39 +49,32 @@ def step_moment(step: StepResult, state_key: Hashable = None) -> Moment:
     )
 
 
-def read_state_key(env: Env) -> Hashable:
-    """The environment's own name of its state, None where it gives none.
+class Difference(NamedTuple):
+    """Where two episodes part."""
 
-    Raises:
-        EnvironmentFault: the name isn't hashable.
-    """
-    key = env.state_key() if isinstance(env, HasStateKey) else None
-    try:
-        hash(key)
-    except TypeError as error:
-        raise EnvironmentFault(f"{type(env).__name__}: state_key() gave {key!r}; it must be hashable ({error})") from error
-    return key
+    name: str
+    """The field of `Moment` that differs first; "end" where only one episode is over."""
+    told: str
+    """The same in a few words, with turn and values."""
 
 
-def first_difference(expected: Sequence[Moment], got: Sequence[Moment]) -> str | None:
-    """Where two episodes part, in a few words; None where they are equal.
+def first_difference(expected: Sequence[Moment], got: Sequence[Moment]) -> Difference | None:
+    """Where two episodes part, None where they are equal.
 
     >>> start = start_moment(Observation("P _"), {})
     >>> first_difference([start], [start._replace(text="_ P")])
-    "at the start: text 'P _' and '_ P'"
+    Difference(name='text', told="at the start: text 'P _' and '_ P'")
     """
     for turn, (one, other) in enumerate(zip_longest(expected, got)):
         if one == other:
             continue
         where = f"at turn {turn}" if turn else "at the start"
         if one is None or other is None:
-            return f"{where}: one episode is over and the other goes on"
-        names = [name for name, a, b in zip(Moment._fields, one, other, strict=True) if a != b]
-        name = names[0]
+            return Difference("end", f"{where}: one episode is over and the other goes on")
+        name, first, second = next((name, a, b) for name, a, b in zip(Moment._fields, one, other, strict=True) if a != b)
         if name == "images":
-            return f"{where}: the pictures differ"
-        first, second = (_short(moment[Moment._fields.index(name)]) for moment in (one, other))
-        return f"{where}: {name} {first} and {second}"
+            return Difference(name, f"{where}: the pictures differ")
+        return Difference(name, f"{where}: {name} {' and '.join(_shown(first, second))}")
     return None
 
 
@@ -97,6 +86,9 @@ def _prompt(info: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(info.get(key, "")) for key in PROMPT_KEYS)
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+def _shown(first: object, second: object) -> list[str]:
+    """Two different values, of long ones the part where they begin to differ."""
+    texts = [repr(first), repr(second)]
+    num_same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
+    start = 0 if max(map(len, texts)) <= _MAX_SHOWN else max(num_same - _MAX_SHOWN // 2, 0)
+    return [f"{'…' if start else ''}{t[start : start + _MAX_SHOWN]}{'…' if len(t) > start + _MAX_SHOWN else ''}" for t in texts]

@@ -8,29 +8,34 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import TimeoutError as CallTimeout
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, get_args
 
-from turnwise.envs.check_moments import Moment, read_state_key, start_moment, step_moment
-from turnwise.envs.contract import read_reset, read_step
+from turnwise.envs.checks.moments import Moment, start_moment, step_moment
+from turnwise.envs.contract import read_reset, read_state_key, read_step
 from turnwise.errors import EnvironmentFault, TurnwiseError
 from turnwise.event_loop import new_loop
 from turnwise.protocols import Env
-from turnwise.stacks import describe_error
+from turnwise.stacks import describe_calls
 from turnwise.threads import DaemonThread
 from turnwise.types import Reduction
+
+_REDUCTIONS = ", ".join(get_args(Reduction))
 
 
 class BrokenCall(EnvironmentFault):
     """A call that hung, raised, or returned what the contract forbids."""
 
-    def __init__(self, method: str, problem: str, trace: str = "", hangs: bool = False) -> None:
+    def __init__(
+        self, method: str, problem: str, trace: tuple[str, ...] = (), hangs: bool = False, is_raised: bool = False
+    ) -> None:
         super().__init__(problem)
         self.method = method
         self.problem = problem
         self.trace = trace
-        """Where it was raised; empty for what was returned."""
+        """The calls of the environment that led to what was raised."""
         self.hangs = hangs
+        self.is_raised = is_raised
 
 
 @dataclass(slots=True)
@@ -68,27 +73,44 @@ class CheckedEnv:
         self._clock = clock
         self._runner: asyncio.Runner | None = None
         self._num_steps = 0
-        self.env: Env = self.call("the constructor", make)
+        try:
+            self.env: Env = self.call("the constructor", make)
+        except TurnwiseError:
+            self.end()
+            raise
         self.name = type(self.env).__name__
-        self.reductions: Mapping[str, Reduction] = self.call("metric_reductions", lambda: self.env.metric_reductions)
+
+    @cached_property
+    def reductions(self) -> Mapping[str, Reduction]:
+        """The declared metrics."""
+        declared = self.call("metric_reductions", lambda: self.env.metric_reductions)
+        if not isinstance(declared, Mapping):
+            raise BrokenCall("metric_reductions", f"metric_reductions is {declared!r}; it must map metrics to {_REDUCTIONS}")
+        for metric, reduction in declared.items():
+            if reduction not in get_args(Reduction):
+                problem = f"metric {metric!r} has reduction {reduction!r}; allowed: {_REDUCTIONS}"
+                raise BrokenCall("metric_reductions", problem)
+        return declared
+
+    # Methods are looked up in the thread too: an environment may lack one, or compute it.
 
     def reset(self, seed: int) -> Moment:
         self._num_steps = 0
-        result = self.call("reset", partial(self.env.reset, seed=seed))
+        result = self.call("reset", lambda: self.env.reset(seed=seed))
         observation, info = self._checked("reset", partial(read_reset, result, self.name))
         return start_moment(observation, info, self._state_key())
 
     def step(self, action: str) -> Moment:
         self._num_steps += 1
-        result = self.call("step", partial(self.env.step, action))
+        result = self.call("step", lambda: self.env.step(action))
         step = self._checked("step", partial(read_step, result, self.name, self._num_steps, self.reductions))
         return step_moment(step, self._state_key())
 
     def render(self) -> Any:
-        return self.call("render", self.env.render)
+        return self.call("render", lambda: self.env.render())
 
     def close(self) -> None:
-        self.call("close", self.env.close)
+        self.call("close", lambda: self.env.close())
 
     def end(self) -> None:
         """Ends the thread, after a call that is stuck should that ever return."""
@@ -110,7 +132,8 @@ class CheckedEnv:
         if isinstance(error, EnvironmentFault):
             raise BrokenCall(method, str(error)) from error
         told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise BrokenCall(method, f"{method} raises {told}", describe_error(error)) from error
+        trace = tuple(call for call in describe_calls(error) if not call.startswith(__file__))
+        raise BrokenCall(method, f"{method} raises {told}", trace, is_raised=True) from error
 
     def _timed(self, timings: Timings, function: Callable[[], Any]) -> Any:
         started, cpu_started = time.perf_counter(), time.thread_time()

@@ -50,5 +50,18 @@ def random_of(env: Any, seed: int, given: Sequence[str] = ()) -> Choose | None:
 
 
 def expert_of(env: Any) -> Choose | None:
-    """The environment's own expert, None where it has none."""
-    return env.expert_action if isinstance(env, HasExpert) else None
+    """The environment's own expert, None where it has none.
+
+    Raises:
+        EnvironmentFault: (when asked) its action is no word.
+    """
+    if not isinstance(env, HasExpert):
+        return None
+
+    def choose() -> str:
+        action: Any = env.expert_action()
+        if not isinstance(action, str):
+            raise EnvironmentFault(f"{type(env).__name__}.expert_action() gave {action!r}; an action is a str")
+        return action
+
+    return choose

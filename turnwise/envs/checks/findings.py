@@ -7,11 +7,13 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from turnwise.envs.check_moments import Moment
+from turnwise.envs.checks.moments import Moment
 from turnwise.envs.contract import reduce_metric
 from turnwise.types import Reduction
 
 Verdict = Literal["ok", "warning", "error", "skipped"]
+CHARACTERS_PER_TOKEN = 8
+"""More than in any usual text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,12 @@ class Finding:
     """What to change."""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """The numbers behind `result`, for programs."""
-    trace: str = ""
-    """Where a call raised."""
+    trace: tuple[str, ...] = ()
+    """The calls that led to what was raised, innermost last."""
 
     def to_json(self) -> dict[str, Any]:
         row = {"check": self.check, "verdict": self.verdict, "result": self.result, "advice": self.advice}
-        return {**row, "figures": dict(self.figures), **({"trace": self.trace} if self.trace else {})}
+        return {**row, "figures": dict(self.figures), **({"trace": list(self.trace)} if self.trace else {})}
 
 
 @dataclass(slots=True)
@@ -67,12 +69,15 @@ def starts(moments: Sequence[Moment]) -> Finding:
     return Finding("other seeds", "ok", result, figures=figures)
 
 
-def splits(train: Sequence[Moment], val: Sequence[Moment], takes_split: bool) -> Finding:
-    """Whether validation starts occur among those of training, by content."""
+def splits(train: Sequence[Moment], val: Sequence[Moment], takes_split: bool, is_given: bool = False) -> Finding:
+    """Whether validation starts occur among those of training, by content. A `split` that `is_given` is the same for both."""
     known = {content(moment) for moment in train}
     num_shared = sum(content(moment) in known for moment in val)
     figures = {"takes_split": takes_split, "num_train": len(train), "num_val": len(val), "num_shared": num_shared}
     result = f"{num_shared} of {len(val)} validation starts occur among {len(train)} of training"
+    if takes_split and is_given:
+        advice = "take `split` out of the arguments where the environment can hold tasks out"
+        return Finding("train/val", "warning", f"{result}; `split` is given, so only seeds differ", advice, figures)
     if not takes_split:
         advice = "give the constructor a parameter `split` (train or val) that keeps tasks apart by content"
         return Finding("train/val", "warning", f"{result}; no `split`: only seeds differ", advice, figures)
@@ -138,6 +143,9 @@ def observations(
         if budget and max(totals) > budget:
             advice = "episodes will be cut by sequence_length: shorten observations, raise it, or use mode: step"
             return Finding("observations", "warning", result, advice, figures)
+    elif budget and max(lengths) > CHARACTERS_PER_TOKEN * budget:
+        advice = f"it hardly fits into a context of {budget} tokens: shorten it, or count them with --tokenizer DIR"
+        return Finding("observations", "warning", result, advice, figures)
     if num_empty:
         return Finding("observations", "warning", f"{result}; {num_empty} are empty", "show the model something", figures)
     return Finding("observations", "ok", result, figures=figures)

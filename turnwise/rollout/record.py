@@ -1,0 +1,188 @@
+"""One line of `rollouts.jsonl`: a trajectory and its place, complete enough to train from again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from typing import Annotated, Any, NamedTuple, Self
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from turnwise.rollout.source import Rejection
+from turnwise.rollout.state_keys import StateKeyWriter, read_state_key
+from turnwise.types import FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun
+
+_MAX_SHOWN = 40
+
+
+class Place(NamedTuple):
+    """Where a trajectory belongs: `group_length` lines of one group stand one after the other."""
+
+    step: int
+    group: int
+    group_length: int
+    rejected: Rejection | None
+    is_baseline: bool
+
+
+def write_record(place: Place, trajectory: Trajectory, keys: StateKeyWriter) -> str:
+    """The line of a trajectory, with its advantages where credit was given. `read_record` gives back all but those and media;
+    `keys` are those of its group."""
+    task = trajectory.task
+    advantages = _advantages_by_turn(trajectory)
+    record = {
+        **place._asdict(),
+        "task": {
+            "id": task.id,
+            "tag": task.tag,
+            "split": task.split,
+            "seed": task.seed,
+            "epoch": task.epoch,
+            "payload": dict(task.payload),
+        },
+        "sibling": trajectory.sibling,
+        "status": trajectory.status,
+        "limit": trajectory.limit,
+        "score": trajectory.score,
+        "score_kl_penalty": trajectory.score_kl_penalty,
+        "outcome_rewards": trajectory.outcome_rewards,
+        "metrics": trajectory.metrics,
+        "error": trajectory.error,
+        "role": trajectory.role,
+        "weight": trajectory.weight,
+        "turns": [_written_turn(turn, advantages.get(i), keys) for i, turn in enumerate(trajectory.turns)],
+    }
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def _written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "observation": turn.observation,
+        "text": turn.text,
+        "action": turn.action,
+        "reward": turn.reward,
+        "finish_reason": turn.finish_reason,
+        "prompt_ids": turn.prompt_ids.tolist(),
+        "response_ids": turn.response_ids.tolist(),
+        # Nine significant digits give a float32 back exactly.
+        "logprobs": [float(f"{x:.9g}") for x in turn.logprobs],
+        "versions": [list(run) for run in turn.versions],
+        "metrics": turn.metrics,
+        "state_key": keys.encode(turn.state_key),
+        "starts_context": turn.starts_context,
+        "parent": turn.parent,
+        "is_greedy": turn.is_greedy,
+        "generate_s": round(turn.generate_s, 6),
+        "step_s": round(turn.step_s, 6),
+    }
+    if advantages is not None:
+        # One number where all tokens of the turn share it, as with every trajectory- or turn-level estimator.
+        is_constant = len(advantages) > 0 and bool((advantages == advantages[0]).all())
+        record["advantage"] = float(advantages[0]) if is_constant else [float(a) for a in advantages]
+    return record
+
+
+def _advantages_by_turn(trajectory: Trajectory) -> dict[int, FloatArray]:
+    return {
+        span.turn: sample.advantages[span.start : span.stop]
+        for sample in trajectory.samples
+        if sample.advantages is not None
+        for span in sample.turn_spans
+    }
+
+
+def read_record(line: str | bytes) -> tuple[Place, Trajectory]:
+    """The trajectory of a line, without samples (`batching.samples.build_samples` makes them), and its place.
+
+    Raises:
+        ValueError: the line is cut, or a field, by its name, is missing or isn't what it must be.
+    """
+    try:
+        record = _TrajectoryRecord.model_validate_json(line)
+    except ValidationError as error:
+        raise ValueError(_first_fault(error)) from error
+    values = dict(record)
+    place = Place(*(values.pop(name) for name in Place._fields))
+    return place, Trajectory(**values | {"turns": [turn.made() for turn in record.turns]})
+
+
+class _Record(BaseModel):
+    """Fields of a JSON object with the types that they must have; it may have others as well."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="ignore")
+
+
+_Index = Annotated[int, Field(ge=0)]
+_TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+class _TurnRecord(_Record):
+    prompt_ids: _TokenIds
+    response_ids: _TokenIds
+    logprobs: list[float]
+    versions: tuple[VersionRun, ...]
+    finish_reason: FinishReason
+    text: str
+    observation: str
+    action: str | None
+    reward: float
+    state_key: Annotated[Hashable, BeforeValidator(read_state_key)]
+    metrics: dict[str, float]
+    starts_context: bool
+    parent: _Index | None
+    is_greedy: bool
+    generate_s: float
+    step_s: float
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Self:
+        num_sampled, num_versions = len(self.response_ids), sum(run.num_tokens for run in self.versions)
+        if not num_sampled == len(self.logprobs) == num_versions:
+            raise ValueError(f"{num_sampled} sampled tokens, {len(self.logprobs)} log-probs, versions of {num_versions}")
+        return self
+
+    def made(self) -> Turn:
+        arrays = {
+            "prompt_ids": np.array(self.prompt_ids, dtype=np.int64),
+            "response_ids": np.array(self.response_ids, dtype=np.int64),
+            "logprobs": np.array(self.logprobs, dtype=np.float32),
+        }
+        return Turn(**dict(self) | arrays)
+
+
+class _TrajectoryRecord(_Record):
+    step: _Index
+    group: _Index
+    group_length: Annotated[int, Field(ge=1)]
+    rejected: Rejection | None
+    is_baseline: bool
+    task: Task
+    sibling: _Index
+    turns: list[_TurnRecord]
+    status: Status
+    limit: Limit | None
+    outcome_rewards: dict[str, float]
+    metrics: dict[str, float]
+    error: str | None
+    role: str
+    weight: Annotated[float, Field(ge=0)]
+    score_kl_penalty: float
+
+
+def _first_fault(error: ValidationError) -> str:
+    """
+    >>> try:
+    ...     _Record.model_validate_json("{")
+    ... except ValidationError as error:
+    ...     _first_fault(error)
+    'invalid JSON: EOF while parsing an object at line 1 column 1'
+    """
+    fault = error.errors(include_url=False)[0]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).removeprefix(".")
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] not in ("missing", "json_invalid", "value_error"):
+        got = repr(fault["input"])
+        message += f" (got {got if len(got) <= _MAX_SHOWN else got[: _MAX_SHOWN - 1] + '…'})"
+    message = message[:1].lower() + message[1:]
+    return f"{where}: {message}" if where else message
