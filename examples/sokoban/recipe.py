@@ -2,7 +2,7 @@
 
     python examples/sokoban/recipe.py [--out DIR] [--seed N] [--rooms N] [--error-rate P]
 
-1. A scripted player that errs now and then plays, under the limits of agentic.yaml; the rooms it solves are demonstrations.
+1. A scripted player that errs more often than not plays, under the limits of agentic.yaml, and gives up where a box is stuck.
 2. A model with random weights and a tokenizer are made.
 3. Supervised fine-tuning teaches it the format, the rules, and to act like that player.
 
@@ -21,7 +21,7 @@ from turnwise.cli.main import exit_status
 from turnwise.cli.sft_command import fine_tune
 from turnwise.config import AgenticConfig, SFTConfig, load_config
 from turnwise.data.demonstrations import read_demonstrations
-from turnwise.envs.players import ErringPlayer, ExpertPlayer, Player, RandomPlayer
+from turnwise.envs.players import ErringPlayer, ExpertPlayer, GivingUpPlayer, Player, RandomPlayer
 from turnwise.envs.sokoban import SokobanEnv
 from turnwise.models.make import make_model
 from turnwise.pipelines.build_rollouts import agent_settings, env_factory
@@ -45,6 +45,9 @@ def main() -> None:
     def erring_player(env: SokobanEnv, task: Task) -> Player:
         return ErringPlayer(ExpertPlayer(env), options.error_rate, seed=derive_seed(task.seed, "player"))
 
+    def teacher(env: SokobanEnv, task: Task) -> Player:
+        return GivingUpPlayer(erring_player(env, task), lambda: not env.is_solvable)
+
     def random_player(env: SokobanEnv, task: Task) -> Player:
         return RandomPlayer(env, seed=derive_seed(task.seed, "player"))
 
@@ -52,8 +55,8 @@ def main() -> None:
     demos = out / "demonstrations.jsonl"
     make_env, settings = env_factory(config, TAG, "train"), agent_settings(config, TAG, "train")
     tasks = tasks_of(config, "train", options.rooms)
-    solved = demonstrations(make_env, settings, erring_player, tasks, ANSWER_TEMPLATE, only_successes=True)
-    print(f"{write_jsonl(demos, solved):,} of {options.rooms:,} rooms solved")
+    num_episodes = write_jsonl(demos, demonstrations(make_env, settings, teacher, tasks, ANSWER_TEMPLATE))
+    print(f"{num_episodes:,} episodes")
 
     announce("2/3  a model with random weights")
     made = make_model("tiny", out / "model", message_text(read_demonstrations([demos])), seed=options.seed)
@@ -97,8 +100,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Makes a tiny model that imitates a Sokoban player.")
     parser.add_argument("--out", default="runs/sokoban", help="folder for everything it makes")
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--rooms", type=int, default=24_000, help="rooms that the erring player tries")
-    parser.add_argument("--error-rate", type=float, default=0.4, help="share of actions drawn at random")
+    parser.add_argument("--rooms", type=int, default=40_000, help="rooms that the erring player tries")
+    parser.add_argument("--error-rate", type=float, default=0.6, help="share of actions drawn at random")
     parser.add_argument("--episodes", type=int, default=1000, help="held-out rooms of the evaluation")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace those of sft.yaml")
     return parser.parse_args()

@@ -46,8 +46,10 @@ class PlayerConversation:
         self._template = answer_template
         self._pattern = action_pattern
 
-    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message:
+    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
         action = self._player.act()
+        if action is None:
+            return None
         text = self._template.replace("{action}", action)
         if parse_action(text, self._pattern) != action:
             raise ConfigError(
@@ -73,19 +75,16 @@ def demonstrations(
     make_player: MakePlayer,
     tasks: Iterable[Task],
     answer_template: str = ANSWER_TEMPLATE,
-    only_successes: bool = False,
 ) -> Iterator[list[Message]]:
     """The messages of one episode a task, from its first prompt to the player's last answer; in mode `step` each turn's alone.
 
-    `only_successes` leaves out the episodes that the player lost: what it does where nothing helps teaches nothing.
+    Where the player gives up the episode ends before that turn; one that gives up at once has none.
 
     Raises:
         ConfigError: `settings.action_pattern` can't read what `answer_template` writes.
     """
-    for contexts, trajectory in _episodes(make_env, settings, make_player, tasks, answer_template):
-        if not only_successes or _outcome(trajectory).is_success:
-            for conversation in contexts:
-                yield conversation.messages
+    for contexts, _ in _episodes(make_env, settings, make_player, tasks, answer_template):
+        yield from (conversation.messages for conversation in contexts if conversation.messages)
 
 
 def play(

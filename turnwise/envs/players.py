@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from turnwise.protocols import HasExpert
@@ -21,11 +21,11 @@ class ExpertEnv(HasActions, HasExpert, Protocol):
 
 
 class Player(Protocol):
-    """Chooses the next action of the environment that it was made for. One player plays one episode."""
+    """Chooses the next action of the environment that it was made for, or None: it gives up. One player plays one episode."""
 
     actions: tuple[str, ...]
 
-    def act(self) -> str: ...
+    def act(self) -> str | None: ...
 
 
 class RandomPlayer:
@@ -77,6 +77,18 @@ class ErringPlayer:
         self._error_rate = error_rate
         self._rng = random.Random(seed)
 
-    def act(self) -> str:
+    def act(self) -> str | None:
         intended = self._player.act()
         return self._rng.choice(self.actions) if self._rng.random() < self._error_rate else intended
+
+
+class GivingUpPlayer:
+    """Another player that gives up where `is_lost`: what anybody does where nothing helps teaches nothing."""
+
+    def __init__(self, player: Player, is_lost: Callable[[], bool]) -> None:
+        self.actions = player.actions
+        self._player = player
+        self._is_lost = is_lost
+
+    def act(self) -> str | None:
+        return None if self._is_lost() else self._player.act()

@@ -13,7 +13,7 @@ from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.envs.base import Step
 from turnwise.envs.frozen_lake import FrozenLakeEnv
 from turnwise.envs.parsing import parse_action
-from turnwise.envs.players import ErringPlayer, ExpertPlayer, Player, RandomPlayer
+from turnwise.envs.players import ErringPlayer, ExpertPlayer, GivingUpPlayer, Player, RandomPlayer
 from turnwise.errors import ConfigError
 from turnwise.spec import THINK_ANSWER_PATTERN
 from turnwise.testing.scripted_conversation import ScriptedConversation
@@ -56,12 +56,20 @@ def test_demonstrations_are_reproducible_and_lazy() -> None:
     endless.close()
 
 
-def test_lost_episodes_can_be_left_out() -> None:
-    outcomes = play(firm_lake, SETTINGS, teacher, tasks(40))
-    played = list(demonstrations(firm_lake, SETTINGS, teacher, tasks(40)))
-    won = [messages for messages, outcome in zip(played, outcomes, strict=True) if outcome.is_success]
-    assert 0 < len(won) < 40
-    assert list(demonstrations(firm_lake, SETTINGS, teacher, tasks(40), only_successes=True)) == won
+def test_an_episode_ends_where_the_player_gives_up() -> None:
+    def tiring(num_actions: int) -> MakePlayer:
+        def make_player(env: FrozenLakeEnv, task: Task) -> GivingUpPlayer:
+            asked = iter(range(num_actions + 1))
+            return GivingUpPlayer(teacher(env, task), lambda: next(asked) == num_actions)
+
+        return make_player
+
+    [whole] = demonstrations(firm_lake, SETTINGS, teacher, tasks(1))
+    [cut] = demonstrations(firm_lake, SETTINGS, tiring(2), tasks(1))
+    assert [message["role"] for message in cut][-4:] == ["user", "assistant"] * 2 and cut == whole[: len(cut)]
+    assert list(demonstrations(firm_lake, SETTINGS, tiring(0), tasks(3))) == []
+    [outcome] = play(firm_lake, SETTINGS, tiring(2), tasks(1))
+    assert not outcome.is_success
 
 
 def test_baselines_rank_as_they_must() -> None:
