@@ -2,7 +2,8 @@
 
     python examples/sokoban/recipe.py [--out DIR] [--seed N] [--rooms N] [--error-rate P]
 
-1. A scripted player that errs more often than not plays, under the limits of agentic.yaml, and gives up where a box is stuck.
+1. A scripted player that draws most of its actions at random plays, under the limits of agentic.yaml, and gives up where a box
+   is stuck.
 2. A model with random weights and a tokenizer are made.
 3. Supervised fine-tuning teaches it the format, the rules, and to act like that player.
 
@@ -51,7 +52,7 @@ def main() -> None:
     def random_player(env: SokobanEnv, task: Task) -> Player:
         return RandomPlayer(env, seed=derive_seed(task.seed, "player"))
 
-    announce(f"1/3  demonstrations of a player that errs in {options.error_rate:.0%} of its actions")
+    announce(f"1/3  demonstrations of a player that draws {options.error_rate:.0%} of its actions at random")
     demos = out / "demonstrations.jsonl"
     make_env, settings = env_factory(config, TAG, "train"), agent_settings(config, TAG, "train")
     tasks = tasks_of(config, "train", options.rooms)

@@ -86,12 +86,18 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def words(text: str | None) -> tuple[str, ...]:
-    """The words of a comma-separated option.
+    """The words of `--actions`, none where it isn't given.
+
+    Raises:
+        ConfigError: it is given and names none.
 
     >>> words("up, down,"), words(None)
     (('up', 'down'), ())
     """
-    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    found = tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    if text is not None and not found:
+        raise ConfigError(f"--actions is {text!r}; name at least one action, as in --actions up,down, or leave it out")
+    return found
 
 
 def _bare(env_type: str, overrides: Sequence[str], model: str, max_steps: int | None) -> EnvTarget:

@@ -175,7 +175,8 @@ class Adapters:
         endings = ", ".join(sorted({_ending(name) for name in self._layers}))
         settings = self._settings
         sizes = f"rank {settings.rank}, alpha {settings.alpha:g}, dropout {settings.dropout:g}"
-        return f"LoRA of {sizes}, in {len(self._layers)} modules: {endings}" + ("; and the value head" if self._head else "")
+        head = "; and the value head" if any(parameter.requires_grad for parameter in self._head.values()) else ""
+        return f"LoRA of {sizes}, in {len(self._layers)} modules: {endings}{head}"
 
     def _base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's own parameters by the names that they have without adapters."""

@@ -7,9 +7,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.config import AgenticConfig
 from turnwise.config.roles import TrainingArgs
+from turnwise.errors import ConfigError
 from turnwise.models.load import load_model, parse_dtype
 from turnwise.models.lora import Adapters
-from turnwise.models.value_head import load_value_model
+from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.build_lora import prepare_training
 from turnwise.pipelines.roles import BatchPlan
 from turnwise.pipelines.run_folder import RunFolder
@@ -54,10 +55,20 @@ def train_strategy(
 def critic_strategy(
     config: AgenticConfig, device: torch.device, tokenizer: PreTrainedTokenizerBase, run: RunFolder
 ) -> TorchStrategy:
+    """
+    Raises:
+        ConfigError: a name of `model_args` isn't in the model, or the value head is new and frozen.
+    """
     arguments = config.critic.model_args
     path, attention = arguments.model_name_or_path, arguments.attn_implementation
     model = load_value_model(path, device=device, attn_implementation=attention)
     adapters = prepare_training(arguments, model, tokenizer, run, config.seed)
+    head = value_head(model)
+    if head is not None and not head.weight.requires_grad and not head.weight.any():
+        raise ConfigError(
+            f"critic.model_args.freeze_module_prefix: {', '.join(arguments.freeze_module_prefix or ())} freeze the value head, "
+            f"which is 0 everywhere: all values would stay alike; leave it out, or name a value model as reward_pretrain"
+        )
     return train_strategy(config, "critic", model, device, adapters)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
+from turnwise.batching.plan import optimizer_steps
 from turnwise.batching.samples import build_samples
 from turnwise.spec import ESTIMATORS
 from turnwise.tracking.metrics import reduce_metrics
@@ -175,3 +176,17 @@ def test_a_group_of_one_is_the_same_in_two_implementations_of_one_estimator():
 
     assert credited("rloo", groups()) == [1.0, -1.0, 0.0]
     assert [2 * a for a in credited("grpo", groups(), reward_normalization=MEAN)] == [1.0, -1.0, 0.0]
+
+
+def test_no_row_is_duplicated_before_group_statistics():
+    """A batch that fills no whole optimiser step is neither copied nor cut: 7 samples of 3 siblings, 4 a step."""
+    scores = {1: 0.0, 2: 1.0, 4: 5.0}
+    siblings = [
+        episode([*[0.0] * (turns - 1), score], sibling=turns, is_stepwise=True, states=[f"{turns}/{t}" for t in range(turns)])
+        for turns, score in scores.items()
+    ]
+    build("grpo", reward_normalization=MEAN).credit([group_of(*siblings)])
+    assert [set(advantages(trajectory)) for trajectory in siblings] == [{score - 2.0} for score in scores.values()]
+    samples = samples_of([group_of(*siblings)])
+    [epoch] = optimizer_steps(len(samples), 4, seed=0)
+    assert sorted(index for step in epoch for index in step) == list(range(7))

@@ -240,6 +240,7 @@ def take_terminal():
         (["frozen_lake", "--tokenizer", "nowhere"], "nowhere"),
         (["frozen_lake", "--max-steps", "0"], "--max-steps is 0"),
         (["frozen_lake", "--policy", "scripted", "--actions", "Up"], "--actions names what the random player draws from"),
+        (["frozen_lake", "--policy", "random", "--actions", " ,"], "--actions is ' ,'; name at least one action"),
         (["frozen_lake", "--model-name", "x"], "--model-name names a model behind openai:URL; with --policy human it has"),
         (["frozen_lake", "--policy", ".", "--tokenizer", "."], "a model has its own"),
         (["frozen_lake", "--policy", "openai:http://a", "--model-name", "x", "--ids"], "--ids shows token ids"),

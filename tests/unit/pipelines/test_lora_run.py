@@ -268,6 +268,7 @@ def test_a_critic_s_own_adapters_and_its_head_are_trained_saved_and_gone_on_with
     first, _, last = (pipeline.checkpoints.path / f"checkpoint-{step}" / "critic" for step in (1, 2, 3))
     saved = load_file(last / "adapter_model.safetensors")
     assert torch.equal(saved["base_model.model.score.weight"], critic.score.weight.cpu()) and len(saved) == 2 * 14 + 2
+    assert all(tensor.any() for name, tensor in saved.items() if "lora_B" in name), "adapters learn once the head isn't 0"
 
     samples = toy_samples(5)
     values = pipeline.critic.forward(samples, "values")
@@ -283,6 +284,8 @@ def test_a_critic_s_own_adapters_and_its_head_are_trained_saved_and_gone_on_with
     torch.testing.assert_close(theirs.state_dict(), load_value_model(last).state_dict(), rtol=0, atol=1e-6)
     with pytest.raises(ModelError, match="is the adapter of a critic, which has a value head and writes no text"):
         load_model(last)
+    keys["critic"]["model_args"]["freeze_module_prefix"] = ["score"]
+    assert rows(build(**keys, reward_pretrain=str(last), max_steps=1))["its adapters"].endswith("v_proj"), "the head is frozen"
 
 
 def test_evaluation_scores_an_adapter_as_validation_in_training_did(build, make_config):
@@ -343,3 +346,6 @@ def test_names_that_are_not_in_the_model_are_refused_at_the_start(build):
         build(actor_train={"model_args": {"freeze_module_prefix": ["model"]}, "training_args": TRAINING})
     with pytest.raises(ConfigError, match=r"freeze_module_prefix: .*'nothing'"):
         build(adv_estimator="gae", critic={"model_args": {"freeze_module_prefix": ["nothing"]}})
+    for lora in ({}, {"lora_rank": 2}):
+        with pytest.raises(ConfigError, match="freeze_module_prefix: score freeze the value head, which is 0 everywhere"):
+            build(adv_estimator="gae", critic={"model_args": {"freeze_module_prefix": ["score"], **lora}})

@@ -79,6 +79,7 @@ def test_a_cut_line_is_named(tmp_path):
 def test_what_belongs_to_a_group_is_written_with_it(tmp_path):
     original, greedy = trajectory(), trajectory()
     original.score_kl_penalty = 0.125
+    original.error = "FileNotFoundError: caf\udce9"
     journal = Journal(tmp_path / "rollouts.jsonl")
     journal.append(0, [Group(original.task, [original], 3, greedy), Group(original.task, [original], 4, rejected="filtered")])
     journal.close()
@@ -89,7 +90,7 @@ def test_what_belongs_to_a_group_is_written_with_it(tmp_path):
         (4, 1, "filtered", False),
     ]
     [(_, read), *_] = read_journal(tmp_path / "rollouts.jsonl")
-    assert read.score_kl_penalty == 0.125
+    assert read.score_kl_penalty == 0.125 and read.error == "FileNotFoundError: caf?"
 
 
 class Door:
