@@ -12,7 +12,7 @@ from turnwise.agents.prompts import EnvPrompt
 from turnwise.envs.contract import StepResult, reduce_metric
 from turnwise.envs.parsing import compile_pattern, parse_action
 from turnwise.errors import ConfigError, EnvironmentFault
-from turnwise.protocols import Conversation, Env, HasStateKey, OpenConversation
+from turnwise.protocols import Conversation, Env, OpenConversation
 from turnwise.spec import DEFAULT_ACTION_PATTERN, DEFAULT_TURN_TEMPLATE, ContextMode
 from turnwise.types import Limit, Observation, Reduction, SamplingParams, Task, Trajectory, Turn
 
@@ -135,9 +135,8 @@ class EnvAgent:
         self, session: EnvSession, turn_idx: int, observation: Observation, turn: Turn, text: str
     ) -> StepResult:
         """Hands the parsed action to the environment and writes what came of it into the turn."""
-        env = session.env
         turn.observation, turn.media = observation.text, observation.media
-        turn.state_key = env.state_key() if isinstance(env, HasStateKey) else observation.text
+        turn.state_key = session.state_key(observation)
         turn.action = parse_action(text, self._settings.action_pattern)
         started = time.perf_counter()
         step = await session.step(turn.action or "", turn_idx)

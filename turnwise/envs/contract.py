@@ -96,6 +96,8 @@ def _info(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _number(value: Any, what: str) -> float:
+    if type(value) is float and math.isfinite(value):
+        return value
     if not isinstance(value, (numbers.Real, np.bool_)) or not math.isfinite(value):
         raise EnvironmentFault(f"{what} is {value!r} ({type(value).__name__}); it must be a finite number")
     return float(value)

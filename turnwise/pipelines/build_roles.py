@@ -12,6 +12,7 @@ from turnwise.models.load import load_model, parse_dtype
 from turnwise.models.lora import Adapters
 from turnwise.models.value_head import load_value_model
 from turnwise.pipelines.roles import BatchPlan
+from turnwise.stopwatch import Stopwatch
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 
@@ -34,7 +35,12 @@ def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
 
 
 def train_strategy(
-    config: AgenticConfig, name: str, model: PreTrainedModel, device: torch.device, adapters: Adapters | None = None
+    config: AgenticConfig,
+    name: str,
+    model: PreTrainedModel,
+    device: torch.device,
+    stopwatch: Stopwatch,
+    adapters: Adapters | None = None,
 ) -> TorchStrategy:
     role = config.roles[name]
     total_steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
@@ -47,22 +53,24 @@ def train_strategy(
         dtype=parse_dtype(role.model_args.dtype),
         device=device,
         is_gradient_checkpointing=not role.model_args.disable_gradient_checkpointing,
+        stopwatch=stopwatch,
     )
 
 
-def critic_strategy(config: AgenticConfig, device: torch.device) -> TorchStrategy:
+def critic_strategy(config: AgenticConfig, device: torch.device, stopwatch: Stopwatch) -> TorchStrategy:
     arguments = config.critic.model_args
     path, attention = arguments.model_name_or_path, arguments.attn_implementation
     model = load_value_model(path, device=device, attn_implementation=attention)
     freeze(model, arguments.freeze_module_prefix or ())
-    return train_strategy(config, "critic", model, device)
+    return train_strategy(config, "critic", model, device, stopwatch)
 
 
-def frozen_strategy(config: AgenticConfig, device: torch.device) -> TorchStrategy:
+def frozen_strategy(config: AgenticConfig, device: torch.device, stopwatch: Stopwatch) -> TorchStrategy:
     arguments = config.reference.model_args
     model = load_model(arguments.model_name_or_path, device=device, attn_implementation=arguments.attn_implementation)
     temperature = config.sampling("train").temperature
-    return TorchStrategy(model, temperature=temperature, dtype=parse_dtype(arguments.dtype), device=device)
+    dtype = parse_dtype(arguments.dtype)
+    return TorchStrategy(model, temperature=temperature, dtype=dtype, device=device, stopwatch=stopwatch)
 
 
 def optimizer_settings(arguments: TrainingArgs, total_steps: int) -> OptimizerSettings:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
+from turnwise.batching.samples import build_samples
 from turnwise.errors import DataError
 from turnwise.rollout.source import Rejection, played_of
 from turnwise.types import FloatArray, Group, Task, Trajectory, Turn, VersionRun
@@ -34,20 +35,28 @@ class Journal:
         self._file.close()
 
 
+def encode_group(group: Group) -> dict[str, Any]:
+    """The JSON form of one group, for a checkpoint."""
+    trajectories = [encode_trajectory(trajectory) for trajectory in played_of(group)]
+    of_group = {"index": group.index, "rejected": group.rejected, "has_greedy": group.greedy is not None}
+    return {"task": _encode_task(group.task), **of_group, "trajectories": trajectories}
+
+
+def decode_group(record: dict[str, Any]) -> Group:
+    """The group of `encode_group`, with its samples."""
+    trajectories = [decode_trajectory(trajectory) for trajectory in record["trajectories"]]
+    for trajectory in trajectories:
+        trajectory.samples = build_samples(trajectory)
+    greedy = trajectories.pop() if record["has_greedy"] else None
+    return Group(Task(**record["task"]), trajectories, record["index"], greedy, record["rejected"])
+
+
 def encode_trajectory(trajectory: Trajectory) -> dict[str, Any]:
     """The JSON form of one trajectory. `decode_trajectory` is its inverse but for media, and for state keys that are neither
     text nor a number: those come back as their `repr`, which tells them apart as well."""
-    task = trajectory.task
     advantages = _advantages_by_turn(trajectory)
     return {
-        "task": {
-            "id": task.id,
-            "tag": task.tag,
-            "split": task.split,
-            "seed": task.seed,
-            "epoch": task.epoch,
-            "payload": dict(task.payload),
-        },
+        "task": _encode_task(trajectory.task),
         "sibling": trajectory.sibling,
         "status": trajectory.status,
         "limit": trajectory.limit,
@@ -59,6 +68,17 @@ def encode_trajectory(trajectory: Trajectory) -> dict[str, Any]:
         "role": trajectory.role,
         "weight": trajectory.weight,
         "turns": [_encode_turn(turn, advantages.get(i)) for i, turn in enumerate(trajectory.turns)],
+    }
+
+
+def _encode_task(task: Task) -> dict[str, Any]:
+    return {
+        "id": task.id,
+        "tag": task.tag,
+        "split": task.split,
+        "seed": task.seed,
+        "epoch": task.epoch,
+        "payload": dict(task.payload),
     }
 
 
