@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -27,14 +28,26 @@ def describe_machine() -> dict[str, str | int]:
     }
 
 
-def gemm_gflops(size: int = 2048, runs: int = 20) -> float:
-    """The fastest of `runs` products of square fp32 matrices, in 10⁹ floating-point operations a second."""
+def gemm_gflops(size: int = 2048, runs: int = 20, dtype: str = "float32") -> float:
+    """The fastest of `runs` products of square matrices, in 10⁹ floating-point operations a second."""
     import torch
 
-    a, b = torch.randn(size, size), torch.randn(size, size)
+    a, b = torch.randn(2, size, size).to(getattr(torch, dtype))
+    return 2 * size**3 / min(_times(lambda: torch.mm(a, b), runs)) / 1e9
+
+
+def read_gbytes(num_bytes: int = 2**29, runs: int = 10) -> float:
+    """The fastest of `runs` sums over memory much larger than any cache, in 10⁹ bytes a second."""
+    import torch
+
+    numbers = torch.ones(num_bytes // 4)
+    return num_bytes / min(_times(numbers.sum, runs)) / 1e9
+
+
+def _times(call: Callable[[], object], runs: int) -> list[float]:
     times = []
     for _ in range(runs):
         started = time.perf_counter()
-        torch.mm(a, b)
+        call()
         times.append(time.perf_counter() - started)
-    return 2 * size**3 / min(times) / 1e9
+    return times

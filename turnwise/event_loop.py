@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from turnwise.errors import DeadlineError
+from turnwise.stopwatch import IDLE, LOOP, Stopwatch
 from turnwise.threads import DaemonExecutor
 from turnwise.watchdog import Wait, Watchdog
 
@@ -19,12 +22,18 @@ _BEAT_S = 1.0
 class Turn(Wait):
     """One turn of an event loop: the wait of all tasks for the one that runs to await something."""
 
-    async def keep(self, main: Coroutine[Any, Any, T]) -> T:
-        """The result of `main`. As long as the loop turns, the deadline moves on."""
+    _timer: asyncio.TimerHandle | None = None
+
+    async def keep(self, main: Coroutine[Any, Any, T], results: list[T]) -> None:
+        """Adds the result of `main` to the list. As long as the loop turns, the deadline moves on.
+
+        It isn't returned: for every Ctrl-C handler that `asyncio.Runner` puts back, `signal` writes out the task with its
+        result, and the trajectories of a step take half a second.
+        """
         self._loop = asyncio.get_running_loop()
         self._beat()
         try:
-            return await main
+            results.append(await main)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -45,12 +54,19 @@ class WatchedRunner:
     """An `asyncio.Runner` whose event loop is watched, from its first `run` to its `close`; this ends the watch.
 
     A task that blocks the loop for `turn_s` seconds, and has no deadline of its own, ends the run; None is no limit. Threads of
-    `asyncio.to_thread` are daemons.
+    `asyncio.to_thread` are daemons. The `stopwatch` learns how long the loop turned and how long it had nothing to do.
     """
 
-    def __init__(self, watchdog: Watchdog, turn_s: float | None = None, setting: str = "deadlines.env_s") -> None:
+    def __init__(
+        self,
+        watchdog: Watchdog,
+        turn_s: float | None = None,
+        setting: str = "deadlines.env_s",
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
         self.watchdog = watchdog
-        self._runner = asyncio.Runner(loop_factory=new_loop)
+        self._stopwatch = stopwatch or Stopwatch()
+        self._runner = asyncio.Runner(loop_factory=partial(new_loop, self._stopwatch))
         self._turn_s = turn_s
         self._setting = setting
 
@@ -65,7 +81,13 @@ class WatchedRunner:
         watchdog.loop = self._runner.get_loop()
         with Turn(watchdog, "the event loop", "a task that blocks it", self._turn_s, self._setting, DeadlineError) as turn:
             watchdog.turn = turn
-            return self._runner.run(turn.keep(main))
+            results: list[T] = []
+            started = self._stopwatch.now()
+            try:
+                self._runner.run(turn.keep(main, results))
+            finally:
+                self._stopwatch.add(LOOP, "turning", started)
+            return results[0]
 
     def close(self) -> None:
         """Cancels what still runs on the loop.
@@ -86,8 +108,24 @@ class WatchedRunner:
         self.close()
 
 
-def new_loop() -> asyncio.AbstractEventLoop:
+class IdleSelector(selectors.DefaultSelector):
+    """The place where an event loop waits when no task can go on, with a stopwatch."""
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        super().__init__()
+        self._stopwatch = stopwatch
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout <= 0:
+            return super().select(timeout)
+        started = self._stopwatch.now()
+        events = super().select(timeout)
+        self._stopwatch.add(IDLE, "nothing to do", started)
+        return events
+
+
+def new_loop(stopwatch: Stopwatch | None = None) -> asyncio.AbstractEventLoop:
     """An event loop whose `asyncio.to_thread` keeps no process from ending."""
-    loop = asyncio.new_event_loop()
+    loop = asyncio.SelectorEventLoop(IdleSelector(stopwatch or Stopwatch()))
     loop.set_default_executor(DaemonExecutor())
     return loop

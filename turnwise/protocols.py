@@ -7,10 +7,11 @@ transfer, Megatron with pipeline stages, DeepSpeed engines, image observations a
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from turnwise.token_counts import TokenCounts
 from turnwise.types import (
     Batch,
     Completion,
@@ -61,6 +62,8 @@ class StrategyFacts:
     recomputes_activations: bool = False
     adapters: str = ""
     """Rank, scale and modules of what is trained in place of the model's own parameters; empty where those are."""
+    counts: TokenCounts = field(default_factory=TokenCounts)
+    """Of all passes so far."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,8 +267,8 @@ class Group:
     """Order of admission; the deterministic profile consumes groups in this order."""
     greedy: Trajectory | None = None
     """The same task played greedily, as a baseline of its siblings (ReMax); never trained on."""
-    rejected: Literal["failed", "filtered"] | None = None
-    """Why it isn't trained on: an episode failed for good, or the group filter didn't keep it."""
+    rejected: Literal["failed", "filtered", "stale"] | None = None
+    """Why it isn't trained on: an episode failed for good, the group filter didn't keep it, or it came too late."""
 
     @property
     def samples(self) -> list[Sample]:

@@ -18,6 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from turnwise.errors import DeadlineError, TurnwiseError
+from turnwise.expiry import Expiry
 from turnwise.stacks import WATCHDOG, describe_stacks
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Wait:
     outer: Wait | None = None
     is_interrupted = False
     _has_cancelled = False
-    _timer: asyncio.TimerHandle | None = None
+    _expiry: Expiry | None = None
 
     def __init__(
         self, watchdog: Watchdog, waiter: str, awaited: str, timeout_s: float | None, setting: str, error: type[TurnwiseError]
@@ -99,7 +100,8 @@ class Wait:
         self._watchdog.of_task[task] = self
         if self.timeout_s is not None:
             self.renew()
-            self._timer = asyncio.get_running_loop().call_later(self.timeout_s, self._expire)
+            self._expiry = self._watchdog.expiry(asyncio.get_running_loop(), self.timeout_s)
+            self._expiry.add(self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
@@ -111,8 +113,8 @@ class Wait:
             self._watchdog.of_task[self._task] = self._before
         # Tasks that were started inside may go on without it.
         self.deadline = float("inf")
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._expiry is not None:
+            self._expiry.remove(self)
         num_cancels = self._task.uncancel() if self._has_cancelled else self._task.cancelling()
         is_cancelled = num_cancels > self._num_cancels and isinstance(fault, asyncio.CancelledError)
         if self.report is not None and not is_cancelled and not isinstance(fault, KeyboardInterrupt | SystemExit):
@@ -123,7 +125,7 @@ class Wait:
         if self.timeout_s is not None:
             self.deadline = time.monotonic() + self.timeout_s
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
         """The deadline has passed while the event loop turned."""
         if self.report is not None:
             return
@@ -165,6 +167,8 @@ class Watchdog:
         """The wait of that loop's tasks for the one that runs."""
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
         """The innermost of each task that awaits something with a deadline."""
+        self._expiries: dict[float, Expiry] = {}
+        """By the length of the waits; those of the loop that ran last."""
         self._pending: Wait | None = None
         """What is to be interrupted, until the interrupt is raised."""
         self._stacks, self._stacks_at = "", float("-inf")
@@ -214,6 +218,13 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def expiry(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> Expiry:
+        """What ends the waits of that length on the loop."""
+        expiry = self._expiries.get(timeout_s)
+        if expiry is None or expiry.loop is not loop:
+            expiry = self._expiries[timeout_s] = Expiry(loop, timeout_s)
+        return expiry
 
     def describe(self, wait: Wait, loop: asyncio.AbstractEventLoop | None) -> str:
         """Who waits for whom, and the stacks of everybody else."""

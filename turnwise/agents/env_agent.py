@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from turnwise.agents.env_session import CallSettings, EnvSession
 from turnwise.agents.prompts import EnvPrompt
-from turnwise.envs.contract import StepResult, read_state_key, reduce_metric
+from turnwise.envs.contract import StepResult, reduce_metric
 from turnwise.envs.parsing import compile_pattern, parse_action
 from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.protocols import Conversation, Env, OpenConversation
@@ -135,10 +135,8 @@ class EnvAgent:
         self, session: EnvSession, turn_idx: int, observation: Observation, turn: Turn, text: str
     ) -> StepResult:
         """Hands the parsed action to the environment and writes what came of it into the turn."""
-        env = session.env
         turn.observation, turn.media = observation.text, observation.media
-        key = read_state_key(env)
-        turn.state_key = observation.text if key is None else key
+        turn.state_key = session.state_key(observation)
         turn.action = parse_action(text, self._settings.action_pattern)
         started = time.perf_counter()
         step = await session.step(turn.action or "", turn_idx)

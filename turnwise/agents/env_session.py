@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from turnwise.envs.contract import StepResult, read_reset, read_step
+from turnwise.envs.contract import StepResult, ask_state_key, read_reset, read_step
 from turnwise.errors import EnvironmentFault
-from turnwise.protocols import Env
+from turnwise.protocols import Env, HasStateKey
+from turnwise.stopwatch import ENVIRONMENTS, Stopwatch
 from turnwise.threads import DaemonThread
 from turnwise.types import Observation, Task
 from turnwise.watchdog import Wait, Watchdog
@@ -36,6 +37,7 @@ class CallSettings:
     place_timeout_s: float | None = None
     """Seconds that a blocking environment waits for its turn to be called."""
     watchdog: Watchdog = field(default_factory=Watchdog)
+    stopwatch: Stopwatch = field(default_factory=Stopwatch, compare=False)
     places: asyncio.Semaphore | None = field(init=False, default=None, compare=False)
     """Of blocking environments in threads; all agents with these settings share them."""
 
@@ -72,6 +74,8 @@ class EnvSession:
         self.env = await self._call("the environment's constructor", make_env, task)
         self._class = type(self.env).__name__
         self._step = f"{self._class}.step"
+        # Asked once: isinstance of a protocol takes as long as a step.
+        self._keyed = self.env if isinstance(self.env, HasStateKey) else None
 
     @property
     def name(self) -> str:
@@ -93,6 +97,10 @@ class EnvSession:
         """
         return read_step(await self._call(self._step, self.env.step, action), self.name, turn_idx, self.env.metric_reductions)
 
+    def state_key(self, observation: Observation) -> Hashable:
+        """The identity of the environment's true state, the observation where it names none."""
+        return observation.text if self._keyed is None else ask_state_key(self._keyed)
+
     async def close(self) -> None:
         await self._call(f"{self._class}.close", self.env.close)
 
@@ -108,12 +116,18 @@ class EnvSession:
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """The result of a method, which may be a coroutine function."""
+        stopwatch = self.settings.stopwatch
+        started = stopwatch.now()
         with self.settings.limit(self.tag, name):
             result = function(*args)
+        stopwatch.add(ENVIRONMENTS, name, started)
         if not inspect.isawaitable(result):
             return result
+        started = stopwatch.now()
         async with self.settings.limit(self.tag, name):
-            return await result
+            result = await result
+        stopwatch.add("awaited environments", name, started)
+        return result
 
 
 class ThreadSession(EnvSession):
@@ -146,12 +160,14 @@ class ThreadSession(EnvSession):
         waiter, its_turn, timeout_s = f"an episode of {self.tag}", f"its turn to call {name}", self.settings.place_timeout_s
         async with self.settings.watchdog.waiting(waiter, its_turn, timeout_s, "deadlines.env_s"):
             await self._places.acquire()
+        started = self.settings.stopwatch.now()
         call = self._thread.start(function, *args)
         try:
             async with self.settings.limit(self.tag, name):
                 result = await asyncio.wrap_future(call)
                 return await result if inspect.isawaitable(result) else result
         finally:
+            self.settings.stopwatch.add("environments in threads", name, started)
             self._is_stuck = not call.done()
             self._give_place_back(call)
 

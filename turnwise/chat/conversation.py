@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any, get_args
 
 import numpy as np
@@ -13,6 +13,8 @@ from turnwise.chat.template import ChatTemplate, Tools
 from turnwise.errors import RolloutError, ServerError
 from turnwise.protocols import InferenceServer
 from turnwise.types import Completion, FinishReason, Media, Message, SamplingParams, Turn, derive_seed
+
+_FINISH_REASONS = get_args(FinishReason)
 
 
 class TokenConversation:
@@ -57,7 +59,8 @@ class TokenConversation:
         self._tools = tools
         self._opens_episode = opens_episode
         self._is_closed = False
-        self._context_ids: list[int] = []
+        # Of numbers, not of Python objects: the collector of garbage reads every entry of a list, again and again.
+        self._context_ids = array("q")
         self._media: list[Media] = []
 
     async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
@@ -89,14 +92,14 @@ class TokenConversation:
             seed=derive_seed(self._sampling.seed, len(self.turns)),
         )
         new_media = _media_of(new_messages)
-        prompt_ids = [*self._context_ids, *added_ids]
+        prompt_ids = self._context_ids + array("q", added_ids)
         media = [*self._media, *new_media]
         completion = await self._server.generate(prompt_ids, sampling, self.request_id, media)
         self._check(completion, sampling)
 
         turn = self._turn(added_ids, completion, observation=_text_of(new_messages), media=new_media)
         self.turns.append(turn)
-        self._context_ids = [*prompt_ids, *completion.token_ids.tolist()]
+        self._context_ids = prompt_ids + array("q", completion.token_ids.tolist())
         self._media = media
         return {"role": "assistant", "content": turn.text}
 
@@ -116,15 +119,14 @@ class TokenConversation:
         Raises:
             RolloutError: a turn was changed, lost or put in another place.
         """
-        recorded = list(chain.from_iterable([*turn.prompt_ids.tolist(), *turn.response_ids.tolist()] for turn in self.turns))
-        if recorded == self._context_ids:
+        recorded = np.concatenate([np.zeros(0, np.int64), *(ids for t in self.turns for ids in (t.prompt_ids, t.response_ids))])
+        seen = np.array(self._context_ids, np.int64)
+        if np.array_equal(recorded, seen):
             return
-        pairs = zip(recorded, self._context_ids, strict=False)
-        first = next(
-            (i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(recorded), len(self._context_ids))
-        )
+        length = min(len(recorded), len(seen))
+        first = next(iter(np.flatnonzero(recorded[:length] != seen[:length])), length)
         raise RolloutError(
-            f"the turns of {self.request_id!r} hold {len(recorded)} tokens and the server saw {len(self._context_ids)}; they "
+            f"the turns of {self.request_id!r} hold {len(recorded)} tokens and the server saw {len(seen)}; they "
             f"differ from position {first} on: turns may be annotated, their ids never changed"
         )
 
@@ -161,8 +163,8 @@ class TokenConversation:
             raise ServerError(
                 f"the server answered {self.request_id!r} with {len(token_ids)} tokens; asked were {sampling.max_new_tokens}"
             )
-        if reason not in get_args(FinishReason):
-            raise ServerError(f"finish reason {reason!r} of {self.request_id!r}; allowed: {', '.join(get_args(FinishReason))}")
+        if reason not in _FINISH_REASONS:
+            raise ServerError(f"finish reason {reason!r} of {self.request_id!r}; allowed: {', '.join(_FINISH_REASONS)}")
         ends_on_stop_token = len(token_ids) > 0 and int(token_ids[-1]) in sampling.stop_token_ids
         if reason == "stop" and not ends_on_stop_token and not sampling.stop_strings:
             raise ServerError(

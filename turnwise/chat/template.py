@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from turnwise.chat.codec import TextCodec
+from turnwise.chat.recent import RecentIds, key_of
 from turnwise.errors import ChatTemplateError
 from turnwise.types import Message
 
@@ -75,6 +77,8 @@ class ChatTemplate:
         self._chat_template = chat_template
         self._template_kwargs = dict(template_kwargs or {})
         self._eos_token_ids = tuple(eos_token_ids)
+        self._codec = TextCodec(tokenizer)
+        self._starts, self._tails = RecentIds(), RecentIds()
         self._is_announced = False
 
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
@@ -86,7 +90,7 @@ class ChatTemplate:
         if not messages:
             raise ChatTemplateError("a context can't start with no message: give at least a user's")
         self._check_parts(messages)
-        return self._encode(self._render(messages, tools))
+        return self._ids(self._starts, self._render, messages, tools)
 
     def extend(self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids that follow a sampled response: what is missing to close its turn, the messages, the next response's header.
@@ -98,7 +102,7 @@ class ChatTemplate:
             ChatTemplateError: the template refuses the messages after an assistant's, or drops the assistant's text.
         """
         self._check_parts(new_messages)
-        tail = self._encode(self._render_tail(new_messages, tools))
+        tail = self._ids(self._tails, self._render_tail, new_messages, tools)
         end_of_turn = self._first_special(tail) if self._closing_ids else None
         if end_of_turn is None or len(response_ids) == 0 or response_ids[-1] != tail[end_of_turn]:
             return tail
@@ -106,11 +110,11 @@ class ChatTemplate:
 
     def respond(self, content: str) -> list[int]:
         """Ids of a response as the model would sample it in saying `content`, up to and including the end-of-turn token."""
-        return [*self._encode(self._lead_in + content), *self._closing_ids]
+        return [*self._codec.encode(self._lead_in + content), *self._closing_ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens, for parsing and reading. Encoding it again need not give the same ids."""
-        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return self._codec.decode(token_ids)
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -180,7 +184,7 @@ class ChatTemplate:
     def _closing_ids(self) -> list[int]:
         """What closes an assistant's turn, up to its end-of-turn token; empty where the template has no such token."""
         user = self._prefix[0]
-        tail = self._encode(self._render_tail([user]))
+        tail = self._codec.encode(self._render_tail([user]))
         end_of_turn = self._first_special(tail)
         return [] if end_of_turn is None else tail[: end_of_turn + 1]
 
@@ -230,8 +234,18 @@ class ChatTemplate:
                 "another chat template"
             ) from error
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+    def _ids(
+        self, recent: RecentIds, render: Callable[[Sequence[Message], Tools], str], messages: Sequence[Message], tools: Tools
+    ) -> list[int]:
+        """The ids of what `render` makes of the messages, looked up in `recent` where they are texts alone."""
+        key = None if tools else key_of(messages)
+        found = None if key is None else recent.of(key)
+        if found is not None:
+            return found
+        token_ids = self._codec.encode(render(messages, tools))
+        if key is not None:
+            recent.keep(key, token_ids)
+        return token_ids
 
 
 def _message(role: str, content: Any) -> Message:

@@ -57,9 +57,13 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
     train = _verb(verbs, "train", "train_command", "train a policy by reinforcement learning")
-    _config_arguments(train)
+    _config_arguments(train, is_optional=True)
     _quiet_argument(train)
     train.add_argument("--from-rollouts", metavar="FILE", help="train from this rollouts.jsonl, in its order; play nothing")
+    train.add_argument(
+        "--replay", metavar="RUN", help="repeat an asynchronous run bit by bit, with its config; only KEY=VALUE may follow"
+    )
+    train.add_argument("--profile", action="store_true", help="write timeline.json, a Chrome trace, into the run folder")
 
     sft = _verb(verbs, "sft", "sft_command", "train a model on demonstrations (JSONL of messages)")
     _config_arguments(sft)
@@ -139,8 +143,8 @@ def _quiet_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print warnings, errors and where the results are, no steps")
 
 
-def _config_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="FILE", help="YAML file")
+def _config_arguments(parser: argparse.ArgumentParser, is_optional: bool = False) -> None:
+    parser.add_argument("config", nargs="?" if is_optional else None, metavar="FILE", help="YAML file")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the file's")
     parser.add_argument("--strict", action="store_true", help="refuse settings that have no effect")
 

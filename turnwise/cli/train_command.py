@@ -8,12 +8,16 @@ from pathlib import Path
 
 from turnwise.cli.applied_table import shown
 from turnwise.config import AgenticConfig, load_config, require, unavailable
-from turnwise.errors import DataError
+from turnwise.errors import ConfigError, DataError
 
 
 def run(options: argparse.Namespace) -> int:
     """Trains, draws the learning curve, and says where everything is."""
-    config, notes = load_config(options.config, options.overrides, AgenticConfig, strict=options.strict)
+    replay = Path(options.replay) if options.replay else None
+    file, overrides = (options.config, options.overrides) if replay is None else _config_of(replay, options)
+    if file is None:
+        raise ConfigError("train needs a config: turnwise train FILE [KEY=VALUE ...], or --replay RUN with the folder of a run")
+    config, notes = load_config(file, overrides, AgenticConfig, strict=options.strict)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     # Before torch is imported: what can't run here should be said at once.
@@ -21,11 +25,31 @@ def run(options: argparse.Namespace) -> int:
     rollouts = Path(options.from_rollouts) if options.from_rollouts else None
     if rollouts is not None and not rollouts.is_file():
         raise DataError(f"--from-rollouts {rollouts}: there is no such file; `turnwise rollout` and every run write one")
-    train(config, is_quiet=options.quiet, rollouts=rollouts)
+    train(config, is_quiet=options.quiet, rollouts=rollouts, is_profiled=options.profile, replay=replay)
     return 0
 
 
-def train(config: AgenticConfig, is_quiet: bool = False, rollouts: Path | None = None) -> dict[str, str]:
+def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
+    """The config of a run that is repeated; what stands on the command line overrides it."""
+    overrides = [text for text in (options.config, *options.overrides) if text is not None]
+    for text in overrides:
+        if "=" not in text:
+            raise ConfigError(f"--replay {run} takes the config of that run, and {text} is another one; leave one of them out")
+    if options.from_rollouts:
+        raise ConfigError("--replay plays the tasks of a run again and --from-rollouts plays nothing; leave one of them out")
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise DataError(f"--replay {run}: there is no config.yaml in it, so that it isn't the folder of a run")
+    return str(file), overrides
+
+
+def train(
+    config: AgenticConfig,
+    is_quiet: bool = False,
+    rollouts: Path | None = None,
+    is_profiled: bool = False,
+    replay: Path | None = None,
+) -> dict[str, str]:
     """Runs the pipeline of a config, on its own rollouts or on those of a file; returns where the run, its model and its curve
     are."""
     from turnwise.pipelines.build import build_agentic
@@ -37,12 +61,17 @@ def train(config: AgenticConfig, is_quiet: bool = False, rollouts: Path | None =
     folder = start_run(config)
     if not is_quiet:
         print(f"run folder: {folder.path}", flush=True)
-    pipeline = run_to_end(folder, lambda: shown(build_agentic(config, folder, is_quiet, rollouts), is_quiet))
+    pipeline = run_to_end(
+        folder, lambda: shown(build_agentic(config, folder, is_quiet, rollouts, is_profiled, replay), is_quiet)
+    )
     places = {"run": str(folder.path), "curve": str(folder.curve), "tensorboard": str(folder.tensorboard)}
     model = pipeline.checkpoints.newest
     if model is not None:
         places["model"] = str(model)
         print(f"model: {model}")
+    if is_profiled:
+        places["timeline"] = str(folder.timeline)
+        print(f"timeline: {folder.timeline}")
     learning_curve(read_metrics(folder.metrics), folder.curve, config.exp_name)
     print(f"learning curve: {folder.curve}")
     return places

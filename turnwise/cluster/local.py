@@ -41,13 +41,20 @@ class LocalCluster:
         self._roles: dict[str, LocalWorkers] = {}
 
     def spawn(self, role: str, factory: Callable[[], Any], devices: Sequence[int] | None = None) -> LocalWorkers:
-        if devices is not None and len(devices) > 1:
-            raise NotAvailableError(
-                f"{role}: device_mapping names {len(devices)} devices, and this version runs each role in one process; "
-                "use one device, or none for this process"
-            )
+        require_one_device(role, devices)
         self._roles[role] = LocalWorkers(factory())
         return self._roles[role]
 
     def shutdown(self) -> None:
         self._roles.clear()
+
+
+def require_one_device(role: str, devices: Sequence[int] | None) -> None:
+    """Raises:
+    NotAvailableError: `device_mapping` names several.
+    """
+    if devices is not None and len(devices) > 1:
+        raise NotAvailableError(
+            f"{role}: device_mapping names {len(devices)} devices, and this version runs each role in one process; "
+            "use one device, or none for this process"
+        )

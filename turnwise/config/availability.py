@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Generic, TypeVar
 
-from turnwise.config.environments import CustomEnv, EnvManager
+from turnwise.config.environments import CustomEnv
 from turnwise.config.roles import Role
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.section import Section
@@ -45,15 +45,7 @@ MISSING_IN_PLAY: tuple[Missing[AgenticConfig], ...] = (
 )
 """What evaluation would need as well as training."""
 
-MISSING_IN_TRAINING: tuple[Missing[AgenticConfig], ...] = (
-    _set("async_generation_ratio", "asynchronous training"),
-    Missing("on_weight_update", lambda c: _is_async_and_sets(c, "on_weight_update"), "aborting requests at a weight update"),
-    Missing("stale_groups", lambda c: _is_async_and_sets(c, "stale_groups"), "dropping stale groups"),
-    Missing("reward", lambda c: c.is_set("reward"), "a reward model"),
-    _set("cpu_split", "splitting the CPU's threads"),
-)
-
-MISSING_IN_MANAGERS: tuple[Missing[EnvManager], ...] = (_set("group_size_redundancy", "playing redundant episodes"),)
+MISSING_IN_TRAINING: tuple[Missing[AgenticConfig], ...] = (Missing("reward", lambda c: c.is_set("reward"), "a reward model"),)
 
 MISSING_IN_ENVS: tuple[Missing[CustomEnv], ...] = (_set("tools", "a tool in an environment"),)
 
@@ -64,10 +56,6 @@ MISSING_IN_ROLES: tuple[Missing[Role | SFTConfig], ...] = (
         f"an option of {' or '.join(_WITHOUT_OPTIONS)}",
     ),
 )
-
-
-def _is_async_and_sets(config: AgenticConfig, key: str) -> bool:
-    return config.async_generation_ratio > 0 and config.departs(key)
 
 
 def require(missing: Sequence[str]) -> None:
@@ -88,8 +76,6 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
     return [
         *(line for name, role in config.active_roles.items() for line in (*_role(f"{name}.", role), *_devices(name, role))),
         *_environments(config, [*config.train_env_manager.tags, *config.val_env_manager.tags]),
-        *_lines(MISSING_IN_MANAGERS, config.train_env_manager, "train_env_manager."),
-        *_lines(MISSING_IN_MANAGERS, config.val_env_manager, "val_env_manager."),
         *_lines(MISSING_IN_PLAY, config),
         *_lines(MISSING_IN_TRAINING, config),
         *shared,
@@ -103,7 +89,6 @@ def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str
         *_role("actor_infer.", config.actor_infer),
         *_devices("actor_infer", config.actor_infer),
         *_environments(config, manager.tags),
-        *_lines(MISSING_IN_MANAGERS, manager, f"{split}_env_manager."),
         *_lines(MISSING_IN_PLAY, config),
     ]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from string import Formatter
 from typing import Any
 
+from turnwise.config.asynchrony import asynchrony
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.problems import Path, Problem
 from turnwise.config.resolve import estimator_of, variant_of
@@ -21,7 +22,19 @@ def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """Everything that makes the config impossible, all at once."""
     if isinstance(config, SFTConfig):
         return [*_sft(config), *_context(config, config.model_args), *_trackers(config)]
-    checks = (_environments, _sizes, _normalization, _rewards, _kl, _loss, _roles, _critic, _sampling, _deterministic)
+    checks = (
+        _environments,
+        _sizes,
+        _normalization,
+        _rewards,
+        _kl,
+        _loss,
+        _roles,
+        _critic,
+        _sampling,
+        asynchrony,
+        _deterministic,
+    )
     context = _context(config, config.actor_train.model_args)
     return [*context, *_trackers(config), *(problem for check in checks for problem in check(config))]
 

@@ -72,7 +72,16 @@ def read_state_key(env: Env) -> Hashable:
     Raises:
         EnvironmentFault: the name isn't hashable.
     """
-    key = env.state_key() if isinstance(env, HasStateKey) else None
+    return ask_state_key(env) if isinstance(env, HasStateKey) else None
+
+
+def ask_state_key(env: HasStateKey) -> Hashable:
+    """The same of an environment that is known to name its state.
+
+    Raises:
+        EnvironmentFault: the name isn't hashable.
+    """
+    key = env.state_key()
     try:
         hash(key)
     except TypeError as error:
@@ -141,6 +150,8 @@ def _check_text(value: Any, what: str) -> None:
 
 
 def _number(value: Any, what: str) -> float:
+    if type(value) is float and math.isfinite(value):
+        return value
     if not isinstance(value, (numbers.Real, np.bool_)) or not math.isfinite(value):
         raise EnvironmentFault(f"{what} is {value!r} ({type(value).__name__}); it must be a finite number")
     return float(value)

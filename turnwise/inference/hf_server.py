@@ -21,6 +21,7 @@ from turnwise.inference.request import Request
 from turnwise.inference.validation import check_request, refuse_all_but_cache
 from turnwise.models.facts import loaded_model
 from turnwise.protocols import MemoryKind, OnWeightUpdate, ServerFacts
+from turnwise.stopwatch import ENGINE, Stopwatch
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, derive_seed
 
 
@@ -38,6 +39,7 @@ class HFServer:
         max_length: int | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
         version: int = 0,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self.model = model
         self.version = version
@@ -50,6 +52,7 @@ class HFServer:
         self._is_open = asyncio.Event()
         self._is_open.set()
         self._is_closed = False
+        self._stopwatch = stopwatch or Stopwatch()
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
@@ -130,7 +133,9 @@ class HFServer:
                 if self._interruption == "abort_restart":
                     request.restart()
                 return None
+            started = self._stopwatch.now()
             cache = self._sample_token(request, cache)
+            self._stopwatch.add(ENGINE, "token", started)
             reason = self._finish_reason(request)
             if reason is not None:
                 return reason

@@ -8,7 +8,7 @@ from typing import Any
 
 from turnwise.errors import ConfigError, nearest
 
-BUILDER_OPTIONS = frozenset({"model", "max_length", "decode", "version"})
+BUILDER_OPTIONS = frozenset({"model", "max_length", "decode", "version", "stopwatch", "schedule"})
 """Parameters of servers that follow from other settings."""
 
 

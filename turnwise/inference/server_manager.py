@@ -15,6 +15,8 @@ from turnwise.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
+_SETTING = "deadlines.request_s"
+
 
 class LLMServerManager:
     """Routes requests over replicas: a conversation stays where its cache is, a new one goes where the least is in flight.
@@ -66,9 +68,13 @@ class LLMServerManager:
         while True:
             replica = self._route(request_id)
             self._tokens_in_flight[replica] += num_tokens
+            who, awaited = f"conversation {request_id!r}", f"inference replica {replica} to answer"
             try:
-                async with self._deadline(f"conversation {request_id!r}", "answer", replica):
+                async with self._watchdog.waiting(who, awaited, self._request_s, _SETTING):
                     return await self._servers[replica].generate(prompt_ids, sampling, request_id, media)
+            except DeadlineError:
+                self._forget(replica)
+                raise
             except TurnwiseError:
                 raise
             except Exception as error:  # boundary: whatever else a replica raises means that it is broken
@@ -142,12 +148,15 @@ class LLMServerManager:
     async def _deadline(self, who: str, what: str, replica: int) -> AsyncIterator[None]:
         awaited = f"inference replica {replica} to {what}"
         try:
-            async with self._watchdog.waiting(who, awaited, self._request_s, "deadlines.request_s"):
+            async with self._watchdog.waiting(who, awaited, self._request_s, _SETTING):
                 yield
         except DeadlineError:
-            # The end of the run would wait for it once more for each of its conversations.
-            self._servers.pop(replica, None)
+            self._forget(replica)
             raise
+
+    def _forget(self, replica: int) -> None:
+        """The end of the run would wait for it once more for each of its conversations."""
+        self._servers.pop(replica, None)
 
 
 AsyncLLMServerManager = LLMServerManager

@@ -26,14 +26,15 @@ def check_request(
     Raises:
         ServerError: the request can't be served.
     """
-    problem = _prompt_problem(prompt_ids, vocab_size, max_length) or _sampling_problem(sampling)
+    prompt = np.array(prompt_ids, np.int64)
+    problem = _prompt_problem(prompt, vocab_size, max_length) or _sampling_problem(sampling)
     if media:
         problem = "it has images, which this server can't take yet; use an environment that renders text"
     if sampling.stop_strings and not can_decode:
         problem = "it has stop_strings, but this server wasn't given a `decode` function; use stop_token_ids"
     if problem:
         raise ServerError(f"the request of conversation {request_id!r} can't be served: {problem}")
-    return np.array(prompt_ids, np.int64)
+    return prompt
 
 
 def refuse_all_but_cache(kinds: Iterable[MemoryKind]) -> None:
@@ -45,10 +46,10 @@ def refuse_all_but_cache(kinds: Iterable[MemoryKind]) -> None:
         )
 
 
-def _prompt_problem(prompt_ids: Sequence[int], vocab_size: int, max_length: int) -> str | None:
+def _prompt_problem(prompt_ids: IntArray, vocab_size: int, max_length: int) -> str | None:
     if len(prompt_ids) == 0:
         return "its prompt is empty"
-    low, high = min(prompt_ids), max(prompt_ids)
+    low, high = int(prompt_ids.min()), int(prompt_ids.max())
     if low < 0 or high >= vocab_size:
         return f"its prompt has token id {low if low < 0 else high}; the model's ids are 0 to {vocab_size - 1}"
     if len(prompt_ids) + 1 > max_length:

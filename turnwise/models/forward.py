@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Set
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
 from turnwise.models.prefix_tree import merge_prefixes
 from turnwise.models.value_head import value_head
 from turnwise.protocols import Output
+from turnwise.token_counts import TokenCounts
 from turnwise.types import Batch, ModelOutputs
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ class PackedForward(ABC):
         self.model = model
         self._has_own_attention = model.config._attn_implementation == PACKED_ATTENTION
         self.is_packed = self._has_own_attention or model.config._attn_implementation == "flash_attention_2"
+        self.counts = TokenCounts()
+        """Of all calls so far."""
 
     def __call__(self, batch: Batch, outputs: Set[Output]) -> ModelOutputs:
         """Tensors [N] aligned with the tokens of `batch`.
@@ -75,12 +78,14 @@ class PackedForward(ABC):
         tree = merge_prefixes(batch.token_ids, batch.lengths) if can_merge else None
         if tree is None:
             sequences = PackedSequences.of(batch.lengths, device)
-            return self._flat(batch.token_ids, batch.position_ids, sequences, with_logits)
+            return self._flat(batch, batch.token_ids, batch.position_ids, sequences, with_logits)
         token_ids, position_ids = batch.token_ids[tree.tokens], batch.position_ids[tree.tokens]
-        return self._flat(token_ids, position_ids, PackedSequences.along(tree), with_logits).index_select(0, tree.nodes)
+        return self._flat(batch, token_ids, position_ids, PackedSequences.along(tree), with_logits).index_select(0, tree.nodes)
 
-    def _flat(self, token_ids: Tensor, position_ids: Tensor, sequences: PackedSequences, with_logits: bool) -> Tensor:
-        inputs: dict[str, object] = {"input_ids": token_ids[None], "position_ids": position_ids[None]}
+    def _flat(
+        self, batch: Batch, token_ids: Tensor, position_ids: Tensor, sequences: PackedSequences, with_logits: bool
+    ) -> Tensor:
+        inputs: dict[str, Any] = {"input_ids": token_ids[None], "position_ids": position_ids[None]}
         if self._has_own_attention:
             # A mask of four dimensions is handed on as it is, so that none is built: this one is never read.
             inputs |= {"attention_mask": torch.empty(1, 1, 0, 0, device=token_ids.device), "sequences": sequences}
@@ -88,14 +93,20 @@ class PackedForward(ABC):
             longest = max(sequences.lengths)
             inputs |= {"cu_seq_lens_q": sequences.boundaries, "cu_seq_lens_k": sequences.boundaries}
             inputs |= {"max_length_q": longest, "max_length_k": longest}
-        return _run(self.model, inputs, with_logits)[0]
+        return self._run(batch, len(token_ids), inputs, with_logits)[0]
 
     def _padded(self, batch: Batch, with_logits: bool) -> Tensor:
         """Padded on the right, where causal attention keeps padding out of sight."""
         token_ids = torch.nn.utils.rnn.pad_sequence(batch.token_ids.split(batch.lengths), batch_first=True)
         position = torch.arange(token_ids.shape[1], device=token_ids.device)
         is_token = position < torch.tensor(batch.lengths, device=token_ids.device)[:, None]
-        return _run(self.model, {"input_ids": token_ids, "attention_mask": is_token.long()}, with_logits)[is_token]
+        inputs = {"input_ids": token_ids, "attention_mask": is_token.long()}
+        return self._run(batch, batch.num_tokens, inputs, with_logits)[is_token]
+
+    def _run(self, batch: Batch, num_distinct: int, inputs: Mapping[str, Any], with_logits: bool) -> Tensor:
+        counts = TokenCounts(batch.num_tokens, num_distinct, inputs["input_ids"].numel())
+        self.counts = self.counts.plus(counts)
+        return _run(self.model, inputs, with_logits)
 
 
 class PolicyForward(PackedForward):

@@ -16,7 +16,7 @@ from turnwise.pipelines.pictures import Pictures
 from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sample_log import log_samples
-from turnwise.protocols import Algorithm, Stateful, WeightTransfer
+from turnwise.protocols import Algorithm, Cluster, Stateful, WeightTransfer
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.measure import rollout_metrics, system_metrics, validation_metrics
 from turnwise.rollout.source import RolloutSource
@@ -54,6 +54,7 @@ class AgenticPipeline:
     weight_transfer: WeightTransfer
     parity_gate: ParityGate
     event_loop: WatchedRunner
+    cluster: Cluster
     log: RunLog
     journal: Journal
     pictures: Pictures
@@ -78,11 +79,12 @@ class AgenticPipeline:
 
                 with log.phase("ref_log_probs_values_reward"):
                     if self.reference:
-                        self.reference.compute_log_probs(samples, into="ref_logprobs")
+                        log.add(self.reference.compute_log_probs(samples, into="ref_logprobs"))
                 with log.phase("old_log_probs_values"):
-                    self.actor_train.set_old_log_probs(samples, step, config.use_rollout_log_probs, self.algorithm.needs)
+                    use_rollouts, needs = config.use_rollout_log_probs, self.algorithm.needs
+                    log.add(self.actor_train.set_old_log_probs(samples, step, use_rollouts, needs))
                     if self.critic:
-                        self.critic.compute_values(samples)
+                        log.add(self.critic.compute_values(samples))
                 self.interrupts.hold("finishing this step")
                 with log.phase("adv"):
                     log.add(self.algorithm.credit(groups) if groups else ())
@@ -142,5 +144,7 @@ class AgenticPipeline:
         with ExitStack() as rest:
             for close in (self.folder.close, self.interrupts.restore, self.event_loop.close, self.journal.close):
                 rest.callback(close)
+            rest.callback(self.cluster.shutdown)
             rest.callback(lambda: self.event_loop.run(self.actor_infer.close()))
+            rest.callback(self.train_rollout_scheduler.close)
             rest.callback(self.log.close)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from turnwise.cluster.threads import ThreadCluster
 from turnwise.config import AgenticConfig, Applied, SFTConfig, ineffective
 from turnwise.config.describe import Row, algorithm_rows, bytes_text, sampling, tags_of, tracking, validation
 from turnwise.models.load import base_of_adapter
@@ -67,6 +68,8 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
         reference = facts_of(pipeline.reference)
         yield "reference", f"{_start(config.reference.model_args.model_name_or_path)}: {_strategy(reference)}"
     yield "actor_infer", _server(pipeline.actor_infer.facts(), actor)
+    if isinstance(pipeline.cluster, ThreadCluster):
+        yield "asynchronous", f"{_split(pipeline.cluster)}; {_at_update(config)}; {_correction(config)}"
     yield from _environments(config, "train")
     yield "steps", f"{pipeline.checkpoints.num_steps}, each {_step(pipeline)}"
     yield "micro-batches", _micro_batches(role.plan)
@@ -171,7 +174,30 @@ def _checkpoints(checkpoints: Checkpoints) -> str:
     return f"{every}, {kept}, in {checkpoints.path}"
 
 
+def _split(cluster: ThreadCluster) -> str:
+    threads = cluster.num_threads
+    return f"of {threads.both} threads {threads.train} train and {threads.rollout} play"
+
+
+def _at_update(config: AgenticConfig) -> str:
+    """What becomes of responses that are being sampled when weights change."""
+    fates = {"finish": "are finished", "abort_continue": "go on with the new ones", "abort_restart": "start over"}
+    return f"at new weights responses {fates[config.on_weight_update]}"
+
+
+def _correction(config: AgenticConfig) -> str:
+    """What is done about tokens of older versions."""
+    if config.use_rollout_log_probs:
+        return "ratios are to the policies that sampled"
+    asked = config.train_infer_correction
+    if asked is not None and ((asked.is_weight and asked.is_weight.enabled) or any(band.enabled for band in asked.filters)):
+        return "stale tokens are corrected by train_infer_correction"
+    return "stale tokens are trained on as they are (train_infer_correction corrects them)"
+
+
 def _profile(config: AgenticConfig | SFTConfig) -> str:
     is_strict = torch.are_deterministic_algorithms_enabled()
-    profile = "deterministic" if is_strict else "bit-identity isn't promised (deterministic: true asks for it)"
+    is_ahead = isinstance(config, AgenticConfig) and config.async_generation_ratio > 0
+    promise = "deterministic" + (", bit-identical when it is replayed (train --replay)" if is_ahead else "")
+    profile = promise if is_strict else "bit-identity isn't promised (deterministic: true asks for it)"
     return f"{profile}, seed {config.seed}, {torch.get_num_threads()} threads"

@@ -12,13 +12,13 @@ import torch
 
 from turnwise.algorithms.controllers import KLController, make_kl_controller
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand, RewardNormalization
-from turnwise.cluster.local import LocalCluster
 from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.applied import logged
+from turnwise.pipelines.build_cluster import build_cluster, build_schedule
 from turnwise.pipelines.build_lora import prepare_training
 from turnwise.pipelines.build_roles import batch_plan, critic_strategy, frozen_strategy, train_strategy
 from turnwise.pipelines.build_rollouts import (
@@ -36,17 +36,25 @@ from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.parity import build_parity_gate
 from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.run_folder import RunFolder
-from turnwise.protocols import Algorithm, Stateful
+from turnwise.protocols import Algorithm, Cluster, Stateful
 from turnwise.rollout.journal import Journal
 from turnwise.spec import ESTIMATORS
+from turnwise.stopwatch import Stopwatch
 from turnwise.tracking.columns import AGENTIC_COLUMNS
 from turnwise.tracking.run_log import RunLog
+from turnwise.tracking.timeline import Timeline
 
 
 def build_agentic(
-    config: AgenticConfig, folder: RunFolder, is_quiet: bool = False, rollouts: Path | None = None
+    config: AgenticConfig,
+    folder: RunFolder,
+    is_quiet: bool = False,
+    rollouts: Path | None = None,
+    is_profiled: bool = False,
+    replay: Path | None = None,
 ) -> AgenticPipeline:
-    """The pipeline of one run of `turnwise train`, which trains from the file `rollouts` where there is one.
+    """The pipeline of one run of `turnwise train`, which trains from the file `rollouts` where there is one. A profiled one
+    writes its timeline when it is closed. The schedule of the asynchronous run in the folder `replay` is followed.
 
     Raises:
         DataError: that file can't be trained from.
@@ -58,10 +66,22 @@ def build_agentic(
     kl_ctrl = make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon)
     algorithm = build_algorithm(config, kl_ctrl)
     device = choose_device(config)
-    policy = build_policy(config, device, is_trained=True, needs=algorithm.needs)
+    is_asynchronous = config.async_generation_ratio > 0 and rollouts is None
+    stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
+    policy = build_policy(
+        config,
+        device,
+        is_trained=True,
+        needs=algorithm.needs,
+        is_asynchronous=is_asynchronous,
+        stopwatch=stopwatch,
+        schedule=build_schedule(config, folder, is_asynchronous, replay),
+    )
     with ExitStack() as on_error:
         on_error.callback(policy.close)
-        pipeline = _assemble(config, folder, policy, device, algorithm, kl_ctrl, is_quiet, rollouts)
+        cluster = build_cluster(config, policy, is_asynchronous)
+        on_error.callback(cluster.shutdown)
+        pipeline = _assemble(config, folder, policy, cluster, device, algorithm, kl_ctrl, is_quiet, rollouts)
         begin(config, folder, pipeline)
         on_error.pop_all()
     return logged(pipeline)
@@ -71,6 +91,7 @@ def _assemble(
     config: AgenticConfig,
     folder: RunFolder,
     policy: ServedPolicy,
+    cluster: Cluster,
     device: torch.device,
     algorithm: Algorithm,
     kl_ctrl: KLController,
@@ -78,9 +99,8 @@ def _assemble(
     rollouts: Path | None,
 ) -> AgenticPipeline:
     """The pipeline around a policy that is served."""
-    cluster = LocalCluster()
     adapters = prepare_training(config.actor_train.model_args, policy.model, policy.tokenizer, folder, config.seed)
-    strategy = train_strategy(config, "actor_train", policy.model, device, adapters)
+    strategy = train_strategy(config, "actor_train", policy.model, device, policy.stopwatch, adapters)
     actor_train = ModelRole(
         "actor_train",
         cluster.spawn("actor_train", lambda: strategy),
@@ -91,11 +111,11 @@ def _assemble(
     if "ref_logprobs" in algorithm.needs and config.is_reference_in_policy:
         reference = actor_train.without_adapter("reference", batch_plan(config, "reference"))
     elif "ref_logprobs" in algorithm.needs:
-        frozen = partial(frozen_strategy, config, device)
+        frozen = partial(frozen_strategy, config, device, policy.stopwatch)
         reference = ModelRole("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"), policy.watchdog)
     critic = None
     if "values" in algorithm.needs:
-        valued = partial(critic_strategy, config, device, policy.tokenizer, folder)
+        valued = partial(critic_strategy, config, device, policy.tokenizer, folder, policy.stopwatch)
         critic = ModelRole("critic", cluster.spawn("critic", valued), batch_plan(config, "critic"), policy.watchdog)
     source, num_steps = build_source(config, policy, algorithm.needs, rollouts)
     pictures = build_pictures(config, folder.path.name)
@@ -125,7 +145,8 @@ def _assemble(
         ),
         parity_gate=build_parity_gate(config, policy, actor_train, strategy.weights),
         event_loop=policy.event_loop,
-        log=RunLog(build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet)),
+        cluster=cluster,
+        log=RunLog(build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet), policy.stopwatch),
         journal=Journal(folder.rollouts),
         pictures=pictures,
         folder=folder,

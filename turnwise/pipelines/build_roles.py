@@ -14,6 +14,7 @@ from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.build_lora import prepare_training
 from turnwise.pipelines.roles import BatchPlan
 from turnwise.pipelines.run_folder import RunFolder
+from turnwise.stopwatch import Stopwatch
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 
@@ -36,7 +37,12 @@ def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
 
 
 def train_strategy(
-    config: AgenticConfig, name: str, model: PreTrainedModel, device: torch.device, adapters: Adapters | None = None
+    config: AgenticConfig,
+    name: str,
+    model: PreTrainedModel,
+    device: torch.device,
+    stopwatch: Stopwatch,
+    adapters: Adapters | None = None,
 ) -> TorchStrategy:
     role = config.roles[name]
     total_steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
@@ -49,11 +55,12 @@ def train_strategy(
         dtype=parse_dtype(role.model_args.dtype),
         device=device,
         is_gradient_checkpointing=not role.model_args.disable_gradient_checkpointing,
+        stopwatch=stopwatch,
     )
 
 
 def critic_strategy(
-    config: AgenticConfig, device: torch.device, tokenizer: PreTrainedTokenizerBase, run: RunFolder
+    config: AgenticConfig, device: torch.device, tokenizer: PreTrainedTokenizerBase, run: RunFolder, stopwatch: Stopwatch
 ) -> TorchStrategy:
     """
     Raises:
@@ -69,14 +76,15 @@ def critic_strategy(
             f"critic.model_args.freeze_module_prefix: {', '.join(arguments.freeze_module_prefix or ())} freeze the value head, "
             f"which is 0 everywhere: all values would stay alike; leave it out, or name a value model as reward_pretrain"
         )
-    return train_strategy(config, "critic", model, device, adapters)
+    return train_strategy(config, "critic", model, device, stopwatch, adapters)
 
 
-def frozen_strategy(config: AgenticConfig, device: torch.device) -> TorchStrategy:
+def frozen_strategy(config: AgenticConfig, device: torch.device, stopwatch: Stopwatch) -> TorchStrategy:
     arguments = config.reference.model_args
     model = load_model(arguments.model_name_or_path, device=device, attn_implementation=arguments.attn_implementation)
     temperature = config.sampling("train").temperature
-    return TorchStrategy(model, temperature=temperature, dtype=parse_dtype(arguments.dtype), device=device)
+    dtype = parse_dtype(arguments.dtype)
+    return TorchStrategy(model, temperature=temperature, dtype=dtype, device=device, stopwatch=stopwatch)
 
 
 def optimizer_settings(arguments: TrainingArgs, total_steps: int) -> OptimizerSettings:

@@ -30,9 +30,12 @@ from turnwise.models.load import load_model, load_tokenizer, parse_dtype, stop_t
 from turnwise.pipelines.pictures import NUM_RECORDED, MakeEnv, Pictures
 from turnwise.protocols import AgentLoop, Env, InferenceServer
 from turnwise.rollout.group_filter import load_group_filter
-from turnwise.rollout.scheduler import RolloutScheduler, SchedulerSettings
+from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.seeds import TaskSource
+from turnwise.rollout.settings import SchedulerSettings
+from turnwise.schedule import Schedule
 from turnwise.spec import AGENTS, STRATEGIES
+from turnwise.stopwatch import Stopwatch
 from turnwise.types import SamplingParams, Split, Task
 from turnwise.watchdog import Watchdog
 
@@ -53,6 +56,8 @@ class ServedPolicy:
     servers: LLMServerManager
     event_loop: WatchedRunner
     watchdog: Watchdog
+    stopwatch: Stopwatch
+    schedule: Schedule
 
     def close(self) -> None:
         self.event_loop.run(self.servers.close())
@@ -78,12 +83,16 @@ def build_policy(
     is_trained: bool,
     model_path: str | None = None,
     needs: frozenset[str] = frozenset(),
+    is_asynchronous: bool = False,
+    stopwatch: Stopwatch | None = None,
+    schedule: Schedule | None = None,
 ) -> ServedPolicy:
     """The policy of the config, or the model of `model_path`, with its inference server. `needs` are those of the algorithm
-    that is fed.
+    that is fed; `is_asynchronous` says that it is sampled from while it is trained.
 
-    The server reads the trainer's own parameters where it samples in their dtype, gets every update, and has no adapter merged.
-    Otherwise, and that is always so when nothing is trained, the model that it reads is one in the dtype of actor_infer.
+    The server reads the trainer's own parameters where those stand still while it samples in their dtype, it gets every update,
+    and no adapter has to be merged. Otherwise, and that is always so when nothing is trained, the model that it reads is one in
+    the dtype of actor_infer.
     """
     path = model_path or config.actor_train.model_args.model_name_or_path
     tokenizer = load_tokenizer(path)
@@ -92,19 +101,21 @@ def build_policy(
     load = partial(_load_fused, path, device=device, attn_implementation=attention)
     model = load(dtype=torch.float32 if is_trained else sampling_dtype)
     has_adapter, every = config.actor_train.model_args.has_adapter, config.actor_train.model_update_frequency
-    is_shared = sampling_dtype == model.dtype and every == 1 and not has_adapter
+    is_shared = sampling_dtype == model.dtype and every == 1 and not has_adapter and not is_asynchronous
     copies = () if is_shared or not is_trained else (load(dtype=sampling_dtype),)
     template = ChatTemplate(tokenizer, eos_token_ids=stop_token_ids(model))
-    server = _build_server(config, copies[0] if copies else model, template, needs)
-    watchdog = Watchdog()
+    watchdog, stopwatch, schedule = Watchdog(), stopwatch or Stopwatch(), schedule or Schedule()
+    server = _build_server(config, copies[0] if copies else model, template, needs, is_asynchronous, stopwatch, schedule)
     return ServedPolicy(
         model=model,
         copies=copies,
         tokenizer=tokenizer,
         template=template,
         servers=LLMServerManager([server], request_s=config.deadlines.request_s, watchdog=watchdog),
-        event_loop=WatchedRunner(watchdog, config.deadlines.env_s),
+        event_loop=WatchedRunner(watchdog, config.deadlines.env_s, stopwatch=stopwatch),
         watchdog=watchdog,
+        stopwatch=stopwatch,
+        schedule=schedule,
     )
 
 
@@ -132,14 +143,23 @@ def _server_class(config: AgenticConfig) -> type[EmbeddedServer | HFServer]:
 
 
 def _build_server(
-    config: AgenticConfig, model: PreTrainedModel, template: ChatTemplate, needs: frozenset[str]
+    config: AgenticConfig,
+    model: PreTrainedModel,
+    template: ChatTemplate,
+    needs: frozenset[str],
+    is_asynchronous: bool,
+    stopwatch: Stopwatch,
+    schedule: Schedule,
 ) -> InferenceServer:
     options = config.actor_infer.strategy_args.strategy_config
     found = _server_class(config)
     if issubclass(found, EmbeddedServer):
         settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
-        options = {"max_concurrency": max(of_split.num_concurrent_episodes for of_split in settings), **options}
-    return found(model, max_length=config.sequence_length, decode=template.decode, **options)
+        num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
+        # Training episodes go on during a validation only where they are played ahead.
+        options = {"max_concurrency": sum(num_episodes) if is_asynchronous else max(num_episodes), **options}
+        options["schedule"] = schedule
+    return found(model, max_length=config.sequence_length, decode=template.decode, stopwatch=stopwatch, **options)
 
 
 def build_scheduler(
@@ -158,7 +178,8 @@ def build_scheduler(
     manager = config.env_manager(split)
     agents = {}
     for tag in manager.tags:
-        build = partial(build_agent, config, tag, split, settings=agent_settings(config, tag, split, policy.watchdog))
+        of_tag = agent_settings(config, tag, split, policy.watchdog, policy.stopwatch)
+        build = partial(build_agent, config, tag, split, settings=of_tag)
         agents[tag] = build() if pictures is None else pictures.recorded(build, env_factory(config, tag, split))
     return RolloutScheduler(
         run_async=policy.event_loop.run,
@@ -169,6 +190,7 @@ def build_scheduler(
         settings=settings or scheduler_settings(config, split),
         is_fixed=split == "val",
         keep=load_group_filter(config.group_filter) if split == "train" else None,
+        schedule=policy.schedule if split == "train" else None,
         watchdog=policy.watchdog,
     )
 
@@ -185,6 +207,7 @@ def scheduler_settings(config: AgenticConfig, split: Split, needs: frozenset[str
         episode_timeout_s=manager.episode_timeout_s + 2 * manager.env_step_timeout_s,
         max_refill_factor=config.max_refill_factor,
         has_greedy_sibling="greedy_sibling" in needs,
+        group_size_redundancy=manager.group_size_redundancy,
     )
 
 
@@ -243,7 +266,9 @@ def env_factory(config: AgenticConfig, tag: str, split: Split) -> Callable[[Task
     return make
 
 
-def agent_settings(config: AgenticConfig, tag: str, split: Split, watchdog: Watchdog | None = None) -> EnvAgentSettings:
+def agent_settings(
+    config: AgenticConfig, tag: str, split: Split, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None
+) -> EnvAgentSettings:
     """The limits and texts of a tag's episodes."""
     env, manager = config.custom_envs[tag], config.env_manager(split)
     return EnvAgentSettings(
@@ -262,6 +287,7 @@ def agent_settings(config: AgenticConfig, tag: str, split: Split, watchdog: Watc
             use_thread_lock=env.use_thread_lock,
             place_timeout_s=config.deadlines.env_s,
             watchdog=watchdog or Watchdog(),
+            stopwatch=stopwatch or Stopwatch(),
         ),
     )
 

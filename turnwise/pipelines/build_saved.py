@@ -25,7 +25,7 @@ from turnwise.pipelines.build_rollouts import (
 )
 from turnwise.pipelines.collect import Collection
 from turnwise.pipelines.evaluate import Evaluation, evaluate
-from turnwise.rollout.scheduler import SchedulerSettings
+from turnwise.rollout.settings import SchedulerSettings
 from turnwise.types import SamplingParams, Split
 
 Mode = Literal["sampled", "greedy"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from turnwise.config import AgenticConfig
@@ -35,7 +35,13 @@ def build_source(
 ) -> tuple[RolloutSource, int]:
     """The source of an algorithm with these `needs`, and the number of steps that there are batches for."""
     if rollouts is None:
-        settings = scheduler_settings(config, "train", needs)
+        settings = replace(
+            scheduler_settings(config, "train", needs),
+            async_generation_ratio=config.async_generation_ratio,
+            drops_stale=config.stale_groups == "drop",
+            is_ordered=config.deterministic,
+            num_batches=config.max_steps,
+        )
         return build_scheduler(config, policy, "train", settings=settings), config.max_steps
     replay = build_replay(config, policy, needs, rollouts)
     return replay, min(config.max_steps, replay.num_batches(config.rollout_batch_size))

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.pipelines.evaluate import Evaluation, Outcome, score_table
+from turnwise.rollout.failures import kind_of_failure
 from turnwise.rollout.journal import Journal
-from turnwise.rollout.scheduler import RolloutScheduler, kind_of_failure
+from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.source import played_of
 from turnwise.types import Group
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
-from turnwise.protocols import Loss, Output, PreparesStep, Workers
+from turnwise.protocols import Loss, Output, PreparesStep, StrategyFacts, Workers
+from turnwise.token_counts import TokenCounts
 from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
 from turnwise.watchdog import Watchdog
 
@@ -81,17 +82,20 @@ class ModelRole:
         """The model under this one's LoRA adapter, as a role of its own on the same workers."""
         return ModelRole(name, self.workers, plan, self.watchdog, is_base=True)
 
-    def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> None:
-        """Fills `into` of every sample with this model's log-probs of its tokens."""
-        for sample, values in zip(samples, self.forward(samples, "logprobs"), strict=True):
+    def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:
+        """Fills `into` of every sample with this model's log-probs of its tokens; what the passes computed."""
+        results, metrics = self._forward(samples, frozenset({"logprobs"}))
+        for sample, arrays in zip(samples, results, strict=True):
+            values = arrays["logprobs"]
             if into == "old_logprobs":
                 sample.old_logprobs = values
             else:
                 sample.ref_logprobs = values
+        return metrics
 
     def set_old_log_probs(
         self, samples: Sequence[Sample], version: int, is_rollouts: bool, needs: frozenset[str] = frozenset()
-    ) -> None:
+    ) -> list[Metric]:
         """Fills the log-probs of the policy at the start of an update, where they must be known before it: the rollouts' own
         if they are asked for, else this model's.
 
@@ -103,12 +107,15 @@ class ModelRole:
             for sample in samples:
                 sample.old_logprobs = sample.rollout_logprobs
         elif is_stale or self.plan.num_optimizer_steps(len(samples)) > 1 or "old_logprobs" in needs:
-            self.compute_log_probs(samples, into="old_logprobs")
+            return self.compute_log_probs(samples, into="old_logprobs")
+        return []
 
-    def compute_values(self, samples: Sequence[Sample]) -> None:
-        """Fills `values` and `next_values` of every sample with this model's value head."""
-        for sample, arrays in zip(samples, self._forward(samples, frozenset({"values", "next_values"})), strict=True):
+    def compute_values(self, samples: Sequence[Sample]) -> list[Metric]:
+        """Fills `values` and `next_values` of every sample with this model's value head; what the passes computed."""
+        results, metrics = self._forward(samples, frozenset({"values", "next_values"}))
+        for sample, arrays in zip(samples, results, strict=True):
             sample.values, sample.next_values = arrays["values"], arrays["next_values"]
+        return metrics
 
     def train_step(self, samples: Sequence[Sample], loss: Loss, step: int) -> list[Metric]:
         """Trains on the samples: `num_epochs` seeded passes, each in optimiser steps of `samples_per_step`."""
@@ -135,7 +142,8 @@ class ModelRole:
         if divisors.num_tokens:
             cuts = self.plan.cut(samples, self.plan.max_tokens_train)
             batches = [pack([samples[i] for i in cut], divisors) for cut in cuts]
-            metrics += self._call("train_step", batches, loss=loss, position=position)
+            results, counted = self._counted("train", "train_step", batches, loss=loss, position=position)
+            metrics += results + counted
         num_steps = Metric("backward_steps", float(divisors.num_tokens > 0), "sum")
         return [self._own(metric) for metric in (*metrics, num_steps)]
 
@@ -157,20 +165,39 @@ class ModelRole:
 
     def forward(self, samples: Sequence[Sample], output: Output) -> list[FloatArray]:
         """One array [N] of the output for each sample, in their order."""
-        return [arrays[output] for arrays in self._forward(samples, frozenset({output}))]
+        return [arrays[output] for arrays in self._forward(samples, frozenset({output}))[0]]
 
-    def _forward(self, samples: Sequence[Sample], outputs: frozenset[Output]) -> list[dict[Output, FloatArray]]:
+    def _forward(
+        self, samples: Sequence[Sample], outputs: frozenset[Output]
+    ) -> tuple[list[dict[Output, FloatArray]], list[Metric]]:
         cuts = self.plan.cut(samples, self.plan.max_tokens_infer)
         chosen = [[samples[i] for i in cut] for cut in cuts]
         batches = [pack(part, denominators(part, self.plan.max_length)) for part in chosen]
         which = {"without_adapter": True} if self.is_base else {}
-        results = self._call("forward", batches, outputs=outputs, **which)
+        results, metrics = self._counted("forward", "forward", batches, outputs=outputs, **which)
         by_sample: dict[int, dict[Output, FloatArray]] = {index: {} for index in range(len(samples))}
         for cut, batch, arrays in zip(cuts, batches, results, strict=True):
             for name in outputs:
                 for index, array in zip(cut, unpack(arrays[name], batch.lengths), strict=True):
                     by_sample[index][name] = array
-        return [by_sample[i] for i in range(len(samples))]
+        return [by_sample[i] for i in range(len(samples))], metrics
+
+    def _counted(self, kind: str, method: str, batches: Sequence[Batch], **arguments: Any) -> tuple[Any, list[Metric]]:
+        """What the workers return for the batches, and the shares of padding and of merged prefixes in what they computed."""
+        before = self._num_computed()
+        results = self._call(method, batches, **arguments)
+        counts = self._num_computed().minus(before)
+        if not counts.computed:
+            return results, []
+        name = f"batch/{self.name}/{kind}"
+        return results, [
+            Metric(f"{name}/padding", counts.padding_share, weight=counts.computed),
+            Metric(f"{name}/merged", counts.merged_share, weight=counts.given),
+        ]
+
+    def _num_computed(self) -> TokenCounts:
+        facts: StrategyFacts = self.workers.call("facts", route="rank0").result(self.plan.deadline_s)
+        return facts.counts
 
     def _call(self, method: str, batches: Sequence[Batch], **arguments: Any) -> Any:
         """What the workers return for the batches.

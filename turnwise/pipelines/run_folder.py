@@ -108,6 +108,14 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
+    def schedule(self) -> Path:
+        return self.path / "schedule.jsonl"
+
+    @property
+    def timeline(self) -> Path:
+        return self.path / "timeline.json"
+
+    @property
     def curve(self) -> Path:
         return self.path / "learning_curve.png"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+from turnwise.batching.samples import build_samples
 from turnwise.errors import DataError
 from turnwise.rollout.record import Place, read_record, write_record
 from turnwise.rollout.source import played_of
@@ -24,14 +25,32 @@ class Journal:
         """Writes the trajectories of one step, with their advantages where credit was given; those of a group, its greedy one
         last, stand one after the other."""
         for group in groups:
-            played, keys = played_of(group), StateKeyWriter()
-            for trajectory in played:
-                place = Place(step, group.index, len(played), group.rejected, trajectory is group.greedy)
-                self._file.write(write_record(place, trajectory, keys) + "\n")
+            self._file.writelines(line + "\n" for line in write_group(step, group))
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
+
+
+def write_group(step: int, group: Group) -> list[str]:
+    """The lines of one group, its greedy trajectory last."""
+    played, keys = played_of(group), StateKeyWriter()
+    places = (Place(step, group.index, len(played), group.rejected, trajectory is group.greedy) for trajectory in played)
+    return [write_record(place, trajectory, keys) for place, trajectory in zip(places, played, strict=True)]
+
+
+def read_group(lines: Iterable[str]) -> Group:
+    """The group of `write_group`, with its samples.
+
+    Raises:
+        ValueError: a line is cut, or a field isn't what it must be.
+    """
+    places, played = zip(*map(read_record, lines), strict=True)
+    for trajectory in played:
+        trajectory.samples = build_samples(trajectory)
+    siblings = [trajectory for place, trajectory in zip(places, played, strict=True) if not place.is_baseline]
+    greedy = next((trajectory for place, trajectory in zip(places, played, strict=True) if place.is_baseline), None)
+    return Group(played[0].task, siblings, places[0].group, greedy, places[0].rejected)
 
 
 class Line(NamedTuple):

@@ -12,14 +12,14 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
     """Scores, lengths and environment metrics of a training batch, and what was lost to failed episodes and to the filter.
 
     `rollout/failed` counts episodes that failed after their retries, `rollout/rejected` their siblings too, `rollout/filtered`
-    those of groups that the filter didn't keep. A filter makes the batch's scores another thing than the policy's:
-    `rollout/unfiltered_score` has both.
+    those of groups that the filter didn't keep, `rollout/stale_groups` the groups that were dropped as too old. A filter makes
+    the batch's scores another thing than the policy's: `rollout/unfiltered_score` has both.
 
     `rollout/response_length` counts sampled tokens of a trajectory, `rollout/prompt_length` its first prompt and
     `rollout/non_prompt_length` everything after it; `tokens/…` are the same of a sample.
     """
     played = [t for g in groups for t in g.trajectories]
-    lost = [t for g in rejected if g.rejected != "filtered" for t in played_of(g)]
+    lost = [t for g in rejected if g.rejected not in ("filtered", "stale") for t in played_of(g)]
     filtered = [t for g in rejected if g.rejected == "filtered" for t in g.trajectories]
     prompts = [len(t.turns[0].prompt_ids) if t.turns else 0 for t in played]
     sampled = [sum(len(turn.response_ids) for turn in t.turns) for t in played]
@@ -29,6 +29,7 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
         Metric("rollout/failed", sum(t.status == "failed" for t in lost), "sum"),
         Metric("rollout/rejected", len(lost), "sum"),
         Metric("rollout/filtered", len(filtered), "sum"),
+        Metric("rollout/stale_groups", sum(g.rejected == "stale" for g in rejected), "sum"),
         *_mean("rollout/unfiltered_score/mean", [t.score for t in played + filtered] if filtered else []),
         *_spread("rollout/score", [score for of_group in scores for score in of_group]),
         *_scores_by_tag("rollout", played),

@@ -114,6 +114,9 @@ class RolloutReplay:
         self.num_episodes += num_trajectories
         return groups
 
+    def close(self) -> None:
+        """Nothing plays."""
+
     def state_dict(self) -> dict[str, Any]:
         """The position, and which rollouts lie before it."""
         return {"num_episodes": self.num_episodes, "replayed_sha256": self._digest(self.num_episodes)}

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 from turnwise.types import Group, Trajectory
 
-Rejection = Literal["failed", "filtered"]
+Rejection = Literal["failed", "filtered", "stale"]
 
 
 class RolloutSource(Protocol):
@@ -26,6 +26,10 @@ class RolloutSource(Protocol):
 
     def describe(self) -> str:
         """What it is, in a few words for the table at the start."""
+        ...
+
+    def close(self) -> None:
+        """Ends what still plays."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...

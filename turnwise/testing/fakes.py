@@ -116,6 +116,10 @@ class ScriptedServer:
         if request_id in self._aborted:
             self._aborted.discard(request_id)
             return self._completion([], "aborted")
+        return self._respond(request)
+
+    def _respond(self, request: Request) -> Completion:
+        sampling = request.sampling
         token_ids = list(self._script(request))
         stops = [index for index, token_id in enumerate(token_ids) if token_id in sampling.stop_token_ids]
         if stops and stops[0] < sampling.max_new_tokens:
@@ -156,6 +160,43 @@ class ScriptedServer:
 
     def facts(self) -> ServerFacts:
         return ServerFacts(LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "a script", 0, 0)
+
+
+class CrowdServer(ScriptedServer):
+    """A ScriptedServer that answers when nobody brings another request, and then everybody: as an engine does that steps with
+    the largest batch that is ready. It records nothing but `largest_crowd`, the most requests that it ever held, and its script
+    sees no prompts."""
+
+    def __init__(self, script: Script, *, logprob: float = -0.5) -> None:
+        super().__init__(script, logprob=logprob)
+        self._waiting: list[asyncio.Future[None]] = []
+        self._driver: asyncio.Task[None] | None = None
+        self.largest_crowd = 0
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+    ) -> Completion:
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(answered)
+        if self._driver is None:
+            self._driver = loop.create_task(self._answer_all())
+        await answered
+        return self._respond(Request((), sampling, request_id))
+
+    async def release(self, request_id: str) -> None:
+        pass
+
+    async def _answer_all(self) -> None:
+        num_waiting = 0
+        while num_waiting < len(self._waiting):
+            num_waiting = len(self._waiting)
+            await asyncio.sleep(0)
+        self.largest_crowd = max(self.largest_crowd, num_waiting)
+        crowd, self._waiting, self._driver = self._waiting, [], None
+        for answered in crowd:
+            if not answered.done():
+                answered.set_result(None)
 
 
 def _from_list(responses: Iterable[Sequence[int]]) -> Script:

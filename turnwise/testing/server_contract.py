@@ -209,6 +209,19 @@ async def later_turns_equal_fresh_ones(make_server: ServerFactory, model: PreTra
     await fresh.close()
 
 
+async def a_shared_prompt_changes_nothing(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server = make_server(model, max_length=MAX_LENGTH)
+    prompt = prompts_of(model, 1, low=40, high=41)[0]
+    # Four siblings, a shorter one, and some that go their own ways: at once, and then from what these have left.
+    prompts = [prompt] * 4 + [prompt[:30]] + [[*prompt[:32], *other] for other in prompts_of(model, 3, seed=1)]
+    for turn in range(2):
+        choices = [SamplingParams(5, seed=10 * turn + index) for index in range(len(prompts))]
+        asked = [server.generate(p, s, f"c{turn}.{s.seed}") for p, s in zip(prompts, choices, strict=True)]
+        for p, s, completion in zip(prompts, choices, await asyncio.gather(*asked), strict=True):
+            assert_logprobs(model, p, completion, s)
+    await server.close()
+
+
 async def weight_update_takes_effect(make_server: ServerFactory, model: PreTrainedModel) -> None:
     server = make_server(model, max_length=MAX_LENGTH)
     prompt, sampling = prompts_of(model, 1)[0], SamplingParams(6, seed=2)
@@ -303,6 +316,7 @@ CHECKS: tuple[Callable[[ServerFactory, PreTrainedModel], Awaitable[None]], ...] 
     a_crowd_changes_nothing,
     abort_returns_partial_tokens,
     later_turns_equal_fresh_ones,
+    a_shared_prompt_changes_nothing,
     weight_update_takes_effect,
     interrupted_requests_go_on,
     a_bad_request_fails_alone,

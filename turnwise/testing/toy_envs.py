@@ -95,6 +95,14 @@ class LettersEnv(TextEnv):
         return "more", share, self._turn == self._num_turns, False, {"metrics": {"success": share}}
 
 
+class HesitantEnv(LettersEnv):
+    """Letters, whose answers take up to 20 ms of somebody else's time, each time anew."""
+
+    async def step(self, action: str) -> Step:  # type: ignore[override]
+        await asyncio.sleep(random.SystemRandom().random() * 0.02)
+        return super().step(action)
+
+
 class CrowdEnv(LettersEnv):
     """Letters, whose steps may block for `delay_s`. Counts its episodes and its steps at the same time, by split."""
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from turnwise.protocols import Tracker
+from turnwise.stopwatch import Stopwatch
 from turnwise.tracking.metrics import reduce_metrics
+from turnwise.tracking.shares import describe_shares, time_shares
 from turnwise.types import Metric
+
+logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -34,6 +38,8 @@ class Clock:
 class RunLog:
     """Collects the metrics of a step, reduces them once and hands them to every tracker.
 
+    With a `stopwatch`, which the parts of the run share, a step also says where its time went.
+
     >>> class Printer:
     ...     def log(self, step, metrics): print(step, metrics)
     ...     def close(self): pass
@@ -43,8 +49,14 @@ class RunLog:
     0 {'rollout/score/mean': 0.5}
     """
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
+    def __init__(self, trackers: Sequence[Tracker], stopwatch: Stopwatch | None = None) -> None:
         self._trackers = trackers
+        self._stopwatch = stopwatch
+        self._phases: dict[str, float] = {}
+        self._totals: dict[str, float] = {}
+        """The stopwatch's, when the step began."""
+        self._step_began: float | None = None
+        self._num_phases = 0
         self._watchers = [tracker for tracker in trackers if isinstance(tracker, Watcher)]
         self._metrics: list[Metric] = []
 
@@ -61,21 +73,42 @@ class RunLog:
         """Measures what runs inside as `time/step_{name}`, in seconds. The clock stands when the phase is over."""
         for watcher in self._watchers:
             watcher.begin_phase(name)
-        clock = Clock()
-        start = time.perf_counter()
+        self._num_phases += 1
+        number, clock = self._num_phases, Clock()
+        start = Stopwatch.now()
+        self._step_began = start if self._step_began is None else self._step_began
         yield clock
-        clock.elapsed_s = time.perf_counter() - start
+        clock.elapsed_s = Stopwatch.now() - start
+        if number == self._num_phases:  # no phase has begun inside
+            self._phases[name] = self._phases.get(name, 0.0) + clock.elapsed_s
+            if self._stopwatch is not None:
+                self._stopwatch.add("pipeline", name, start)
         self._metrics.append(Metric(f"time/step_{name}", clock.elapsed_s, "sum"))
 
     def end_step(self, step: int) -> None:
         """Hands out the metrics of the step. How long that takes is a phase of the next one."""
+        if self._stopwatch is not None and self._step_began is not None:
+            self._add_shares(step, self._stopwatch, self._step_began)
         with self.phase("log"):
             reduced = reduce_metrics(self._metrics)
             self._metrics = []
             for tracker in self._trackers:
                 tracker.log(step, reduced)
 
+    def _add_shares(self, step: int, stopwatch: Stopwatch, began: float) -> None:
+        """Where the time went since the end of the step before."""
+        stopwatch.add("steps", f"step {step}", began)
+        totals = {track: seconds - self._totals.get(track, 0.0) for track, seconds in stopwatch.totals.items()}
+        self._step_began = Stopwatch.now()
+        elapsed_s = self._step_began - began
+        shares = time_shares(elapsed_s, self._phases, totals)
+        self._totals, self._phases = dict(stopwatch.totals), {}
+        self.add(Metric(name, share) for name, share in shares.items())
+        logger.info("step %d took %.2f s; %s", step, elapsed_s, describe_shares(shares))
+
     def close(self) -> None:
         with ExitStack() as rest:
+            if self._stopwatch is not None:
+                rest.callback(self._stopwatch.close)
             for tracker in self._trackers:
                 rest.callback(tracker.close)

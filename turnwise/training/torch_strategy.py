@@ -19,6 +19,7 @@ from turnwise.models.facts import dtype_name, loaded_model
 from turnwise.models.forward import make_forward
 from turnwise.models.lora import Adapters
 from turnwise.protocols import Loss, MemoryKind, Output, StrategyFacts
+from turnwise.stopwatch import Stopwatch
 from turnwise.training.optimizer import OptimizerSettings, Schedule, build_optimizer, clip_gradients
 from turnwise.training.state import load_state, save_state
 from turnwise.types import Batch, Metric, ModelOutputs
@@ -51,6 +52,7 @@ class TorchStrategy:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         is_gradient_checkpointing: bool = False,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.model = model.to(self.device).eval()
@@ -61,6 +63,7 @@ class TorchStrategy:
         self._optimizer = self._schedule = None
         self._checkpointed: list[torch.nn.Module] = []
         self._has_skipped = False
+        self._stopwatch = stopwatch or Stopwatch()
         self._settings = optimizer
         if optimizer is None:
             self.model.requires_grad_(False)
@@ -82,9 +85,11 @@ class TorchStrategy:
             raise NotAvailableError("all parameters are trained, so there is no base model; set lora_rank, or load a reference")
         results: list[dict[str, Any]] = []
         for batch in batches:
+            started = self._stopwatch.now()
             with torch.no_grad(), self._adapters.off() if without_adapter and self._adapters else nullcontext():
                 tensors = self._run(self._to_device(batch), outputs)
             results.append({name: _to_numpy(tensor) for name, tensor in tensors.named().items() if name in outputs})
+            self._note("forward", started, batch)
         return results
 
     def train_step(self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0) -> list[Metric]:
@@ -102,12 +107,15 @@ class TorchStrategy:
         is_finite = True
         with self._adapters.dropping(position) if self._adapters else nullcontext():
             for batch in micro_batches:
+                started = self._stopwatch.now()
                 tensors = self._to_device(batch)
                 with self._recomputing():
                     value, loss_metrics = loss(self._run(tensors, loss.outputs), tensors)
                     value.backward()
                 is_finite = is_finite and bool(torch.isfinite(value.detach()))
                 metrics.extend(loss_metrics)
+                self._note("forward and backward", started, batch)
+        started = self._stopwatch.now()
         grad_norm = clip_gradients(self._parameters(), self.max_grad_norm).item()
         learning_rate = self._schedule.apply(self._optimizer, position)
         is_skipped = not (is_finite and np.isfinite(grad_norm))
@@ -117,6 +125,7 @@ class TorchStrategy:
             self._optimizer.step()
             metrics.append(Metric("grad_norm", grad_norm))
         self._optimizer.zero_grad(set_to_none=True)
+        self._stopwatch.add("trainer", "optimizer", started)
         return [*metrics, Metric("lr", learning_rate, "last"), Metric("skipped_steps", float(is_skipped), "sum")]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -155,6 +164,7 @@ class TorchStrategy:
             optimizer="" if self._settings is None else self._settings.describe() + clipping,
             recomputes_activations=bool(self._checkpointed),
             adapters="" if self._adapters is None else self._adapters.describe(),
+            counts=self._outputs.counts,
         )
 
     def _run(self, batch: Batch, outputs: frozenset[Output]) -> ModelOutputs:
@@ -173,6 +183,9 @@ class TorchStrategy:
         finally:
             for layer in self._checkpointed:
                 layer.training = False
+
+    def _note(self, name: str, started: float, batch: Batch) -> None:
+        self._stopwatch.add("trainer", name, started, samples=len(batch.lengths), tokens=batch.num_tokens)
 
     def _to_device(self, batch: Batch) -> Batch:
         return batch.map(lambda array: torch.as_tensor(array, device=self.device))

@@ -93,6 +93,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"actor_infer": {"generating_args": {"top_k": 50}}, "use_rollout_log_probs": True}, "use_rollout_log_probs: with top_k"),
     ({"train_infer_correction": {"filters": [{"ratio_low": 2.0, "ratio_high": 1.0}]}}, r"filters\[0\]: ratio_low 2.0 isn't"),
     ({"deterministic": True, "train_env_manager": {"group_size_redundancy": 1}}, "deterministic: true forbids"),
+    ({"deterministic": True, "async_generation_ratio": 1, "stale_groups": "drop"}, "drop lets time decide"),
+    ({"val_env_manager": {"group_size_redundancy": 1}}, "no fair sample of the policy's"),
+    (
+        {
+            "async_generation_ratio": 2,
+            "actor_train": {"model_update_frequency": 3},
+            "actor_infer": {"generating_args": {"top_p": 0.9}},
+        },
+        r"up to 4 steps \(2 \+ model_update_frequency 3 − 1\) old",
+    ),
     ({"deterministic": True, "val_env_manager": {"max_env_num_per_worker": 2}}, "threads answer in any order"),
     ({"deterministic": True, "custom_envs": {"Lake": LAKE | {"use_thread_lock": True}}}, "threads answer in any order"),
     ({"deterministic": True, "save_steps": 3, "actor_train": {"model_update_frequency": 2}}, "isn't a multiple"),
@@ -267,15 +277,12 @@ def test_this_version_runs_the_main_job() -> None:
 @pytest.mark.parametrize(
     ("keys", "part"),
     [
-        ({"async_generation_ratio": 1}, "asynchronous training"),
         ({"actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm isn't in this version"),
         ({"custom_envs": {"Lake": LAKE | {"tools": ["python"]}}}, "custom_envs.Lake.tools: a tool in an environment"),
         ({"custom_envs": {"Lake": {"env_type": "webshop"}}}, "webshop isn't in this version"),
         ({"track_with": ["stdout", "wandb"]}, "track_with wandb"),
         ({"trace": {"backend": "jsonl"}}, "tracing"),
         ({"actor_train": {"strategy_args": {"strategy_config": {"zero": 2}}}}, "actor_train.strategy_args.strategy_config"),
-        ({"val_env_manager": {"group_size_redundancy": 1}}, "val_env_manager.group_size_redundancy"),
-        ({"async_generation_ratio": 1, "stale_groups": "drop"}, "stale_groups: dropping stale groups"),
         ({"actor_infer": {"device_mapping": [0, 1]}}, "actor_infer.device_mapping: a role on several devices"),
     ],
 )
@@ -294,7 +301,7 @@ def test_defaults_that_are_written_out_are_not_missed() -> None:
 
 
 def test_evaluation_needs_less_than_training() -> None:
-    trainers = {"actor_train": {"strategy_args": {"strategy_name": "megatron_train"}}, "async_generation_ratio": 1}
+    trainers = {"actor_train": {"strategy_args": {"strategy_name": "megatron_train"}}, "reward": {}}
     tags = {"train_env_manager": {"tags": ["Shop"]}, "val_env_manager": {"tags": ["Lake"]}}
     config = config_of(custom_envs={"Lake": LAKE, "Shop": {"env_type": "webshop"}}, **trainers, **tags)
     assert len(unavailable(config)) > 2 and unavailable_to_play(config) == []

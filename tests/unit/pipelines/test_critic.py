@@ -15,6 +15,7 @@ from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
 from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.protocols import LoadedModel, StrategyFacts
 from turnwise.testing.toy_model import toy_samples
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.watchdog import Watchdog
@@ -165,6 +166,9 @@ def test_values_before_and_after_tokens_come_from_one_pass_and_go_back_to_their_
         def forward(self, batches, outputs):
             assert outputs == {"values", "next_values"}
             return [{"values": batch.token_ids + 0.5, "next_values": batch.token_ids + 100.0} for batch in batches]
+
+        def facts(self):
+            return StrategyFacts(LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "fp32")
 
     role = ModelRole("critic", LocalCluster().spawn("critic", Worker), BatchPlan(4, 64, 0, max_tokens_infer=60), Watchdog())
     samples = toy_samples(5)

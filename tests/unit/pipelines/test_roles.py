@@ -10,6 +10,8 @@ import pytest
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import DeadlineError
 from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.protocols import LoadedModel, StrategyFacts
+from turnwise.token_counts import TokenCounts
 from turnwise.types import Metric, Sample, TokenFacts, TurnSpan
 from turnwise.watchdog import Watchdog
 
@@ -18,13 +20,25 @@ class Recorder:
     def __init__(self):
         self.steps = []
         self.positions = []
+        self.counts = TokenCounts()
 
     def train_step(self, batches, loss, position):
         self.steps.append(batches)
         self.positions.append(position)
+        self._count(batches)
         return [Metric("grad_norm", 1.0), Metric("lr", 0.1, "last"), Metric("actor/pg_loss", 2.0)]
 
+    def _count(self, batches):
+        """As if one distinct token of a sample were padded to four."""
+        for batch in batches:
+            self.counts = self.counts.plus(TokenCounts(batch.num_tokens, len(batch.lengths), 4 * len(batch.lengths)))
+
+    def facts(self):
+        model = LoadedModel("none", 0, 0, "none", "none", "none", (0, 0))
+        return StrategyFacts(model, "fp32", counts=self.counts)
+
     def forward(self, batches, outputs):
+        self._count(batches)
         return [{"logprobs": -batch.token_ids.astype(np.float32)} for batch in batches]
 
 
@@ -54,6 +68,16 @@ def test_forward_results_go_back_to_their_samples_in_order():
         assert sample.old_logprobs is None
 
 
+def test_shares_of_padding_and_of_merged_prefixes_are_those_of_what_the_workers_computed():
+    actor = role()
+    of_forward = {m.name: m for m in actor.compute_log_probs(samples(3), into="old_logprobs")}
+    of_step = {m.name: m for m in actor.train_step(samples(2), loss=None, step=0)}
+    for kind, metrics, num_samples, num_tokens in (("forward", of_forward, 3, 15), ("train", of_step, 2, 9)):
+        padding, merged = (metrics[f"batch/actor_train/{kind}/{what}"] for what in ("padding", "merged"))
+        assert (padding.value, padding.weight) == (0.75, 4 * num_samples)
+        assert (merged.value, merged.weight) == (1 - num_samples / num_tokens, num_tokens)
+
+
 def test_every_sample_is_trained_on_once_an_epoch_with_the_denominators_of_its_step():
     actor = role(num_epochs=2)
     metrics = actor.train_step(samples(6), loss=None, step=0)
@@ -61,7 +85,14 @@ def test_every_sample_is_trained_on_once_an_epoch_with_the_denominators_of_its_s
     assert [sum(len(b.lengths) for b in step) for step in steps] == [4, 2, 4, 2]
     for step in steps:
         assert all(b.denominators.num_tokens == sum(int(x.response_mask.sum()) for x in step) for b in step)
-    assert {m.name for m in metrics} == {"actor_train/grad_norm", "actor/lr", "actor/pg_loss", "actor/backward_steps"}
+    assert {m.name for m in metrics} == {
+        "actor_train/grad_norm",
+        "actor/lr",
+        "actor/pg_loss",
+        "actor/backward_steps",
+        "batch/actor_train/train/padding",
+        "batch/actor_train/train/merged",
+    }
 
 
 def test_the_schedule_moves_with_the_pipeline_however_many_samples_a_step_has():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,14 +16,20 @@ from turnwise.types import IntArray
 _DECODE_SPREAD = 2
 """Decoding rows within a range of slots of up to this many times their number are computed in place, idle slots and all:
 reading a slot once more is cheaper than copying the others."""
+_PIECE = 512
+"""Queries of one row that are computed together. A piece reads the keys up to its own end only."""
+_BLOCK = 2**22
+"""Pairs of queries and keys that are computed together, padding and masked pairs included."""
+_KEPT_MASK = 2**20
+"""Pairs up to which a block's mask is kept for the next layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Rows whose numbers of new tokens are similar: a padded block of `R` rows × `width` queries over `length` keys."""
+    """Pieces of rows with similar numbers of new tokens: a padded block of `R` pieces × `width` queries over `length` keys."""
 
     slots: slice | Tensor
-    """The rows' slots in the cache; a slice where they lie together and nothing needs copying."""
+    """The pieces' slots in the cache; a slice where they lie together and nothing needs copying."""
     num_rows: int
     width: int
     length: int
@@ -31,15 +37,39 @@ class AttentionGroup:
     """[n] indices of the group's tokens in the pack; None = all of them, in order."""
     places: Tensor | None
     """[n] their places in the flat block [R · width]; None = place i holds token i."""
-    mask: Tensor
-    """bool [R, 1, width, length]: a query sees the keys at its own position and before. Padding sees key 0."""
+    positions: Tensor
+    """[R, 1, width, 1] of the queries in their contexts; 0 for padding."""
+    kept_mask: Tensor | None
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """Added to the scores [R, 1, width, length]: a query sees the keys at its own position and before."""
+        if self.kept_mask is not None:
+            return self.kept_mask
+        is_ahead = torch.arange(self.length, device=self.positions.device) > self.positions
+        return torch.zeros(is_ahead.shape, dtype=dtype, device=is_ahead.device).masked_fill_(is_ahead, -torch.inf)
 
 
-def plan_attention(step: Step, device: torch.device) -> list[AttentionGroup]:
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Arrays [P]: consecutive tokens of one row."""
+
+    slots: IntArray
+    tokens: IntArray
+    """Index in the pack of the first."""
+    starts: IntArray
+    """Position of the first."""
+    counts: IntArray
+
+    def __getitem__(self, index: IntArray) -> _Pieces:
+        return _Pieces(self.slots[index], self.tokens[index], self.starts[index], self.counts[index])
+
+
+def plan_attention(step: Step, device: torch.device, dtype: torch.dtype) -> list[AttentionGroup]:
     """Groups the rows of a step: decoding rows, then the others by the power of two above their number of new tokens."""
-    exponents = np.ceil(np.log2(step.counts)).astype(np.int64)
-    kinds = np.unique(exponents)
-    return [_group(step, np.flatnonzero(exponents == kind), device) for kind in kinds]
+    pieces = _Pieces(step.slots, np.cumsum(step.counts) - step.counts, step.starts, step.counts)
+    if len(step.token_ids) == len(step.slots):
+        return [_group(pieces, len(step.token_ids), device, dtype)]
+    return [_group(group, len(step.token_ids), device, dtype) for group in _grouped(pieces)]
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, groups: Sequence[AttentionGroup], scale: float) -> Tensor:
@@ -52,33 +82,52 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, groups: Sequence[Atten
     return output
 
 
-def _group(step: Step, rows: IntArray, device: torch.device) -> AttentionGroup:
-    slots, counts = step.slots[rows], step.counts[rows]
-    width, length = int(counts.max()), int((step.starts[rows] + counts).max())
+def _grouped(pieces: _Pieces) -> Iterator[_Pieces]:
+    exponents = np.ceil(np.log2(pieces.counts)).astype(np.int64)
+    for exponent in np.unique(exponents):
+        alike = pieces[np.flatnonzero(exponents == exponent)]
+        if 2**exponent > _PIECE:
+            yield from _cut(alike)
+            continue
+        num_pairs = int(alike.counts.max()) * int((alike.starts + alike.counts).max())
+        num_rows = max(_BLOCK // num_pairs, 1)
+        for begin in range(0, len(alike.slots), num_rows):
+            yield alike[np.arange(begin, min(begin + num_rows, len(alike.slots)))]
+
+
+def _cut(pieces: _Pieces) -> Iterator[_Pieces]:
+    """Pieces of at most `_PIECE` tokens, one by one."""
+    for index in range(len(pieces.slots)):
+        row = pieces[np.array([index])]
+        for begin in range(0, int(row.counts[0]), _PIECE):
+            yield _Pieces(row.slots, row.tokens + begin, row.starts + begin, np.minimum(row.counts - begin, _PIECE))
+
+
+def _group(pieces: _Pieces, num_tokens: int, device: torch.device, dtype: torch.dtype) -> AttentionGroup:
+    slots, counts = pieces.slots, pieces.counts
+    width, length = int(counts.max()), int((pieces.starts + counts).max())
     first, spread = int(slots[0]), int(slots[-1] - slots[0]) + 1
-    in_place = spread == len(rows) or (width == 1 and spread <= _DECODE_SPREAD * len(rows))
-    num_rows = spread if in_place else len(rows)
-    row_places = slots - first if in_place else np.arange(len(rows))
+    in_place = spread == len(slots) or (width == 1 and spread <= _DECODE_SPREAD * len(slots))
+    num_rows = spread if in_place else len(slots)
 
-    place_of_row = np.zeros(len(step.slots), np.int64)
-    place_of_row[rows] = row_places
-    is_member = np.zeros(len(step.slots), np.bool_)
-    is_member[rows] = True
-    tokens = np.flatnonzero(is_member[step.rows])
-    places = place_of_row[step.rows[tokens]] * width + step.columns[tokens]
-
+    rows = np.repeat(np.arange(len(slots)), counts)
+    columns = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    tokens = pieces.tokens[rows] + columns
+    places = (slots - first if in_place else np.arange(len(slots)))[rows] * width + columns
     positions = np.zeros(num_rows * width, np.int64)
-    positions[places] = step.positions[tokens]
-    query_positions = torch.from_numpy(positions).to(device).view(num_rows, 1, width, 1)
-    return AttentionGroup(
+    positions[places] = pieces.starts[rows] + columns
+    group = AttentionGroup(
         slots=slice(first, first + spread) if in_place else torch.from_numpy(slots).to(device),
         num_rows=num_rows,
         width=width,
         length=length,
-        tokens=None if len(tokens) == len(step.token_ids) else torch.from_numpy(tokens).to(device),
+        tokens=None if len(tokens) == num_tokens else torch.from_numpy(tokens).to(device),
         places=None if len(tokens) == num_rows * width else torch.from_numpy(places).to(device),
-        mask=torch.arange(length, device=device) <= query_positions,
+        positions=torch.from_numpy(positions).to(device).view(num_rows, 1, width, 1),
+        kept_mask=None,
     )
+    is_small = num_rows * width * length <= _KEPT_MASK
+    return replace(group, kept_mask=group.mask(dtype)) if is_small else group
 
 
 def _attend_group(queries: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, scale: float) -> Tensor:
@@ -89,13 +138,14 @@ def _attend_group(queries: Tensor, keys: Tensor, values: Tensor, group: Attentio
         block[group.places] = queries
     keys = keys[group.slots, :, : group.length]
     values = values[group.slots, :, : group.length]
+    mask = group.mask(queries.dtype)
     if group.width == 1:
         # The query heads of one key head are so many queries of one head: a kernel call without repeated keys.
         block = block.view(group.num_rows, keys.shape[1], -1, head_dim)
-        mixed = F.scaled_dot_product_attention(block, keys, values, attn_mask=group.mask, scale=scale)
+        mixed = F.scaled_dot_product_attention(block, keys, values, attn_mask=mask, scale=scale)
     else:
         block = block.view(group.num_rows, group.width, num_heads, head_dim).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(block, keys, values, attn_mask=group.mask, scale=scale, enable_gqa=True)
+        mixed = F.scaled_dot_product_attention(block, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
         mixed = mixed.transpose(1, 2)
     mixed = mixed.reshape(group.num_rows * group.width, num_heads * head_dim)
     return mixed if group.places is None else mixed[group.places]

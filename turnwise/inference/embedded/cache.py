@@ -61,6 +61,11 @@ class KVCache:
         self.keys[layer][slots, :, positions] = keys
         self.values[layer][slots, :, positions] = values
 
+    def copy(self, source: int, target: int, start: int, stop: int) -> None:
+        """Copies positions `start` to `stop` of a slot to another."""
+        for cached in (*self.keys, *self.values):
+            cached[target, :, start:stop] = cached[source, :, start:stop]
+
     def free(self) -> None:
         """Gives the memory back; everything cached is lost."""
         self.keys = [keys[:0, :, :0].clone() for keys in self.keys]

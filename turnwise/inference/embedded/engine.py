@@ -1,30 +1,52 @@
 """The synchronous core of the embedded server: requests in, tokens out, one step at a time.
 
-A step takes everything that running rows have not computed yet, the tail of a new prompt as well as the token sampled last,
-through one forward pass, and samples one token for each row. No clock, no thread, no text.
+A step takes what running rows have not computed yet, the token sampled last as well as the tail of a new prompt or a chunk of
+a long one, through one forward pass, and samples one token for each row that is complete. No clock, no thread, no text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from turnwise.errors import ServerError
+from turnwise.inference.embedded.prefill import Prefill
 from turnwise.inference.embedded.rows import Rows
 from turnwise.inference.embedded.runner import Runner, Step
 from turnwise.inference.embedded.sampler import sample
 from turnwise.inference.embedded.scheduler import Scheduler
 from turnwise.inference.request import Finished, Request
+from turnwise.schedule import Admissions
 from turnwise.types import FinishReason, FloatArray, IntArray
 
 Decode = Callable[[Sequence[int]], str]
 
 
+class StepSize(NamedTuple):
+    """What a step has computed: rows, and of their tokens those of prompts and those that were sampled."""
+
+    batch_size: int
+    prefill_tokens: int
+    decode_tokens: int
+
+    @classmethod
+    def of(cls, num_new: IntArray) -> StepSize:
+        """The size of a step over rows with so many tokens each. A row with one has sampled it, or has only that one left.
+
+        >>> StepSize.of(np.array([1, 1, 30]))
+        StepSize(batch_size=3, prefill_tokens=30, decode_tokens=2)
+        """
+        num_decoded = int(np.count_nonzero(num_new == 1))
+        return cls(len(num_new), int(num_new.sum()) - num_decoded, num_decoded)
+
+
 class Engine:
     """Continuous batching over a runner, with the cache of a conversation kept for its next request.
 
+    A forward pass computes one token of each row that is decoded, and of prompts what is left of `max_step_tokens`.
     What is cached depends on token ids and weights alone, so a slot's content is good for whoever shares a prefix with it.
     """
 
@@ -39,13 +61,21 @@ class Engine:
         version: int = 0,
     ) -> None:
         self.version = version
+        self.last_step = StepSize(0, 0, 0)
         self.is_admitting = True
+        self.admissions: Admissions | None = None
+        """What the next step is to admit, and where; None = first come, first served."""
+        self.admitted: Admissions = ()
+        """What the last step has admitted, and where."""
+        self.num_steps = 0
+        """That have computed something."""
         self._runner = runner
         self._max_length = max_length
         self._max_step_tokens = max_step_tokens
         self._decode = decode
         self._scheduler = Scheduler(max_slots=runner.max_slots, max_concurrency=max_concurrency)
         self._rows = Rows()
+        self._prefill = Prefill(self._rows, runner)
 
     @property
     def num_running(self) -> int:
@@ -56,6 +86,10 @@ class Engine:
         """Whether a step would do anything."""
         return bool(self.num_running or (self.is_admitting and self._scheduler.num_waiting))
 
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether the conversation has a request that isn't admitted yet."""
+        return self._scheduler.is_waiting(request_id)
+
     def add(self, request: Request) -> None:
         """Queues a request that `check_request` has passed.
 
@@ -65,16 +99,22 @@ class Engine:
         self._scheduler.add(request)
 
     def step(self) -> list[Finished]:
-        """One forward pass and one token for every running row; the requests that are over with it, by slot."""
+        """One forward pass and one token for every row that is complete; the requests that are over with it, by slot."""
         with torch.inference_mode():
-            self._admit()
-            slots = self._rows.running()
+            self._plan()
+            state, slots = self._rows.state, self._rows.computing()
             if not len(slots):
                 return []
-            rows = self._rows.state[slots]
+            rows = state[slots]
+            self.num_steps += 1
+            self.last_step = StepSize.of(rows["num_new"])
             self._reserve(0, int(rows["length"].max()) + 1)
-            step = Step.pack(self._rows.ids, slots, rows["cached"], rows["length"] - rows["cached"])
-            token_ids, logprobs = sample(self._runner.forward(step), rows, self._rows.ids, slots)
+            step = Step.pack(self._rows.ids, slots, rows["cached"], rows["num_new"], rows["length"])
+            logits = self._runner.forward(step)
+            state["cached"][slots] += rows["num_new"]
+            self._prefill.end_step()
+            slots, rows = slots[step.ends_context], rows[step.ends_context]
+            token_ids, logprobs = sample(logits, rows, self._rows.ids, slots)
         return self._advance(slots, token_ids, logprobs)
 
     def abort(self, request_id: str) -> Finished | None:
@@ -98,7 +138,7 @@ class Engine:
                 request.keep(*self._rows.response(slot), self.version)
             else:
                 request.restart()
-            self._rows.state["is_running"][slot] = False
+            self._stop(slot)
         self._scheduler.requeue_running()
 
     def fail_running(self) -> list[Request]:
@@ -107,6 +147,7 @@ class Engine:
         requests = [self._scheduler.finish(slot) for slot in slots]
         for slot, request in zip(slots, requests, strict=True):
             self._rows.clear(slot)
+            self._prefill.forget(slot)
             self._scheduler.release(request.request_id)
         return requests
 
@@ -127,22 +168,33 @@ class Engine:
                 f"{self.num_running} requests are running; suspend the server before touching its cache or weights"
             )
         self._rows.state["cached"] = 0
+        self._prefill.forget_all()
 
-    def _admit(self) -> None:
-        num_tokens = 0
-        while self.is_admitting and num_tokens < self._max_step_tokens:
-            admitted = self._scheduler.admit()
+    def _plan(self) -> None:
+        """Decides what the next forward pass computes: first come, first served, but decoded rows wait for nobody."""
+        self.admitted = ()
+        num_decoded = self.num_running - len(self._prefill)
+        budget = self._prefill.plan(max(self._max_step_tokens - num_decoded, 1))
+        while budget and self.is_admitting:
+            admitted = self._admit()
             if admitted is None:
                 return
             slot, request = admitted
-            context_ids = request.context_ids
-            self._reserve(slot + 1, len(context_ids))
-            num_cached = int(self._rows.state["cached"][slot])
-            # The last token is always computed: its logits are what is sampled from.
-            num_common = min(self._rows.common_prefix(slot, context_ids), len(context_ids) - 1)
-            num_kept = self._runner.usable_prefix(slot, num_cached, num_common)
-            self._rows.load(slot, request, num_kept, self._max_length)
-            num_tokens += len(context_ids) - num_kept
+            self._reserve(slot + 1, len(request.context_ids))
+            self._prefill.start(slot, request, self._max_length)
+            budget -= self._prefill.plan_row(slot, budget)
+
+    def _admit(self) -> tuple[int, Request] | None:
+        """The next request to start and its slot, or None while there is none or no room."""
+        if self.admissions is None:
+            admitted = self._scheduler.admit()
+        elif len(self.admitted) < len(self.admissions):
+            admitted = self._scheduler.admit_to(*self.admissions[len(self.admitted)])
+        else:
+            admitted = None
+        if admitted is not None:
+            self.admitted += ((admitted[1].request_id, admitted[0]),)
+        return admitted
 
     def _reserve(self, num_slots: int, capacity: int) -> None:
         self._rows.reserve(num_slots, capacity)
@@ -153,7 +205,6 @@ class Engine:
         lengths = state["length"][slots]
         rows.ids[slots, lengths] = token_ids
         rows.logprobs[slots, lengths] = logprobs
-        state["cached"][slots] = lengths
         state["length"][slots] = lengths + 1
         is_stopped = (rows.stop_ids[slots] == token_ids[:, None]).any(1)
         for row in np.flatnonzero(state["has_stop_strings"][slots] & ~is_stopped):
@@ -169,5 +220,9 @@ class Engine:
     def _finish(self, slot: int, reason: FinishReason) -> Finished:
         request = self._scheduler.finish(slot)
         request.keep(*self._rows.response(slot), self.version)
-        self._rows.state["is_running"][slot] = False
+        self._stop(slot)
         return Finished(request, reason)
+
+    def _stop(self, slot: int) -> None:
+        self._rows.state["is_running"][slot] = False
+        self._prefill.stop(slot)

@@ -20,12 +20,12 @@ from turnwise.models.fused import FusedLinear, fuse_projections, fused_gate_up, 
 
 
 class LayerWeights(NamedTuple):
-    """One decoder layer's parameters, as tensors that share the model's memory."""
+    """One decoder layer's parameters, as tensors that share the model's memory unless it says otherwise."""
 
     input_norm: Tensor
     qkv: FusedLinear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    head_norms: Tensor | None
+    """[heads + kv_heads, head_dim]: query and key norms (Qwen3), copied."""
     output: FusedLinear
     post_norm: Tensor
     gate_up: FusedLinear
@@ -59,13 +59,13 @@ class FusedRunner:
             device=model.device,
         )
         self.max_slots = self._cache.max_slots
+        self.can_copy = True
         self.refresh()
 
     def refresh(self) -> None:
         model, body = self._model, self._model.model
         fuse_projections(model)
-        has_head_norms = type(model).__name__ == "Qwen3ForCausalLM"
-        self._layers = [_layer_weights(layer, has_head_norms) for layer in body.layers]
+        self._layers = [self._layer_weights(layer) for layer in body.layers]
         self._embedding = body.embed_tokens.weight.detach()
         self._final_norm = body.norm.weight.detach()
         self._unembedding = model.lm_head.weight.detach()
@@ -73,13 +73,34 @@ class FusedRunner:
         cos, sin = body.rotary_emb(self._embedding, positions)
         # With the sign in the table, rotating by half a turn is a swap of halves.
         half = self._head_dim // 2
-        self._cos, self._sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
+        sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+        self._rotary = torch.stack((cos[0], sin[0]), 1)[:, :, None]
+
+    def _layer_weights(self, layer: Any) -> LayerWeights:
+        attention, head_norms = layer.self_attn, None
+        if type(self._model).__name__ == "Qwen3ForCausalLM":
+            norms = [attention.q_norm.weight.detach()] * self._num_heads + [
+                attention.k_norm.weight.detach()
+            ] * self._num_kv_heads
+            head_norms = torch.stack(norms)
+        return LayerWeights(
+            input_norm=layer.input_layernorm.weight.detach(),
+            qkv=fused_qkv(layer),
+            head_norms=head_norms,
+            output=_detached(attention.o_proj),
+            post_norm=layer.post_attention_layernorm.weight.detach(),
+            gate_up=fused_gate_up(layer),
+            down=_detached(layer.mlp.down_proj),
+        )
 
     def reserve(self, num_slots: int, length: int) -> None:
         self._cache.reserve(num_slots, length)
 
     def usable_prefix(self, slot: int, num_cached: int, num_common: int) -> int:
         return num_common
+
+    def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
+        self._cache.copy(source, target, start, stop)
 
     def free(self) -> None:
         self._cache.free()
@@ -88,55 +109,52 @@ class FusedRunner:
         device = self._embedding.device
         per_token = np.stack((step.token_ids, step.slots[step.rows], step.positions))
         token_ids, slots, positions = torch.from_numpy(per_token).to(device)
-        groups = plan_attention(step, device)
-        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
+        groups = plan_attention(step, device, self._embedding.dtype)
+        cos, sin = self._rotary.index_select(0, positions).unbind(1)
         num_rotated = self._num_heads + self._num_kv_heads
         cache, eps = self._cache, self._eps
 
         hidden = F.embedding(token_ids, self._embedding)
         for index, layer in enumerate(self._layers):
-            normed = F.rms_norm(hidden, hidden.shape[-1:], layer.input_norm, eps)
+            normed = _rms_norm(hidden, layer.input_norm, eps)
             heads = F.linear(normed, *layer.qkv).view(len(token_ids), -1, self._head_dim)
-            rotated = _rotate(self._norm_heads(heads[:, :num_rotated], layer), cos, sin)
+            rotated = heads[:, :num_rotated]
+            if layer.head_norms is not None:
+                rotated = _rms_norm(rotated, layer.head_norms, eps)
+            rotated = _rotate(rotated, cos, sin)
             cache.write(index, slots, positions, rotated[:, self._num_heads :], heads[:, num_rotated:])
             queries = rotated[:, : self._num_heads]
             mixed = attend(queries, cache.keys[index], cache.values[index], groups, self._scale)
-            hidden = hidden + F.linear(mixed, *layer.output)
-            normed = F.rms_norm(hidden, hidden.shape[-1:], layer.post_norm, eps)
+            _add_linear(hidden, mixed, layer.output)
+            normed = _rms_norm(hidden, layer.post_norm, eps)
             gate, up = F.linear(normed, *layer.gate_up).chunk(2, -1)
-            hidden = hidden + F.linear(F.silu(gate) * up, *layer.down)
+            _add_linear(hidden, F.silu(gate).mul_(up), layer.down)
 
-        if len(step.slots) < len(token_ids):
+        if len(step.last_tokens) < len(token_ids):
             hidden = hidden[torch.from_numpy(step.last_tokens).to(device)]
-        hidden = F.rms_norm(hidden, hidden.shape[-1:], self._final_norm, eps)
-        return F.linear(hidden, self._unembedding).float()
+        return F.linear(_rms_norm(hidden, self._final_norm, eps), self._unembedding).float()
 
-    def _norm_heads(self, heads: Tensor, layer: LayerWeights) -> Tensor:
-        """Query and key norms (Qwen3) of heads [N, heads + kv_heads, head_dim], in one pass."""
-        if layer.query_norm is None or layer.key_norm is None:
-            return heads
-        weight = torch.cat((layer.query_norm.expand(self._num_heads, -1), layer.key_norm.expand(self._num_kv_heads, -1)))
-        return F.rms_norm(heads, heads.shape[-1:], eps=self._eps) * weight
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / √(mean x² + eps) · weight over the last dimension (Zhang & Sennrich 2019)."""
+    if x.is_cuda or x.dtype != torch.float32:
+        return F.rms_norm(x, x.shape[-1:], eps=eps) * weight
+    # torch has no kernel of its own for a CPU; it makes more passes over x than these three.
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return (x * size.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()).mul_(weight)
+
+
+def _add_linear(hidden: Tensor, x: Tensor, linear: FusedLinear) -> None:
+    """hidden += linear(x), in place."""
+    if linear.bias is not None:
+        hidden += linear.bias
+    hidden.addmm_(x, linear.weight.t())
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding (Su et al. 2021) of heads [N, heads, head_dim] by tables [N, 1, head_dim]."""
     first, second = heads.chunk(2, -1)
     return (heads * cos).addcmul_(torch.cat((second, first), -1), sin)
-
-
-def _layer_weights(layer: Any, has_head_norms: bool) -> LayerWeights:
-    attention = layer.self_attn
-    return LayerWeights(
-        input_norm=layer.input_layernorm.weight.detach(),
-        qkv=fused_qkv(layer),
-        query_norm=attention.q_norm.weight.detach() if has_head_norms else None,
-        key_norm=attention.k_norm.weight.detach() if has_head_norms else None,
-        output=_detached(attention.o_proj),
-        post_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=fused_gate_up(layer),
-        down=_detached(layer.mlp.down_proj),
-    )
 
 
 def _detached(linear: nn.Linear) -> FusedLinear:

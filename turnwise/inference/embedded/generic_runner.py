@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -29,12 +30,16 @@ class GenericRunner:
         self.max_slots = num_slots_within(kv_cache_bytes, bytes_per_token, max_length)
         self._model = model
         self._caches: dict[int, Any] = {}
+        self.can_copy = False
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Nothing to do: the model's caches grow by themselves."""
 
     def usable_prefix(self, slot: int, num_cached: int, num_common: int) -> int:
         return num_common if num_common == num_cached else 0
+
+    def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
+        raise NotImplementedError("can_copy is False")
 
     def refresh(self) -> None:
         self._caches.clear()
@@ -47,9 +52,10 @@ class GenericRunner:
         if was_training:
             self._model.eval()
         try:
-            ends = step.last_tokens + 1
+            ends = np.cumsum(step.counts)
             rows = zip(step.slots, step.starts, ends - step.counts, ends, strict=True)
-            return torch.stack([self._row(int(s), int(start), step.token_ids[a:b]) for s, start, a, b in rows]).float()
+            logits = torch.stack([self._row(int(s), int(start), step.token_ids[a:b]) for s, start, a, b in rows])
+            return logits[torch.from_numpy(step.ends_context)].float()
         finally:
             if was_training:
                 self._model.train()

@@ -12,6 +12,7 @@ ROW = np.dtype(
     [
         ("cached", np.int64),  # tokens whose keys and values are in the cache
         ("length", np.int64),  # tokens of the context, sampled ones included
+        ("num_new", np.int64),  # tokens that the next forward pass computes
         ("prompt_length", np.int64),
         ("limit", np.int64),  # length at which the budget is spent
         ("seed", np.uint64),
@@ -30,7 +31,7 @@ _NO_TOKEN = -1
 class Rows:
     """`state` [S] of dtype `ROW`, `ids` and `logprobs` [S, capacity], `stop_ids` [S, K] padded with −1; S slots.
 
-    Between steps `cached < length` holds for every running row: the tokens between are what the next forward pass gets.
+    Between steps `cached < length` holds for every running row: the tokens between are computed next, `num_new` at a time.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,8 @@ class Rows:
 
     def reserve(self, num_slots: int, capacity: int) -> None:
         """Makes room for at least this many slots and tokens a slot."""
+        if num_slots <= len(self.state) and capacity <= self.ids.shape[1]:
+            return
         num_slots = _rounded_up(max(num_slots, len(self.state)))
         capacity = _rounded_up(max(capacity, self.ids.shape[1]))
         self.state = _grown(self.state, (num_slots,), 0)
@@ -49,10 +52,14 @@ class Rows:
         self.stop_ids = _grown(self.stop_ids, (num_slots, self.stop_ids.shape[1]), _NO_TOKEN)
 
     def common_prefix(self, slot: int, context_ids: IntArray) -> int:
-        """How many tokens of the context lie in the slot's cache."""
-        cached = self.ids[slot, : min(self.state["cached"][slot], len(context_ids))]
-        differing = np.flatnonzero(cached != context_ids[: len(cached)])
-        return int(differing[0]) if len(differing) else len(cached)
+        """With how many tokens of the context the slot's own context begins, computed or not."""
+        own = self.ids[slot, : min(self.state["length"][slot], len(context_ids))]
+        differing = np.flatnonzero(own != context_ids[: len(own)])
+        return int(differing[0]) if len(differing) else len(own)
+
+    def context(self, slot: int) -> IntArray:
+        """The tokens of a slot's context."""
+        return self.ids[slot, : self.state["length"][slot]]
 
     def load(self, slot: int, request: Request, num_cached: int, max_length: int) -> None:
         """Starts a request in a slot whose cache holds the first `num_cached` tokens of its context."""
@@ -61,6 +68,7 @@ class Rows:
         self.state[slot] = (
             num_cached,
             len(context_ids),
+            0,
             prompt_length,
             min(prompt_length + sampling.max_new_tokens, max_length),
             sampling.seed,
@@ -84,9 +92,9 @@ class Rows:
         """Forgets what is cached in a slot."""
         self.state[slot] = np.zeros((), ROW)
 
-    def running(self) -> IntArray:
-        """Slots of the running requests, ascending."""
-        return np.flatnonzero(self.state["is_running"])
+    def computing(self) -> IntArray:
+        """Slots of the running requests that the next forward pass computes something of, ascending."""
+        return np.flatnonzero(self.state["is_running"] & (self.state["num_new"] > 0))
 
     def response(self, slot: int) -> tuple[IntArray, FloatArray]:
         """Tokens sampled so far in a slot and their log-probs, as copies."""

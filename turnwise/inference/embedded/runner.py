@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.types import IntArray
@@ -25,31 +26,34 @@ class Step:
     """[N] row of each token."""
     columns: IntArray
     """[N] index of each token among its row's new ones."""
+    positions: IntArray
+    """[N] place of each token in its context."""
     token_ids: IntArray
     """[N]"""
+    ends_context: NDArray[np.bool_]
+    """[B] whether the row's context is computed to its end: what comes next can be sampled."""
+    last_tokens: IntArray
+    """[C] index in the pack of the last token of each such row."""
 
     @classmethod
-    def pack(cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray) -> Step:
-        """The step over `counts` tokens from `starts` on of the contexts `ids` [S, L] in `slots`.
+    def pack(cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray, lengths: IntArray) -> Step:
+        """The step over `counts` tokens from `starts` on of the contexts `ids` [S, L] of `lengths` [B] in `slots`.
 
-        >>> ids = np.array([[5, 6, 7], [8, 9, 0]])
-        >>> step = Step.pack(ids, slots=np.array([0, 1]), starts=np.array([2, 0]), counts=np.array([1, 2]))
+        >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
+        >>> step = Step.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 2]), lengths=np.array([3, 3]))
         >>> step.token_ids, step.positions, step.last_tokens
-        (array([7, 8, 9]), array([2, 0, 1]), array([0, 2]))
+        (array([7, 8, 9]), array([2, 0, 1]), array([0]))
         """
-        rows = np.repeat(np.arange(len(slots)), counts)
-        columns = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
-        return cls(slots, starts, counts, rows, columns, ids[slots[rows], starts[rows] + columns])
-
-    @property
-    def positions(self) -> IntArray:
-        """[N]"""
-        return self.starts[self.rows] + self.columns
-
-    @property
-    def last_tokens(self) -> IntArray:
-        """[B] index in the pack of each row's last token."""
-        return np.cumsum(self.counts) - 1
+        if len(slots) == counts.sum():
+            rows = last_tokens = np.arange(len(slots))
+            columns, positions = np.zeros_like(rows), starts
+        else:
+            rows, last_tokens = np.repeat(np.arange(len(slots)), counts), np.cumsum(counts) - 1
+            columns = np.arange(len(rows)) - (last_tokens + 1 - counts)[rows]
+            positions = starts[rows] + columns
+        ends_context = starts + counts == lengths
+        token_ids = ids[slots[rows], positions]
+        return cls(slots, starts, counts, rows, columns, positions, token_ids, ends_context, last_tokens[ends_context])
 
 
 class Runner(Protocol):
@@ -57,6 +61,8 @@ class Runner(Protocol):
 
     max_slots: int
     """Sequences of the greatest length that the memory bound has room for."""
+    can_copy: bool
+    """Whether what is cached in one slot can be copied to another."""
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Makes room for at least this many slots and tokens a slot, keeping what is cached."""
@@ -66,8 +72,12 @@ class Runner(Protocol):
         """How many of the `num_common` tokens that the next context shares with the slot's `num_cached` can stay."""
         ...
 
+    def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
+        """Copies what slot `source` has cached of positions `start` to `stop` to slot `target`, where `can_copy`."""
+        ...
+
     def forward(self, step: Step) -> Tensor:
-        """Logits [B, V] float32 after each row's last token."""
+        """Logits [C, V] float32 after the contexts that end with this step."""
         ...
 
     def refresh(self) -> None:

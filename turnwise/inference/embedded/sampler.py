@@ -6,6 +6,8 @@ drawn before, or on the device.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -56,14 +58,14 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> tup
     is_cut = ((rows["top_p"] < 1.0) | (rows["top_k"] > 0)) & ~is_greedy
     if is_cut.any():
         _truncate(scores, np.flatnonzero(is_cut), rows)
-    logprobs = torch.log_softmax(scores, -1)
-    cdf = logprobs.exp().cumsum(-1)
+    probs = torch.softmax(scores, -1)
+    cdf = probs.cumsum(-1)
     total = _checked(cdf[:, -1:])
     numbers = uniforms(rows["seed"], rows["length"] - rows["prompt_length"])
     # The first token whose cumulative probability exceeds the threshold has a probability above 0 itself.
     threshold = torch.from_numpy(numbers).to(device)[:, None] * total
     tokens = torch.searchsorted(cdf, threshold, right=True)
-    drawn = logprobs.gather(-1, tokens)[:, 0]
+    drawn = probs.gather(-1, tokens).log_()[:, 0]
     tokens = tokens[:, 0]
     if is_greedy.any():
         greedy = torch.from_numpy(is_greedy.copy()).to(device)
@@ -73,7 +75,8 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> tup
 
 
 def _checked(values: Tensor) -> Tensor:
-    if not bool(torch.isfinite(values).all()):
+    # A sum is finite where all its terms are, unless it overflows, and logits so large are no better.
+    if not math.isfinite(values.sum().item()):
         raise FloatingPointError("the model's logits aren't finite: its weights have diverged or its dtype overflows")
     return values
 

@@ -32,6 +32,9 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    def is_waiting(self, request_id: str) -> bool:
+        return request_id in self._waiting
+
     def slot_of(self, request_id: str) -> int | None:
         return self._slots.get(request_id)
 
@@ -68,6 +71,24 @@ class Scheduler:
         self._idle.pop(request_id, None)
         request = self._waiting.pop(request_id)
         self.running[slot] = request
+        return slot, request
+
+    def admit_to(self, request_id: str, slot: int) -> tuple[int, Request]:
+        """Starts a waiting request in this slot, whoever comes first; an idle conversation that owns it loses it."""
+        own = self._slots.pop(request_id, None)
+        if own is not None:
+            heapq.heappush(self._free, own)
+        self._idle.pop(request_id, None)
+        owner = next((other for other, theirs in self._slots.items() if theirs == slot), None)
+        if owner is not None:
+            self.release(owner)
+        for fresh in range(self._num_fresh, slot + 1):
+            heapq.heappush(self._free, fresh)
+        self._num_fresh = max(self._num_fresh, slot + 1)
+        self._free.remove(slot)
+        heapq.heapify(self._free)
+        self._slots[request_id] = slot
+        request = self.running[slot] = self._waiting.pop(request_id)
         return slot, request
 
     def finish(self, slot: int) -> Request:

@@ -19,6 +19,8 @@ from turnwise.inference.validation import check_request, refuse_all_but_cache
 from turnwise.models.facts import loaded_model
 from turnwise.models.fused import fast_path_obstacle
 from turnwise.protocols import MemoryKind, OnWeightUpdate, ServerFacts
+from turnwise.schedule import Schedule
+from turnwise.stopwatch import ENGINE, Stopwatch
 from turnwise.types import Completion, Media, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ class EmbeddedServer:
 
     Up to `max_concurrency` requests are decoded together, in contexts of up to `max_length` tokens (default: the model's
     own). `kv_cache_bytes` bounds the cache of running and idle conversations. `decode` turns ids into text, for stop strings.
+    `schedule` notes what each step admits, or says it.
     Responses include the stop token, or the token that completed a stop string.
 
     Raises:
@@ -48,6 +51,8 @@ class EmbeddedServer:
         max_step_tokens: int = 8192,
         decode: Decode | None = None,
         version: int = 0,
+        stopwatch: Stopwatch | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         self.model = model
         self._vocab_size: int = model.config.vocab_size
@@ -67,6 +72,9 @@ class EmbeddedServer:
         self._driver: asyncio.Task[None] | None = None
         self._num_requests = 0
         self._is_closed = False
+        self._stopwatch = stopwatch or Stopwatch()
+        self._schedule = schedule or Schedule()
+        self._has_stepped = asyncio.Event()
 
     @property
     def version(self) -> int:
@@ -113,7 +121,10 @@ class EmbeddedServer:
         self._engine.release(request_id)
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
-        self._engine.is_admitting = False
+        if self._schedule.is_followed:
+            await self._update_is_due()
+        else:
+            self._engine.is_admitting = False
         if on_weight_update != "finish":
             self._engine.interrupt(keep_partial=on_weight_update == "abort_continue")
         if self._driver is not None:
@@ -122,6 +133,7 @@ class EmbeddedServer:
 
     async def resume(self, version: int) -> None:
         self._engine.update(version)
+        self._schedule.updated(version)
         self._engine.is_admitting = True
         self._drive_if_needed()
 
@@ -161,16 +173,30 @@ class EmbeddedServer:
         )
 
     def _drive_if_needed(self) -> None:
-        if self._driver is None and self._engine.has_work:
+        if self._driver is None and self._may_step:
             self._driver = asyncio.get_running_loop().create_task(self._drive(), name="embedded server")
 
     async def _drive(self) -> None:
         try:
-            while self._engine.has_work:
+            while self._may_step:
                 await self._let_callers_run()
                 self._step()
         finally:
             self._driver = None
+
+    @property
+    def _may_step(self) -> bool:
+        """Whether a step would do something, and is the next that is to happen: all that it admits has come."""
+        if not self._schedule.is_followed:
+            return self._engine.has_work
+        admissions = self._schedule.admissions
+        return admissions is not None and all(self._engine.is_waiting(request_id) for request_id, _ in admissions)
+
+    async def _update_is_due(self) -> None:
+        """The steps before the weight update that comes next are made."""
+        while self._schedule.admissions is not None:
+            self._has_stepped.clear()
+            await self._has_stepped.wait()
 
     async def _let_callers_run(self) -> None:
         """Gives every coroutine that can run its chance to bring its next request, so that batches are large."""
@@ -182,13 +208,19 @@ class EmbeddedServer:
 
     def _step(self) -> None:
         try:
+            started, num_steps = self._stopwatch.now(), self._engine.num_steps
+            self._engine.admissions = self._schedule.admissions
             finished = self._engine.step()
+            self._stopwatch.add(ENGINE, "step", started, **self._engine.last_step._asdict())
         except Exception as error:  # boundary: whatever the model raises fails the requests of this batch, not the server
             for request in self._engine.fail_running():
                 failure = ServerError(f"the engine failed on the batch of conversation {request.request_id!r}: {error}")
                 failure.__cause__ = error
                 self._fail(request.request_id, failure)
             return
+        if self._engine.num_steps > num_steps:
+            self._schedule.stepped(self._engine.admitted)
+            self._has_stepped.set()
         for item in finished:
             self._deliver(item)
 

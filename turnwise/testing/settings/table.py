@@ -70,6 +70,7 @@ _SLOW = {
     "train_env_manager.max_env_retries": 0,
     "val_env_manager.max_env_retries": 0,
 }
+_AHEAD = {"async_generation_ratio": 1}
 _VALIDATED = {"eval_steps": 2}
 _SAMPLED = {"train_env_manager.generating_args.do_sample": True}
 _BLOCKING = {"custom_envs.<tag>.env_config": {"delay_s": 0.005}}
@@ -160,6 +161,11 @@ AGENTIC: tuple[Live, ...] = (
     Live("render_save_dir", "pictures", "files", _VALIDATED),
     *(Live(f"deadlines.{name}", 1e-9, "error") for name in ("request_s", "env_s", "train_s", "weights_s")),
     Live("parity_max_logprob_diff", 1e-12, "error"),
+    Live("async_generation_ratio", 1, "metrics"),
+    Live("on_weight_update", "abort_continue", "table", _AHEAD),
+    Live("stale_groups", "drop", "table", _AHEAD),
+    Live("cpu_split.train", 3, "table", _AHEAD),
+    Live("cpu_split.rollout", 3, "table", _AHEAD),
     # The algorithm
     Live("adv_estimator", "gae", "credit"),
     Live("gamma", 0.5, "credit", _GAE),
@@ -253,6 +259,7 @@ AGENTIC: tuple[Live, ...] = (
     *(Live(f"val_env_manager.{line.key}", line.value, "validation", _VALIDATED) for line in _SAMPLING),
     Live("val_env_manager.generating_args.do_sample", False, "validation", _VALIDATED),
     Live("train_env_manager.group_size", 4, "credit"),
+    Live("train_env_manager.group_size_redundancy", 1, "episodes"),
     Live("val_env_manager.group_size", 2, "validation", _VALIDATED),
     *_roles(
         "train_env_manager val_env_manager",

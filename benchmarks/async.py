@@ -1,0 +1,194 @@
+"""Asynchronous against synchronous training with a slow environment: time of a step, its distance to the bound, and what is
+learned.
+
+    python benchmarks/async.py MODEL                         # about an hour on two cores
+    python benchmarks/async.py MODEL --steps 40 --seeds      # times only
+
+`MODEL` is the checkpoint that `examples/frozen_lake/agentic.yaml` starts from. Batch and trainer load are those of that example
+and the latencies those of `slow_lake.py`, whatever is measured. The bound is the slower of the two sides, each alone and at its
+share of the cores: rollouts that nobody trains on, and training on the rollouts of a file. Synchronous runs use all cores for
+either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from machine import describe_machine
+
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.pipelines.agentic import AgenticPipeline
+from turnwise.pipelines.build import build_agentic
+from turnwise.pipelines.build_run import start_run
+from turnwise.tracking.jsonl import read_metrics
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "frozen_lake" / "agentic.yaml"
+NUM_WARM_UP = 3
+"""Steps before the first that counts."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all runs share."""
+
+    model: str
+    folder: Path
+    num_steps: int
+    batch: int
+    num_cores: int
+
+    @property
+    def share(self) -> int:
+        """Cores of the trainer."""
+        return self.num_cores - self.num_cores // 2
+
+    def config(self, ratio: int, seed: int, **changes: Any) -> AgenticConfig:
+        values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+        values["custom_envs"]["FrozenLake"]["env_type"] = "slow_lake:SlowLake"
+        # Enough for the farthest that any run may be ahead; a synchronous one never has more than a batch.
+        values["train_env_manager"]["num_env_groups"] = 3 * self.batch // values["train_env_manager"]["group_size"]
+        values |= {
+            "exp_name": f"ratio-{ratio}-seed-{seed}",
+            "output_dir": str(self.folder),
+            "pretrain": self.model,
+            "seed": seed,
+            "max_steps": self.num_steps,
+            "eval_steps": 0,
+            "track_with": [],
+            "rollout_batch_size": self.batch,
+            "async_generation_ratio": ratio,
+        }
+        if ratio:
+            values["train_infer_correction"] = {"is_weight": {"weight_type": "token", "upper_bound": 2.0}}
+            values["cpu_split"] = {"train": self.share, "rollout": max(1, self.num_cores - self.share)}
+        return parse_config(values | changes, AgenticConfig)[0]
+
+    @contextmanager
+    def pipeline(self, config: AgenticConfig, rollouts: Path | None = None) -> Iterator[AgenticPipeline]:
+        pipeline = build_agentic(config, start_run(config), is_quiet=True, rollouts=rollouts)
+        try:
+            yield pipeline
+        finally:
+            pipeline.close()
+
+    def train(self, ratio: int, seed: int, **changes: Any) -> dict[str, Any]:
+        """A whole run: seconds a step, where they went, staleness, and success at the end."""
+        with self.pipeline(self.config(ratio, seed, **changes)) as pipeline:
+            pipeline.run()
+        rows = read_metrics(pipeline.folder.metrics)
+        steps = [row for row in rows if "actor/staleness_max" in row]
+        result = {
+            "step_s": seconds(steps),
+            "waited_for_rollouts_s": mean(steps, "time/step_rollout"),
+            "staleness_mean": mean(steps, "actor/staleness_mean"),
+            "staleness_max": max(row["actor/staleness_max"] for row in steps),
+            "rollouts": str(pipeline.folder.rollouts),
+        }
+        success = [row["val/env/FrozenLake/success"] for row in rows if "val/env/FrozenLake/success" in row]
+        return result | ({"success": success[-1]} if success else {})
+
+    def rollouts_alone(self, ratio: int) -> float:
+        """Seconds a batch that is played as far ahead as with this ratio, at the rollouts' share of the cores."""
+        with self.pipeline(self.config(ratio, seed=0, max_steps=10_000)) as pipeline:
+            pipeline.model_update(0)
+            times = []
+            for _ in range(self.num_steps):
+                started = time.perf_counter()
+                pipeline.train_rollout_scheduler.get_batch(self.batch)
+                times.append(time.perf_counter() - started)
+        return statistics.fmean(times[NUM_WARM_UP:])
+
+    def trainer_alone(self, rollouts: Path) -> float:
+        """Seconds a step that has its rollouts already, at the trainer's share of the cores."""
+        torch.set_num_threads(self.share)
+        with self.pipeline(self.config(0, seed=0), rollouts) as pipeline:
+            pipeline.run()
+        torch.set_num_threads(self.num_cores)
+        steps = [row for row in read_metrics(pipeline.folder.metrics) if "actor/staleness_max" in row]
+        return seconds(steps) - mean(steps, "time/step_rollout")
+
+
+def mean(steps: list[dict[str, Any]], name: str) -> float:
+    return statistics.fmean(row.get(name, 0.0) for row in steps[NUM_WARM_UP:])
+
+
+def seconds(steps: list[dict[str, Any]]) -> float:
+    """Of a step with its weight update."""
+    return mean(steps, "time/step_total") + mean(steps, "time/step_model_update")
+
+
+def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
+    """Times of a step, and distances to the bound; each ratio is run right after a synchronous run."""
+    trainer_s, result = 0.0, {}
+    for ratio in ratios:
+        pairs = []
+        for number in range(num_pairs):
+            synchronous, ahead = bench.train(0, seed=number), bench.train(ratio, seed=number)
+            pairs.append((synchronous["step_s"], ahead["step_s"], ahead))
+        trainer_s = trainer_s or bench.trainer_alone(Path(synchronous["rollouts"]))
+        rollouts_s = bench.rollouts_alone(ratio)
+        sync_s, async_s = (statistics.fmean(pair[side] for pair in pairs) for side in (0, 1))
+        bound_s = max(trainer_s, rollouts_s)
+        result[f"ratio_{ratio}"] = {
+            "sync_step_s": sync_s,
+            "async_step_s": async_s,
+            "faster": sync_s / async_s,
+            "trainer_alone_s": trainer_s,
+            "rollouts_alone_s": rollouts_s,
+            "distance_to_bound": async_s / bound_s - 1,
+            "staleness_mean": pairs[-1][2]["staleness_mean"],
+            "waited_for_rollouts_s": pairs[-1][2]["waited_for_rollouts_s"],
+        }
+        line = {name: round(value, 3) for name, value in result[f"ratio_{ratio}"].items()}
+        print(f"ratio {ratio}: {line}", flush=True)
+    return result
+
+
+def learn(bench: Bench, ratios: list[int], seeds: list[int]) -> dict[str, list[float]]:
+    """Held-out success at the end of whole runs."""
+    return {
+        f"ratio_{ratio}": [bench.train(ratio, seed, eval_steps=bench.num_steps)["success"] for seed in seeds]
+        for ratio in (0, *ratios)
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--ratios", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=20, help="of a run whose time is measured, more than 3")
+    parser.add_argument("--pairs", type=int, default=3, help="of runs whose time is measured")
+    parser.add_argument(
+        "--seeds", type=int, nargs="*", default=[0, 1, 2], help="of whole runs; none, and only times are measured"
+    )
+    parser.add_argument("--learning-steps", type=int, default=80, help="of a whole run, more than 3")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "async.json")
+    options = parser.parse_args()
+    num_cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(num_cores)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options.model, Path(folder), options.steps, options.batch, num_cores)
+        result = {"machine": describe_machine(), "times": measure(bench, options.ratios, options.pairs)}
+        if options.seeds:
+            whole = Bench(options.model, Path(folder), options.learning_steps, options.batch, num_cores)
+            result["success"] = learn(whole, options.ratios, options.seeds)
+            print(f"success {result['success']}")
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

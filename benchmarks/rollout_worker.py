@@ -1,0 +1,136 @@
+"""One contender of `rollout.py` in a process of its own: reads names of workloads, answers each with a line of JSON.
+
+`multi_turn` plays FrozenLake as `examples/frozen_lake/agentic.yaml` has it, `single_turn` answers random prompts of 200 tokens
+with 64, and `limits` (embedded only) measures prefill and decode alone, and what of the machine they use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from rollout_limits import measure_limits
+from rollout_servers import GenerateServer, VLLMServer
+
+from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
+from turnwise.chat.episode import EpisodeContexts
+from turnwise.chat.template import ChatTemplate
+from turnwise.envs.registry import make_env
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.models.load import DTYPES, load_model, load_tokenizer, stop_token_ids
+from turnwise.rollout.seeds import TaskSource, sibling_sampling
+from turnwise.types import SamplingParams, Task
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "frozen_lake" / "agentic.yaml"
+TAG = "FrozenLake"
+NUM_GROUPS, GROUP_SIZE = 8, 8
+PROMPT_TOKENS, NEW_TOKENS, NUM_PROMPTS = 200, 64, 64
+MAX_LENGTH = 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("contender", choices=("embedded", "generate", "vllm"))
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--block-size", type=int, required=True)
+    asyncio.run(serve(parser.parse_args()))
+
+
+async def serve(options: argparse.Namespace) -> None:
+    torch.set_num_threads(options.threads)
+    worker = Worker(options)
+    print(json.dumps({"ready": True}), flush=True)
+    num_rounds = 0
+    while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
+        num_rounds += 1
+        if line == "limits":
+            print(json.dumps(worker.limits()), flush=True)
+            continue
+        await worker.forget()
+        play = {"multi_turn": worker.multi_turn, "single_turn": worker.single_turn}[line]
+        started = time.perf_counter()
+        num_tokens = await play(num_rounds)
+        print(json.dumps({"seconds": time.perf_counter() - started, "tokens": num_tokens}), flush=True)
+    await worker.server.close()
+
+
+class Worker:
+    """A server with the agent, the template and the tasks that it is asked about."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        tokenizer = load_tokenizer(options.model)
+        self.model = load_model(options.model, dtype=DTYPES[options.dtype]).eval()
+        self.server: Any = None
+        if options.contender == "embedded":
+            self.server = EmbeddedServer(self.model, max_length=MAX_LENGTH)
+        elif options.contender == "generate":
+            self.server = GenerateServer(self.model, tokenizer.pad_token_id)
+        else:
+            self.server = VLLMServer(options.model, dtype=options.dtype, max_length=MAX_LENGTH, block_size=options.block_size)
+        self.template = ChatTemplate(tokenizer, eos_token_ids=stop_token_ids(self.model))
+        env = yaml.safe_load(EXAMPLE.read_text())["custom_envs"][TAG]
+        self.agent_settings = EnvAgentSettings(
+            tag=TAG,
+            max_steps=env["max_steps"],
+            max_tokens_per_step=env["max_tokens_per_step"],
+            system_template=env["agent_system_template"],
+            turn_template=env["agent_template"],
+        )
+        self.make_env = partial(make_env, env["env_type"], env["env_config"], "train")
+
+    async def forget(self) -> None:
+        """What is cached is forgotten, as after a weight update: every round begins with nothing."""
+        if isinstance(self.server, EmbeddedServer):
+            await self.server.suspend()
+            await self.server.resume(self.server.version + 1)
+        elif isinstance(self.server, VLLMServer):
+            await self.server.reset_cache()
+
+    async def multi_turn(self, number: int) -> int:
+        """Plays a step's episodes; the sampled tokens."""
+        agent = EnvAgent(lambda task: self.make_env(), self.agent_settings)
+        source = TaskSource(run_seed=number, split="train", tags=(TAG,), partition=(NUM_GROUPS,))
+        sampling = SamplingParams(self.agent_settings.max_tokens_per_step)
+
+        async def play(task: Task, sibling: int) -> int:
+            contexts = EpisodeContexts(self.template, self.server, MAX_LENGTH, f"{number}/{task.id}/{sibling}")
+            trajectories = await agent.run(task, sibling, contexts, sibling_sampling(sampling, task, sibling))
+            await contexts.close()
+            return sum(len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns)
+
+        tasks = [source.task(index) for index in range(NUM_GROUPS)]
+        return sum(await asyncio.gather(*(play(task, sibling) for task in tasks for sibling in range(GROUP_SIZE))))
+
+    async def single_turn(self, number: int) -> int:
+        """Answers prompts that have nothing in common; the sampled tokens."""
+        rng = np.random.default_rng(number)
+        prompts = rng.integers(0, self.model.config.vocab_size, (NUM_PROMPTS, PROMPT_TOKENS)).tolist()
+
+        async def answer(index: int) -> int:
+            sampling, name = SamplingParams(NEW_TOKENS, seed=index), f"{number}/{index}"
+            completion = await self.server.generate(prompts[index], sampling, name)
+            await self.server.release(name)
+            return len(completion.token_ids)
+
+        answers: list[Awaitable[int]] = [answer(index) for index in range(NUM_PROMPTS)]
+        return sum(await asyncio.gather(*answers))
+
+    def limits(self) -> dict[str, float]:
+        """See `rollout_limits`."""
+        return measure_limits(self.model, NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Texts and ids past transformers' own bookkeeping, and what is kept of them."""
+
+from __future__ import annotations
+
+from turnwise.chat.codec import TextCodec
+from turnwise.chat.recent import RecentIds
+from turnwise.chat.template import ChatTemplate
+from turnwise.testing.fakes import byte_tokenizer
+
+TEXT = "Go <|im_end|> é  now\n"
+
+
+def test_ids_are_the_tokenizer_s_own_whatever_another_call_has_left_switched_on():
+    tokenizer = byte_tokenizer(training_texts=["Go now, go now, go"], vocab_size=270)
+    codec = TextCodec(tokenizer)
+    expected = tokenizer.encode(TEXT, add_special_tokens=False)
+    assert codec.encode(TEXT) == expected
+    tokenizer("a b c", truncation=True, max_length=2)
+    assert codec.encode(TEXT) == expected
+    assert codec.decode(expected) == tokenizer.decode(expected, skip_special_tokens=True)
+
+
+def test_a_tokenizer_that_does_something_of_its_own_is_asked_itself():
+    tokenizer = byte_tokenizer()
+    plain = type(tokenizer)
+
+    class Own(plain):
+        def encode(self, text, **kwargs):
+            return super().encode(text.lower(), **kwargs)
+
+    tokenizer.__class__ = Own
+    assert TextCodec(tokenizer).encode("UP") == [ord("u") - 33, ord("p") - 33]
+
+
+def test_messages_that_were_met_before_are_not_rendered_again_and_new_ones_are():
+    template = ChatTemplate(byte_tokenizer())
+    messages, other = [{"role": "user", "content": "Where to?"}], [{"role": "user", "content": "And now?"}]
+    first = template.start(messages)
+    first_again = template.start(messages)
+    assert first == first_again and first is not first_again
+    first_again.append(1)
+    assert template.start(messages) == first != template.start(other)
+    assert template.extend([], messages) != template.start(messages)
+
+
+def test_what_is_kept_is_bounded_by_its_tokens():
+    recent = RecentIds(max_tokens=100)
+    for number in range(1000):
+        recent.keep((("user", str(number)),), range(10))
+    kept = [number for number in range(1000) if recent.of((("user", str(number)),)) is not None]
+    assert kept == list(range(990, 1000))

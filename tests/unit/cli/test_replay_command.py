@@ -1,0 +1,61 @@
+"""`turnwise train --replay` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from turnwise.cli.main import main
+
+
+@pytest.fixture
+def job(tiny_model, tmp_path, monkeypatch):
+    """Writes a config of a run that plays ahead."""
+    monkeypatch.chdir(tmp_path)
+    values = {
+        "exp_name": "job",
+        "pretrain": str(tiny_model),
+        "output_dir": "runs",
+        "max_steps": 2,
+        "save_steps": 0,
+        "rollout_batch_size": 4,
+        "sequence_length": 256,
+        "track_with": [],
+        "async_generation_ratio": 1,
+        "train_env_manager": {"num_env_groups": 2, "group_size": 2},
+        "custom_envs": {
+            "Letters": {"env_type": "turnwise.testing.toy_envs:HesitantEnv", "max_steps": 2, "max_tokens_per_step": 4}
+        },
+    }
+    Path("job.yaml").write_text(yaml.safe_dump(values))
+    return "job.yaml"
+
+
+def test_a_run_is_repeated_with_its_config(job, capsys):
+    assert main(["train", job]) == 0
+    [first] = Path("runs/job").iterdir()
+    assert main(["train", "--replay", str(first), "exp_name=again"]) == 0
+    [second] = Path("runs/again").iterdir()
+    sampled = [
+        [[turn["response_ids"] for turn in json.loads(line)["turns"]] for line in (run / "rollouts.jsonl").open()]
+        for run in (first, second)
+    ]
+    assert sampled[0] == sampled[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "train needs a config"),
+        (["train", "--replay", "nowhere"], "isn't the folder of a run"),
+        (["train", "job.yaml", "--replay", "nowhere"], "job.yaml is another one"),
+        (["train", "--replay", "nowhere", "--from-rollouts", "x.jsonl"], "leave one of them out"),
+    ],
+)
+def test_bad_input_is_answered_in_a_sentence(job, capsys, arguments, message):
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said and "error: " in said and "Traceback" not in said

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from turnwise.inference.embedded import attention
+from turnwise.inference.embedded.engine import Engine
+from turnwise.inference.embedded.fused_runner import FusedRunner
+from turnwise.inference.embedded.prefix_index import PrefixIndex
+from turnwise.inference.embedded.runner import Step
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.inference.request import Finished, Request
+from turnwise.testing.server_contract import assert_logprobs
+from turnwise.types import Completion, SamplingParams
+
+VOCAB = 50
+
+
+def make_model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    model = Qwen3ForCausalLM(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.3)
+    return model
+
+
+MODEL = make_model()
+
+
+class CountingRunner(FusedRunner):
+    """Remembers its steps."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(MODEL, max_length=2048, kv_cache_bytes=num_bytes)
+        self.counts: list[list[int]] = []
+
+    def forward(self, step: Step) -> Tensor:
+        self.counts.append(step.counts.tolist())
+        return super().forward(step)
+
+
+def make_engine(max_step_tokens: int = 10_000) -> tuple[Engine, CountingRunner]:
+    runner = CountingRunner(2**25)
+    return Engine(runner, max_length=2048, max_concurrency=64, max_step_tokens=max_step_tokens), runner
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def add(engine: Engine, name: str, prompt_ids: list[int], max_new_tokens: int = 4, seed: int = 0) -> None:
+    engine.add(Request(name, np.array(prompt_ids, np.int64), SamplingParams(max_new_tokens, seed=seed)))
+
+
+def run(engine: Engine) -> dict[str, Finished]:
+    finished = {}
+    while engine.has_work:
+        finished.update({item.request.request_id: item for item in engine.step()})
+    return finished
+
+
+def check(item: Finished) -> None:
+    """The log-probs are those of a plain forward pass."""
+    request = item.request
+    completion = Completion(request.partial_ids, request.partial_logprobs, item.reason, request.versions)
+    assert_logprobs(MODEL, request.prompt_ids.tolist(), completion, request.sampling)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12), st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_context_shares_more_than_a_neighbour(contexts: list[list[int]], data: st.DataObject) -> None:
+    index = PrefixIndex()
+    for slot, context in enumerate(contexts):
+        index.put(slot, np.array(context))
+    for slot in data.draw(st.sets(st.integers(0, len(contexts) - 1))):
+        index.put(slot, np.array(contexts[slot][::-1]))
+        contexts[slot].reverse()
+    gone = data.draw(st.sets(st.integers(0, len(contexts) - 1)))
+    for slot in gone:
+        index.discard(slot)
+    asked = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=8))
+
+    def shared(slot: int) -> int:
+        pairs = list(zip(asked, contexts[slot], strict=False))
+        return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), len(pairs))
+
+    for own in range(len(contexts)):
+        others = set(range(len(contexts))) - gone - {own}
+        found = index.neighbours(own, np.array(asked))
+        assert set(found) <= others
+        if own in gone:
+            assert max(map(shared, found), default=0) == max(map(shared, others), default=0)
+
+
+def test_siblings_compute_their_prompt_once() -> None:
+    engine, runner = make_engine()
+    for index in range(5):
+        add(engine, f"r{index}", prompt(40), seed=index)
+    finished = run(engine)
+    assert runner.counts == [[40], [1] * 5, [1] * 5, [1] * 5, [1] * 4]
+    for item in finished.values():
+        check(item)
+    alone, _ = make_engine()
+    add(alone, "x", prompt(40), seed=3)
+    assert run(alone)["x"].request.partial_ids.tolist() == finished["r3"].request.partial_ids.tolist()
+
+
+def test_contexts_that_share_their_beginning_compute_the_rest() -> None:
+    engine, runner = make_engine()
+    for index in range(4):
+        add(engine, f"r{index}", prompt(30) + prompt(5 + index, seed=9 + index), seed=index)
+    finished = run(engine)
+    assert runner.counts[:2] == [[35], [1, 6, 7, 8]]
+    for item in finished.values():
+        check(item)
+
+
+def test_a_context_begins_with_what_an_earlier_conversation_left() -> None:
+    engine, runner = make_engine()
+    add(engine, "first", prompt(50))
+    run(engine)
+    engine.release("first")
+    add(engine, "unrelated", prompt(20, seed=1))
+    add(engine, "other", prompt(50) + prompt(3, seed=2))
+    runner.counts.clear()
+    check(run(engine)["other"])
+    # The slot that was freed went to `unrelated`, and what it held with it.
+    assert runner.counts[0] == [20, 53]
+    add(engine, "next", prompt(50) + prompt(4, seed=3))
+    runner.counts.clear()
+    check(run(engine)["next"])
+    assert runner.counts[0] == [4]
+    engine.update(1)
+    add(engine, "new weights", prompt(50))
+    runner.counts.clear()
+    run(engine)
+    assert runner.counts[0] == [50]
+
+
+def test_siblings_of_an_aborted_request_go_on_alone() -> None:
+    engine, runner = make_engine(max_step_tokens=16)
+    for index in range(3):
+        add(engine, f"r{index}", prompt(40), seed=index)
+    engine.step()
+    engine.abort("r0")
+    finished = run(engine)
+    # What the aborted one had computed, the first 16 tokens, is used; copying the last 8 wouldn't be worth a wait.
+    assert runner.counts[:3] == [[16], [16], [8, 8]]
+    for name in ("r1", "r2"):
+        check(finished[name])
+
+
+def test_a_long_prompt_does_not_hold_up_decoding() -> None:
+    engine, runner = make_engine(max_step_tokens=16)
+    add(engine, "decoding", prompt(10, seed=1), max_new_tokens=6)
+    engine.step()
+    add(engine, "long", prompt(50))
+    finished = run(engine)
+    assert runner.counts == [[10], [1, 15], [1, 15], [1, 15], [1, 5], [1, 1], [1], [1]]
+    for item in finished.values():
+        check(item)
+
+
+def test_prompts_longer_than_a_piece_and_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_PIECE", 64)
+    monkeypatch.setattr(attention, "_BLOCK", 64 * 100)
+    monkeypatch.setattr(attention, "_KEPT_MASK", 1000)
+    engine, _ = make_engine(max_step_tokens=300)
+    lengths = (1, 3, 40, 50, 60, 200, 333)
+    for index, length in enumerate(lengths):
+        add(engine, f"r{index}", prompt(length, seed=index), seed=index)
+    for item in run(engine).values():
+        check(item)
+
+
+def test_nothing_leaks() -> None:
+    """Conversations come, are cancelled at any moment, and go, while weights are updated: nothing is left of them."""
+
+    async def converse(server: EmbeddedServer, index: int) -> None:
+        rng = np.random.default_rng(index)
+        context = prompt(20, seed=index % 3)
+        for turn in range(3):
+            sampling = SamplingParams(int(rng.integers(1, 6)), seed=turn)
+            task = asyncio.create_task(server.generate(context, sampling, str(index)))
+            for _ in range(int(rng.integers(1, 30))):
+                await asyncio.sleep(0)
+            if rng.random() < 0.3:
+                task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if task.cancelled():
+                break
+            context = [*context, *task.result().token_ids.tolist(), *prompt(4, seed=turn)]
+        await server.release(str(index))
+
+    async def scenario() -> None:
+        server = EmbeddedServer(MODEL, max_length=256, max_concurrency=7, max_step_tokens=24, kv_cache_bytes=9 * 2**16)
+        conversations = [asyncio.create_task(converse(server, index)) for index in range(60)]
+        for version in range(1, 5):
+            for _ in range(100):
+                await asyncio.sleep(0)
+            await server.suspend("abort_continue")
+            await server.resume(version)
+        await asyncio.gather(*conversations)
+        engine = server._engine
+        scheduler, prefill = engine._scheduler, engine._prefill
+        assert not (engine.num_running or scheduler.num_waiting or server._futures or len(prefill) or scheduler._slots)
+        assert len(scheduler._free) == scheduler._num_fresh <= 9
+        assert len(prefill._index._keys) == len(prefill._index._key_of) <= 9
+        assert engine._runner._cache.num_slots <= 9
+
+    asyncio.run(scenario())

@@ -1,0 +1,208 @@
+"""Whole runs in which rollouts go on while the trainer works."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.errors import DataError, DeadlineError
+from turnwise.pipelines.applied import applied_settings
+from turnwise.pipelines.build import build_agentic
+from turnwise.pipelines.build_run import start_run
+from turnwise.pipelines.session import run_to_end
+from turnwise.tracking.jsonl import read_metrics
+from turnwise.tracking.run_log import RunLog
+from turnwise.training.torch_strategy import TorchStrategy
+
+
+@pytest.fixture
+def make_config(tiny_model, tmp_path):
+    def make(**changes):
+        values = {
+            "exp_name": "ahead",
+            "pretrain": str(tiny_model),
+            "output_dir": str(tmp_path / "runs"),
+            "max_steps": 5,
+            "save_steps": 0,
+            "max_ckpt_to_keep": 0,
+            "rollout_batch_size": 8,
+            "val_batch_size": 2,
+            "sequence_length": 256,
+            "track_with": [],
+            "async_generation_ratio": 1,
+            "actor_train": {"training_args": {"learning_rate": 1e-3, "per_device_train_batch_size": 8}},
+            "train_env_manager": {"num_env_groups": 4, "group_size": 2},
+            "custom_envs": {
+                "Letters": {
+                    "env_type": "turnwise.testing.toy_envs:LettersEnv",
+                    "max_steps": 2,
+                    "max_tokens_per_step": 4,
+                    "agent_template": "{observation}",
+                    "action_pattern": None,
+                }
+            },
+        }
+        return parse_config(values | changes, AgenticConfig)[0]
+
+    return make
+
+
+def run(config, replay=None):
+    folder = start_run(config)
+    pipeline = build_agentic(config, folder, replay=replay)
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+    return pipeline
+
+
+def played(pipeline):
+    return [json.loads(line) for line in pipeline.folder.rollouts.read_text().splitlines()]
+
+
+def staleness(pipeline):
+    return [row["actor/staleness_max"] for row in read_metrics(pipeline.folder.metrics) if "actor/staleness_max" in row]
+
+
+def trained_on(pipeline):
+    """`(task, sibling)` of what was trained on, step by step."""
+    return [(row["step"], row["task"]["id"], row["sibling"]) for row in played(pipeline) if not row["rejected"]]
+
+
+@pytest.mark.parametrize("ratio", [1, 2])
+def test_each_step_trains_on_samples_within_the_bound(make_config, ratio):
+    pipeline = run(make_config(async_generation_ratio=ratio))
+    assert max(staleness(pipeline)) in range(1, ratio + 1)
+    tasks = [task for _, task, _ in trained_on(pipeline)]
+    assert len(tasks) == 5 * 8 and len(set(tasks)) == 5 * 4
+    assert "trainer" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_table_says_how_the_threads_are_split(make_config):
+    config = make_config(cpu_split={"train": 2, "rollout": 1})
+    pipeline = build_agentic(config, start_run(config))
+    try:
+        table = applied_settings(pipeline).table()
+    finally:
+        pipeline.close()
+    assert "2 train and 1 play; at new weights responses are finished; stale tokens are trained on as they are" in table
+    assert "up to 1 batches ahead of training, taken as they end, the oldest waited for" in table
+    assert "a copy of the parameters" in table
+
+
+@pytest.mark.parametrize("how", ["finish", "abort_continue", "abort_restart"])
+def test_responses_over_a_weight_update_know_their_versions(make_config, how):
+    envs = {"Letters": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 2, "max_tokens_per_step": 60}}
+    envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
+    pipeline = run(make_config(on_weight_update=how, custom_envs=envs, max_steps=4))
+    turns = [turn for row in played(pipeline) for turn in row["turns"]]
+    assert all(sum(count for _, count in turn["versions"]) == len(turn["response_ids"]) for turn in turns)
+    is_mixed = any(len(turn["versions"]) > 1 for turn in turns)
+    assert is_mixed == (how == "abort_continue")
+    assert max(staleness(pipeline)) == 1
+
+
+def test_validation_plays_beside_the_episodes_that_go_on(make_config):
+    pipeline = run(make_config(eval_steps=2))
+    assert sum("val/score/mean" in row for row in read_metrics(pipeline.folder.metrics)) == 4
+    assert max(staleness(pipeline)) == 1
+
+
+def test_a_run_that_goes_on_trains_on_everything_once(make_config):
+    run(make_config(max_steps=3, save_steps=1))
+    resumed = run(make_config(max_steps=6, resume_from_checkpoint=True))
+    groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
+    assert len(groups) == len(set(groups)) == 6 * 8
+    assert max(staleness(resumed)) == 1
+
+
+class Pressing(RunLog):
+    """A log that presses Ctrl-C in the third of a phase."""
+
+    def __init__(self, log, phase):
+        vars(self).update(vars(log))
+        self._phase, self._num_left = phase, 3
+
+    @contextmanager
+    def phase(self, name):
+        with super().phase(name) as clock:
+            self._num_left -= name == self._phase
+            if name == self._phase and self._num_left == 0:
+                signal.raise_signal(signal.SIGINT)
+            yield clock
+
+
+@pytest.mark.parametrize("phase", ["rollout", "old_log_probs_values", "train"])
+def test_ctrl_c_in_any_phase_loses_nothing_and_repeats_nothing(make_config, phase):
+    config = make_config()
+    folder = start_run(config)
+    pipeline = build_agentic(config, folder)
+    pipeline.log = Pressing(pipeline.log, phase)
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(folder, lambda: pipeline)
+    resumed = run(make_config(resume_from_checkpoint=True))
+    groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
+    assert len(groups) == len(set(groups)) == 5 * 8
+    assert max(staleness(resumed)) == 1
+    assert "trainer" not in {thread.name for thread in threading.enumerate()}
+
+
+def without_times(pipeline):
+    rows = played(pipeline)
+    for turn in (turn for row in rows for turn in row["turns"]):
+        del turn["generate_s"], turn["step_s"]
+    metrics = read_metrics(pipeline.folder.metrics)
+    return rows, [{k: v for k, v in row.items() if not k.startswith(("time/", "system/"))} for row in metrics]
+
+
+def weights(pipeline):
+    return {name: tensor.clone() for name, tensor in pipeline.actor_train.workers.worker.weights()}
+
+
+@pytest.mark.parametrize("how", ["finish", "abort_continue"])
+def test_a_run_is_repeated_bit_by_bit(make_config, how):
+    envs = {"Letters": {"env_type": "turnwise.testing.toy_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
+    envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
+    config = make_config(async_generation_ratio=2, on_weight_update=how, eval_steps=2, custom_envs=envs)
+    first = run(config)
+    again = run(config, replay=first.folder.path)
+    assert without_times(again) == without_times(first)
+    ours, theirs = weights(again), weights(first)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert max(staleness(first)) > 0
+    assert without_times(run(config)) != without_times(first), "time decides where no record does"
+
+
+def test_what_cannot_be_repeated_is_refused(make_config, tmp_path):
+    for changes, message in (
+        ({"async_generation_ratio": 0}, "trained synchronously"),
+        ({"stale_groups": "drop"}, "cancelled episodes"),
+        ({"actor_infer": {"strategy_args": {"strategy_name": "hf"}}}, "only the embedded server"),
+        ({}, "holds no schedule to replay"),
+    ):
+        with pytest.raises(DataError, match=message):
+            run(make_config(**changes), replay=tmp_path)
+
+
+def test_a_trainer_that_never_returns_ends_the_run_by_name(make_config, monkeypatch, nothing_stays_stuck, capfd):
+    real, stuck = TorchStrategy.forward, threading.Event()
+
+    def forward(self, batches, **arguments):
+        if threading.current_thread().name == "trainer" and len(batches) == 1 and len(batches[0].lengths) == 8:
+            stuck.wait()
+        return real(self, batches, **arguments)
+
+    monkeypatch.setattr(TorchStrategy, "forward", forward)
+    config = make_config(deadlines={"train_s": 3.0})
+    folder = start_run(config)
+    with pytest.raises(DeadlineError, match=r"the pipeline waited 3 s for actor_train.forward; raise deadlines.train_s"):
+        run_to_end(folder, lambda: build_agentic(config, folder))
+    stuck.set()
+    assert "the last steps could not be saved" in capfd.readouterr().err

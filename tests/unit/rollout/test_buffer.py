@@ -1,0 +1,168 @@
+"""The buffer's promises, whatever order groups finish in: the bound, nothing lost, nothing twice, no deadlock."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.rollout.buffer import BufferSettings, GroupBuffer
+
+
+def admitted(buffer):
+    return list(iter(buffer.admit, None))
+
+
+class Player:
+    """Plays a buffer through steps, drawing what happens next, and checks every promise on the way."""
+
+    def __init__(self, draw, buffer_settings, num_groups):
+        self.draw = draw
+        self.settings = buffer_settings
+        self.buffer = GroupBuffer(buffer_settings)
+        self.num_groups = num_groups
+        self.admitted_in, self.playing, self.fates = {}, set(), {}
+
+    def admit(self):
+        for index in admitted(self.buffer):
+            assert index not in self.playing and index not in self.fates
+            self.admitted_in.setdefault(index, self.buffer.step)
+            self.playing.add(index)
+        assert len(self.playing) == self.buffer.num_running <= self.settings.max_running
+
+    def finish_one(self):
+        index = self.draw(st.sampled_from(sorted(self.playing)))
+        fate = self.draw(st.sampled_from([None, None, None, "failed", "filtered"]))
+        self.playing.remove(index)
+        if fate:
+            self.fates[index] = fate
+        self.buffer.finish(index, fate)
+        self.admit()
+
+    def resume(self):
+        """Goes on from what a checkpoint holds."""
+        state = json.loads(json.dumps(self.buffer.state_dict()))
+        self.buffer = GroupBuffer(self.settings)
+        self.buffer.load_state_dict(state)
+        self.playing.clear()
+
+    def play(self, step):
+        if self.draw(st.booleans()):
+            self.resume()
+        self.buffer.begin(self.num_groups)
+        self.admit()
+        while (chosen := self.buffer.choice()) is None:
+            assert self.playing, "the step waits for nobody"
+            self.finish_one()
+        self.take(step, chosen)
+        for _ in range(self.draw(st.integers(0, len(self.playing)))):  # while the step is trained on
+            if self.playing:
+                self.finish_one()
+        num_alive = len(self.admitted_in) - sum(fate in ("failed", "filtered", "stale") for fate in self.fates.values())
+        assert num_alive <= (step + 1 + self.settings.ratio) * self.num_groups
+
+    def take(self, step, chosen):
+        assert len(set(chosen)) == len(chosen) <= self.num_groups
+        for index in chosen:
+            assert index not in self.fates and index not in self.playing
+            self.fates[index] = "trained"
+            assert 0 <= step - self.admitted_in[index] <= self.settings.ratio
+        for index in self.buffer.take(chosen):
+            assert self.settings.drops_stale and index not in self.fates
+            assert step - self.admitted_in[index] >= self.settings.ratio
+            self.playing.discard(index)
+            self.fates[index] = "stale"
+        self.admit()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_never_beyond_the_bound_nothing_lost_nothing_twice(data):
+    draw = data.draw
+    how = BufferSettings(
+        max_running=draw(st.integers(1, 9)),
+        ratio=draw(st.integers(0, 3)),
+        max_refill_factor=draw(st.sampled_from([0.0, 0.5, 3.0])),
+        is_ordered=draw(st.booleans()),
+        drops_stale=draw(st.booleans()),
+    )
+    player = Player(draw, how, num_groups=draw(st.integers(1, 4)))
+    num_steps = draw(st.integers(1, 6))
+    for step in range(num_steps):
+        player.play(step)
+    everything = set(player.fates) | player.playing | {index for index in player.admitted_in if index in player.buffer}
+    assert everything == set(range(player.buffer.next_index)), "every group is trained on, rejected, or still here"
+    assert not any(index in player.buffer for index in player.fates)
+
+
+def test_the_quick_overtake_only_where_the_slow_can_still_be_in_time():
+    """Two steps later four groups would be due in a step that takes two."""
+    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=2))
+    buffer.begin(2)
+    assert admitted(buffer) == [0, 1, 2, 3, 4, 5]
+    for index in (0, 1):
+        buffer.finish(index)
+    assert buffer.take(buffer.choice()) == []
+    buffer.begin(2)
+    assert admitted(buffer) == [6, 7]
+    for index in (6, 7):
+        buffer.finish(index)
+    assert buffer.choice() is None
+    for index in (5, 3):
+        buffer.finish(index)
+    assert buffer.choice() == [3, 5]
+
+
+def test_with_slack_the_quick_go_first():
+    buffer = GroupBuffer(BufferSettings(max_running=2, ratio=2))
+    buffer.begin(1)
+    assert admitted(buffer) == [0, 1]
+    buffer.finish(1)
+    assert buffer.choice() == [1]
+
+
+def test_in_order_the_lowest_are_waited_for():
+    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1, is_ordered=True))
+    buffer.begin(2)
+    admitted(buffer)
+    for index in (3, 2, 1):
+        buffer.finish(index)
+    assert buffer.choice() is None
+    buffer.finish(0)
+    assert buffer.choice() == [0, 1]
+
+
+def test_what_the_step_left_behind_is_dropped_on_demand():
+    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1, drops_stale=True))
+    buffer.begin(1)
+    assert admitted(buffer) == [0, 1]
+    buffer.finish(1)
+    assert buffer.take(buffer.choice()) == []
+    buffer.begin(1)
+    assert admitted(buffer) == [2]
+    assert buffer.choice() is None
+    buffer.finish(2)
+    assert buffer.choice() == [2] and buffer.take([2]) == [0]
+    assert admitted(buffer) == [3] and buffer.num_running == 1
+
+
+def test_nothing_is_played_for_steps_that_will_not_come():
+    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=2, num_steps=2))
+    buffer.begin(2)
+    assert admitted(buffer) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("num_filtered", "num_taken"), [(2, 2), (3, 2), (5, 1), (6, 0)])
+def test_refills_are_bounded_and_eat_into_the_lead_first(num_filtered, num_taken):
+    """Two groups a step, one ahead of it, two refills; from then on each filtered group leaves one place less."""
+    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1, max_refill_factor=1.0))
+    buffer.begin(2)
+    playing = admitted(buffer)
+    for _ in range(num_filtered):
+        buffer.finish(playing.pop(0), "filtered")
+        playing += admitted(buffer)
+    for index in playing:
+        buffer.finish(index)
+    assert len(buffer.choice()) == num_taken

@@ -1,0 +1,296 @@
+"""The scheduler ahead of training: groups go on between batches, the bound holds, and nothing that goes wrong is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+
+import numpy as np
+import pytest
+
+from turnwise.errors import ConfigError, RolloutError
+from turnwise.rollout.group_filter import GroupFilter
+from turnwise.rollout.journal import read_group
+from turnwise.rollout.scheduler import RolloutScheduler
+from turnwise.rollout.seeds import TaskSource
+from turnwise.rollout.settings import SchedulerSettings
+from turnwise.types import SamplingParams, Trajectory, Turn, VersionRun
+
+
+class Contexts:
+    num_open = 0
+
+    def __init__(self, episode_id):
+        Contexts.num_open += 1
+
+    def __call__(self, sampling, *, parent=None, tools=()):
+        raise AssertionError("these agents open no context")
+
+    def verify(self):
+        pass
+
+    async def close(self):
+        Contexts.num_open -= 1
+
+
+def number(task):
+    return int(task.id.rpartition("/")[2])
+
+
+class Agent:
+    """Takes `num_turns(task, sibling)` turns of the event loop, and samples with the version that there is at its start."""
+
+    def __init__(self, num_turns=lambda task, sibling: 2 + 3 * (task.seed % 5) + sibling):
+        self.num_turns = num_turns
+        self.version = 0
+        self.fails = lambda task, sibling: None
+        self.started, self.ended, self.num_running = [], [], 0
+
+    async def run(self, task, sibling, open_conversation, sampling):
+        version = self.version
+        self.started.append((number(task), sibling, sampling.seed))
+        self.num_running += 1
+        try:
+            for _ in range(self.num_turns(task, sibling)):
+                await asyncio.sleep(0)
+            if (fault := self.fails(task, sibling)) is not None:
+                raise fault
+        finally:
+            self.num_running -= 1
+        self.ended.append((number(task), sibling))
+        turn = Turn(
+            prompt_ids=np.array([1, 2]),
+            response_ids=np.array([3]),
+            logprobs=np.array([-1.0], np.float32),
+            versions=(VersionRun(version, 1),),
+            reward=float(sibling),
+            starts_context=True,
+            is_greedy=sampling.is_greedy,
+        )
+        return [Trajectory(task=task, sibling=sibling, turns=[turn])]
+
+
+@pytest.fixture
+def runner():
+    with asyncio.Runner() as runner:
+        yield runner
+    assert Contexts.num_open == 0
+
+
+def make(runner, agent, keep=None, **settings):
+    base = {"group_size": 2, "max_concurrent_groups": 4, "async_generation_ratio": 1, "max_env_retries": 0}
+    return RolloutScheduler(
+        run_async=runner.run,
+        tasks=TaskSource(run_seed=1, split="train", tags=("A",), partition=(1,)),
+        agents={"A": agent},
+        contexts=Contexts,
+        sampling=SamplingParams(max_new_tokens=4),
+        settings=SchedulerSettings(**(base | settings)),
+        keep=keep,
+    )
+
+
+def turn_loop(runner, num_turns=200):
+    async def turn():
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+
+    runner.run(turn())
+
+
+def train(runner, scheduler, agent, num_steps, num_turns=20, num_trajectories=4):
+    """Steps with training in between; the oldest version that each was trained on, and all groups."""
+    staleness, groups = [], []
+    for step in range(num_steps):
+        agent.version = step
+        batch = scheduler.get_batch(num_trajectories)
+        versions = [t.turns[0].versions[0].version for group in batch for t in group.trajectories]
+        staleness.append(step - min(versions, default=step))
+        groups += batch
+        turn_loop(runner, num_turns)
+    scheduler.close()
+    return staleness, groups
+
+
+@pytest.mark.parametrize("ratio", [1, 2])
+@pytest.mark.parametrize("num_turns", [0, 7, 100])
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_no_sample_is_older_than_the_bound_and_no_group_is_lost(runner, ratio, num_turns, is_ordered):
+    agent = Agent()
+    scheduler = make(runner, agent, async_generation_ratio=ratio, is_ordered=is_ordered, max_concurrent_groups=3)
+    staleness, groups = train(runner, scheduler, agent, num_steps=8, num_turns=num_turns)
+    indices = [group.index for group in groups]
+    assert max(staleness) <= ratio and len(set(indices)) == len(indices) == 16
+    assert num_turns < 100 or max(staleness) == ratio
+    if is_ordered:
+        assert indices == list(range(16))
+    missing = set(range(max(indices))) - set(indices)
+    assert all(index in scheduler._buffer for index in missing)
+
+
+def test_groups_end_while_nobody_waits_for_a_batch(runner):
+    agent = Agent()
+    scheduler = make(runner, agent)
+    scheduler.get_batch(4)
+    turn_loop(runner)
+    assert len(agent.ended) == 8, "one batch was trained on, one is there"
+    turn_loop(runner)
+    assert len(agent.started) == 8, "no further ahead"
+    scheduler.close()
+
+
+def test_after_the_last_batch_nothing_plays(runner):
+    agent = Agent()
+    scheduler = make(runner, agent, num_batches=2)
+    train(runner, scheduler, agent, num_steps=2, num_turns=100)
+    assert len(agent.started) == 8
+
+
+@pytest.mark.parametrize("fault", [ConfigError("unknown placeholder"), RuntimeError("the lake is dry")])
+def test_an_error_while_training_surfaces_in_the_next_batch(runner, fault):
+    agent = Agent(num_turns=lambda task, sibling: 1 if number(task) < 2 else 50)
+    scheduler = make(runner, agent, max_failed_fraction=0.0)
+    scheduler.get_batch(4)
+    agent.fails = lambda task, sibling: fault
+    turn_loop(runner)
+    with pytest.raises((ConfigError, RolloutError), match=str(fault)):
+        scheduler.get_batch(4)
+    assert agent.num_running == 0 and not asyncio.all_tasks(runner.get_loop())
+    agent.fails = lambda task, sibling: None
+    assert sorted(group.index for group in scheduler.get_batch(4)) == [2, 3], "what was dropped is played again"
+    scheduler.close()
+
+
+def test_failures_while_training_are_allowed_as_many_as_in_a_batch(runner):
+    agent = Agent(num_turns=lambda task, sibling: 1 if number(task) < 2 else 50)
+    agent.fails = lambda task, sibling: ValueError("bad") if number(task) == 2 and sibling == 0 else None
+    scheduler = make(runner, agent, max_failed_fraction=0.25)
+    scheduler.get_batch(4)
+    turn_loop(runner)
+    assert [group.index for group in scheduler.get_batch(4)] == [3, 4]
+    scheduler.close()
+
+
+def test_a_filter_that_breaks_while_training_surfaces_too(runner):
+    scheduler = make(runner, Agent(), keep=GroupFilter("mine", lambda group: 1 / (3 - group.index) > -1))
+    with pytest.raises(RolloutError, match="ZeroDivisionError"):
+        for _ in range(6):
+            scheduler.get_batch(2)
+            turn_loop(runner)
+
+
+def test_filtered_and_failed_groups_are_replaced_ahead_of_time(runner):
+    agent = Agent()
+    agent.fails = lambda task, sibling: ValueError("bad") if number(task) == 4 else None
+    keep = GroupFilter("odd", lambda group: group.index % 2 == 1)
+    scheduler = make(runner, agent, keep=keep, max_failed_fraction=0.5)
+    rejected = []
+    for step in range(4):
+        agent.version = step
+        batch = scheduler.get_batch(4)
+        rejected += [(group.index, group.rejected) for group in scheduler.rejected]
+        assert len(batch) == 2 and all(group.index % 2 for group in batch)
+        turn_loop(runner)
+    assert (4, "failed") in rejected and (0, "filtered") in rejected
+    assert len(set(rejected)) == len(rejected)
+    scheduler.close()
+
+
+def test_a_batch_that_the_filter_leaves_nothing_of_comes_back_empty(runner, caplog):
+    scheduler = make(runner, Agent(), keep=GroupFilter("none", lambda group: False), max_refill_factor=1.0)
+    for _ in range(3):
+        assert scheduler.get_batch(4) == []
+        turn_loop(runner)
+    assert "this step trains on nothing" in caplog.text
+    scheduler.close()
+
+
+def test_stale_groups_are_dropped_on_demand_and_their_episodes_end(runner):
+    agent = Agent(num_turns=lambda task, sibling: 10_000 if number(task) == 0 else 1)
+    scheduler = make(runner, agent, drops_stale=True)
+    indices = []
+    for step in range(3):
+        agent.version = step
+        indices += [group.index for group in scheduler.get_batch(4)]
+        turn_loop(runner, 20)
+    assert 0 not in indices and len(indices) == 6
+    assert 0 not in scheduler._running
+    scheduler.close()
+    assert agent.num_running == 0
+
+
+def test_a_straggler_at_the_bound_is_waited_for(runner):
+    agent = Agent(num_turns=lambda task, sibling: 500 if number(task) == 0 else 1)
+    scheduler = make(runner, agent)
+    staleness, groups = train(runner, scheduler, agent, num_steps=3)
+    assert [group.index for group in groups][2] == 0 and staleness[1] == 1
+
+
+def test_ctrl_c_in_a_later_batch_leaves_nothing_behind(runner):
+    agent = Agent(num_turns=lambda task, sibling: 10)
+    scheduler = make(runner, agent)
+    scheduler.get_batch(4)
+
+    def press(task, sibling):
+        if number(task) == 5 and sibling == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    agent.fails = press
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(3):
+            scheduler.get_batch(4)
+    assert agent.num_running == 0 and not asyncio.all_tasks(runner.get_loop())
+
+
+def test_finished_groups_survive_a_checkpoint_and_the_others_restart_with_their_seeds(runner):
+    slow = lambda task, sibling: 10_000 if number(task) == 3 else 1  # noqa: E731
+    agent = Agent(num_turns=slow)
+    scheduler = make(runner, agent)
+    first = scheduler.get_batch(4)
+    turn_loop(runner)
+    state = json.loads(json.dumps(scheduler.state_dict()))
+    scheduler.close()
+    assert [index for index, _ in state["playing"]] == [3] and [read_group(lines).index for lines in state["groups"]] == [2]
+    seeds = {(index, sibling): seed for index, sibling, seed in agent.started}
+
+    again = Agent()
+    resumed = make(runner, again)
+    resumed.load_state_dict(state)
+    again.version = 1
+    second = resumed.get_batch(4)
+    assert [group.index for group in first + second] == [0, 1, 2, 3]
+    assert [t.samples[0].num_tokens for group in second for t in group.trajectories] == [3] * 4
+    assert {index for index, _, _ in again.started} >= {3, 4, 5} and 2 not in {index for index, _, _ in again.started}
+    assert all(seed == seeds[index, sibling] for index, sibling, seed in again.started if (index, sibling) in seeds)
+    versions = [group.trajectories[0].turns[0].versions[0].version for group in second]
+    assert versions == [0, 1], "one was played before, one after"
+    resumed.close()
+
+
+class TestRedundancy:
+    def test_the_first_to_end_are_the_group_and_the_others_are_cancelled(self, runner):
+        agent = Agent(num_turns=lambda task, sibling: 10_000 if sibling in (0, 2) else 1)
+        scheduler = make(runner, agent, async_generation_ratio=0, group_size_redundancy=2)
+        for group in scheduler.get_batch(4):
+            assert [t.sibling for t in group.trajectories] == [1, 3]
+        assert agent.num_running == 0 and len(agent.started) == 8
+
+    def test_a_failed_episode_is_replaced_by_one_that_ended_well(self, runner):
+        agent = Agent()
+        agent.fails = lambda task, sibling: ValueError("bad") if sibling == 0 else None
+        scheduler = make(runner, agent, async_generation_ratio=0, group_size_redundancy=1)
+        assert [t.sibling for t in scheduler.get_batch(2)[0].trajectories] == [1, 2]
+
+    def test_without_enough_good_ones_the_group_has_failed(self, runner):
+        agent = Agent()
+        agent.fails = lambda task, sibling: ValueError("bad") if number(task) == 0 and sibling != 1 else None
+        scheduler = make(runner, agent, async_generation_ratio=0, group_size_redundancy=1, max_failed_fraction=0.5)
+        assert [group.index for group in scheduler.get_batch(4)] == [1, 2]
+        assert [t.status for t in scheduler.rejected[0].trajectories] == ["failed", "finished"]
+
+    def test_the_greedy_sibling_is_always_waited_for(self, runner):
+        agent = Agent(num_turns=lambda task, sibling: 50 if sibling == 3 else 1)
+        scheduler = make(runner, agent, async_generation_ratio=0, group_size_redundancy=1, has_greedy_sibling=True)
+        [group] = scheduler.get_batch(2)
+        assert group.greedy.sibling == 3 and group.greedy.turns[0].is_greedy

@@ -1,0 +1,64 @@
+"""What is written is what is followed."""
+
+from __future__ import annotations
+
+import pytest
+
+from turnwise.errors import DataError
+from turnwise.schedule import Schedule
+
+A, B = ("a", 0), ("b", 1)
+
+
+@pytest.fixture
+def file(tmp_path):
+    schedule = Schedule(tmp_path / "schedule.jsonl")
+    schedule.updated(0)
+    schedule.stepped((A, B))
+    schedule.stepped(())
+    schedule.took(0, [1, 0])
+    schedule.stepped(())
+    schedule.updated(1)
+    schedule.stepped((A,))
+    schedule.close()
+    return tmp_path / "schedule.jsonl"
+
+
+def test_a_record_says_what_comes_next(file):
+    schedule = Schedule(recorded=file)
+    assert schedule.is_followed and schedule.admissions is None and schedule.update == 0
+    schedule.updated(0)
+    for admissions in ((A, B), (), ()):
+        assert schedule.admissions == admissions and schedule.update is None
+        schedule.stepped(admissions)
+    assert schedule.update == 1
+    schedule.updated(1)
+    assert schedule.admissions == (A,)
+    schedule.stepped((A,))
+    assert schedule.admissions is None and schedule.update is None, "the record is at its end"
+    assert schedule.batch(0) == [1, 0] and schedule.batch(1) is None
+
+
+def test_what_follows_a_record_writes_the_same(file, tmp_path):
+    again = Schedule(tmp_path / "again.jsonl", recorded=file)
+    again.updated(0)
+    for admissions in ((A, B), (), ()):
+        again.stepped(admissions)
+    again.took(0, [1, 0])
+    again.updated(1)
+    again.stepped((A,))
+    again.close()
+    engine, ours = (
+        [line for line in f.read_text().splitlines() if "batch" not in line] for f in (file, tmp_path / "again.jsonl")
+    )
+    assert engine == ours
+
+
+def test_files_that_hold_no_record_are_refused(tmp_path, file):
+    with pytest.raises(DataError, match="holds no schedule to replay"):
+        Schedule(recorded=tmp_path / "missing.jsonl")
+    schedule = Schedule(file)
+    schedule.resumed()
+    schedule.close()
+    with pytest.raises(DataError, match="was resumed"):
+        Schedule(recorded=file)

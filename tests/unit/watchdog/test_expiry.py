@@ -1,0 +1,75 @@
+"""Waits of one length share a timer of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from turnwise.errors import DeadlineError
+from turnwise.watchdog import Watchdog
+
+
+def test_ten_thousand_waits_hang_on_one_timer_of_the_loop_and_leave_nothing():
+    watchdog = Watchdog()
+
+    async def wait(started, go):
+        async with watchdog.waiting("a test", "a word", 60.0, "nothing"):
+            started.release()
+            await go.wait()
+
+    async def everybody():
+        loop, timers = asyncio.get_running_loop(), []
+        real = loop.call_at
+        loop.call_at = lambda *args, **kwargs: timers.append(args) or real(*args, **kwargs)
+        started, go = asyncio.Semaphore(0), asyncio.Event()
+        tasks = [asyncio.create_task(wait(started, go)) for _ in range(10_000)]
+        for _ in tasks:
+            await started.acquire()
+        go.set()
+        await asyncio.gather(*tasks)
+        return timers
+
+    assert len(asyncio.run(everybody())) == 1
+    assert not watchdog.of_task
+
+
+def test_of_many_waits_those_end_that_are_due_and_a_new_loop_has_timers_of_its_own():
+    watchdog = Watchdog()
+
+    async def wait(is_long):
+        async with watchdog.waiting("a test", "a word", 0.05, "nothing"):
+            await (asyncio.Event().wait() if is_long else asyncio.sleep(0))
+
+    for _ in range(2):
+
+        async def everybody():
+            return await asyncio.gather(*(wait(number % 3 == 0) for number in range(30)), return_exceptions=True)
+
+        outcomes = asyncio.run(everybody())
+        assert [isinstance(outcome, DeadlineError) for outcome in outcomes] == [number % 3 == 0 for number in range(30)]
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.03])
+def test_a_wait_that_begins_while_others_are_due_has_its_whole_time(pause_s):
+    watchdog = Watchdog()
+
+    async def wait(word_comes):
+        async with watchdog.waiting("a test", "a word", 0.05, "nothing"):
+            await word_comes.wait()
+
+    async def both():
+        word = asyncio.Event()
+        first = asyncio.create_task(wait(asyncio.Event()))
+        await asyncio.sleep(pause_s)
+        second = asyncio.create_task(wait(word))
+        with pytest.raises(DeadlineError):
+            await first
+        if pause_s:
+            word.set()
+            await second
+        else:
+            with pytest.raises(DeadlineError):
+                await second
+
+    asyncio.run(both())

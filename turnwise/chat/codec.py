@@ -1,0 +1,59 @@
+"""Text ↔ token ids, past what transformers does around its Rust tokenizers, which takes longer than they do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+_PROBE = "One  two\n\tthree é✓ "
+
+
+class TextCodec:
+    """The ids of texts and the texts of ids, exactly as the tokenizer itself gives them; special tokens aren't added.
+
+    >>> from turnwise.testing.fakes import byte_tokenizer
+    >>> codec = TextCodec(byte_tokenizer())
+    >>> codec.decode(codec.encode("Up<|im_end|>"))
+    'Up'
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._backend = _plain_backend(tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        backend = self._backend
+        # Any call of the tokenizer sets these for those after it.
+        if backend is None or backend.truncation or backend.padding or backend.encode_special_tokens:
+            return _encode(self._tokenizer, text)
+        token_ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text without special tokens. Encoding it again need not give the same ids."""
+        if self._backend is None:
+            return _decode(self._tokenizer, token_ids)
+        return str(self._backend.decode(token_ids, skip_special_tokens=True))
+
+
+def _plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
+    """The Rust tokenizer, None where there is none or the class around it does something to texts or ids."""
+    if not tokenizer.is_fast:
+        return None
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    text = _PROBE + "".join(tokenizer.all_special_tokens)
+    token_ids = _encode(tokenizer, text)
+    is_plain = backend.encode(text, add_special_tokens=False).ids == token_ids
+    return backend if is_plain and backend.decode(token_ids) == _decode(tokenizer, token_ids) else None
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -1,0 +1,91 @@
+"""What of its prompt each new row computes in a step: a chunk within a budget, and nothing that another row has computed."""
+
+from __future__ import annotations
+
+from turnwise.inference.embedded.prefix_index import PrefixIndex
+from turnwise.inference.embedded.rows import Rows
+from turnwise.inference.embedded.runner import Runner
+from turnwise.inference.request import Request
+
+_WORTH_SHARING = 16
+"""Tokens below which computing them again is as cheap as copying or waiting for them."""
+
+
+class Prefill:
+    """The rows whose prompts aren't computed yet, in the order of their admission.
+
+    A prompt that begins like what another slot has cached copies that. One that begins like a prompt that is being computed
+    waits, and copies in the next step: so siblings of a group compute their common prompt once. No row waits that has begun
+    to compute, hence no two rows wait for each other.
+    """
+
+    def __init__(self, rows: Rows, runner: Runner) -> None:
+        self._rows = rows
+        self._runner = runner
+        self._index = PrefixIndex()
+        self._slots: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def start(self, slot: int, request: Request, max_length: int) -> None:
+        """Loads a request into a slot, keeping what its cache has in common with it."""
+        rows, context_ids = self._rows, request.context_ids
+        num_cached = int(rows.state["cached"][slot])
+        # The last token is always computed: its logits are what is sampled from.
+        num_common = min(rows.common_prefix(slot, context_ids), num_cached, len(context_ids) - 1)
+        self._index.discard(slot)
+        rows.load(slot, request, self._runner.usable_prefix(slot, num_cached, num_common), max_length)
+        self._slots[slot] = None
+
+    def stop(self, slot: int) -> None:
+        """The slot's request is over."""
+        self._slots.pop(slot, None)
+
+    def end_step(self) -> None:
+        """Rows whose prompts are computed are decoded from now on: a token a step."""
+        state = self._rows.state
+        for slot in [slot for slot in self._slots if state["cached"][slot] == state["length"][slot]]:
+            state["num_new"][slot] = 1
+            del self._slots[slot]
+
+    def forget(self, slot: int) -> None:
+        """What the slot has cached can't be used any more."""
+        self._slots.pop(slot, None)
+        self._index.discard(slot)
+
+    def forget_all(self) -> None:
+        """No slot's cache can be used any more. No request may be running."""
+        self._index.clear()
+
+    def plan(self, budget: int) -> int:
+        """Sets how many tokens each of the rows computes next, at most `budget` together; how many are left of it."""
+        for slot in self._slots:
+            budget -= self.plan_row(slot, budget)
+        return budget
+
+    def plan_row(self, slot: int, budget: int) -> int:
+        """Sets how many tokens of its prompt one row computes next, and returns it."""
+        state = self._rows.state
+        count = 0
+        if budget and not (self._runner.can_copy and self._waits(slot)):
+            count = min(int(state["length"][slot] - state["cached"][slot]), budget)
+            if slot not in self._index:
+                self._index.put(slot, self._rows.context(slot))
+        state["num_new"][slot] = count
+        return count
+
+    def _waits(self, slot: int) -> bool:
+        """Copies the longest prefix that another slot has cached; whether to wait for a longer one."""
+        state, context_ids = self._rows.state, self._rows.context(slot)
+        if len(context_ids) - state["cached"][slot] <= _WORTH_SHARING:
+            return False
+        is_promised = False
+        for other in self._index.neighbours(slot, context_ids):
+            num_common = min(self._rows.common_prefix(other, context_ids), len(context_ids) - 1)
+            start, stop = int(state["cached"][slot]), int(min(num_common, state["cached"][other]))
+            if stop - start >= _WORTH_SHARING:
+                self._runner.copy_prefix(other, slot, start, stop)
+                state["cached"][slot] = stop
+            is_promised |= other in self._slots and num_common - int(state["cached"][slot]) >= _WORTH_SHARING
+        return is_promised and slot not in self._index

@@ -1,0 +1,71 @@
+"""What an asynchronous run has of its own: a thread for the trainer, and a schedule that can be repeated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from turnwise.cluster.local import LocalCluster
+from turnwise.cluster.threads import CpuThreads, ThreadCluster
+from turnwise.config import AgenticConfig
+from turnwise.errors import DataError
+from turnwise.pipelines.build_rollouts import ServedPolicy
+from turnwise.pipelines.run_folder import RunFolder
+from turnwise.protocols import Cluster
+from turnwise.schedule import Schedule
+
+logger = logging.getLogger(__name__)
+
+
+def build_cluster(config: AgenticConfig, policy: ServedPolicy, is_asynchronous: bool) -> Cluster:
+    """The cluster of a run that plays while it trains, or of one that does one after the other."""
+    if not is_asynchronous:
+        return LocalCluster()
+    num_threads = cpu_threads(config, torch.get_num_threads())
+    logger.info("of %d threads %d train and %d play", num_threads.both, num_threads.train, num_threads.rollout)
+    return ThreadCluster(policy.event_loop.run, policy.watchdog, num_threads, set_torch_threads)
+
+
+def build_schedule(config: AgenticConfig, folder: RunFolder, is_asynchronous: bool, replay: Path | None) -> Schedule | None:
+    """Notes what time decides in an asynchronous run; with `replay`, the folder of another one, it is decided as it was there.
+
+    Raises:
+        DataError: that one can't be repeated.
+    """
+    for problem in _no_replay(config, is_asynchronous) if replay else ():
+        raise DataError(f"--replay {replay}: {problem}")
+    if not is_asynchronous:
+        return None
+    schedule = Schedule(folder.schedule, recorded=replay / folder.schedule.name if replay else None)
+    if folder.resumed_from is not None:
+        schedule.resumed()
+    return schedule
+
+
+def _no_replay(config: AgenticConfig, is_asynchronous: bool) -> Iterator[str]:
+    """Why a run of this config can't be repeated."""
+    if not is_asynchronous:
+        yield "it trained synchronously, so that its config alone repeats it; train without --replay"
+    if config.train_env_manager.group_size_redundancy or config.stale_groups == "drop":
+        yield "its group_size_redundancy or stale_groups: drop cancelled episodes when others ended, which no schedule repeats"
+    sampler = config.actor_infer.strategy_args.strategy_name
+    if sampler != "embedded":
+        yield f"it sampled with {sampler}, and only the embedded server follows a schedule"
+
+
+def cpu_threads(config: AgenticConfig, num_threads: int) -> CpuThreads:
+    """`cpu_split`; what it leaves out is half of the threads, or what the other side leaves over, and at least one."""
+    train, rollout = config.cpu_split.train, config.cpu_split.rollout
+    half = num_threads - num_threads // 2
+    chosen_train = train or max(1, num_threads - rollout if rollout else half)
+    return CpuThreads(chosen_train, rollout or max(1, num_threads - chosen_train), num_threads)
+
+
+def set_torch_threads(num_threads: int) -> None:
+    """Sets how many threads the operators use that the calling thread calls."""
+    # A thread takes over the last number that any has set when it first needs one: it must have needed one before.
+    torch.get_num_threads()
+    torch.set_num_threads(num_threads)

@@ -1,0 +1,156 @@
+"""Plays one group: sibling episodes with their seeds and retries. An episode's failure becomes data here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from turnwise.batching.samples import build_samples
+from turnwise.errors import ConfigError, DeadlineError, EnvironmentFault, ReplicasDeadError, RolloutError, TurnwiseError
+from turnwise.protocols import AgentLoop, OpenConversation
+from turnwise.rollout.failures import headline
+from turnwise.rollout.seeds import sibling_sampling
+from turnwise.rollout.settings import SchedulerSettings
+from turnwise.rollout.source import played_of
+from turnwise.types import Group, SamplingParams, Task, Trajectory
+from turnwise.watchdog import Wait, Watchdog
+
+logger = logging.getLogger(__name__)
+
+Episode = asyncio.Task[list[Trajectory]]
+
+
+class EpisodeContexts(OpenConversation, Protocol):
+    """Opens the contexts of one episode and, when it is over, releases what the servers keep for them."""
+
+    def verify(self) -> None:
+        """Raises RolloutError where the turns of a context aren't the tokens that the server saw."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class GroupPlayer:
+    """Plays groups on the run's event loop: agents by tag, contexts by the id of an episode.
+
+    `watchdog` ends episodes that run past their deadline.
+    """
+
+    def __init__(
+        self,
+        agents: Mapping[str, AgentLoop],
+        contexts: Callable[[str], EpisodeContexts],
+        sampling: SamplingParams,
+        settings: SchedulerSettings,
+        watchdog: Watchdog,
+    ) -> None:
+        self.settings = settings
+        self._agents = agents
+        self._contexts = contexts
+        self._sampling = sampling
+        self._watchdog = watchdog
+
+    async def play(self, task: Task, index: int) -> Group:
+        """The task's group, number `index`. Cancelled, it leaves no episode behind.
+
+        Raises:
+            EnvironmentFault: the siblings did not start in the same state.
+        """
+        size, redundancy = self.settings.group_size, self.settings.group_size_redundancy
+        samplings = [self._sampling] * (size + redundancy)
+        if self.settings.has_greedy_sibling:
+            samplings.append(replace(self._sampling, do_sample=False))
+        episodes = [
+            asyncio.create_task(self._episode(task, sibling, sampling), name=f"episode {task.id}/{sibling}")
+            for sibling, sampling in enumerate(samplings)
+        ]
+        try:
+            if redundancy:
+                await _quickest(episodes[: size + redundancy], size)
+                await cancel(episodes[: size + redundancy])
+            played = await asyncio.gather(*(episode for episode in episodes if not episode.cancelled()))
+        finally:
+            # Only an error that ends the run comes here with episodes still going: failures are data.
+            await cancel(episodes)
+        # The trajectories of one run share its score, so that any of them is the baseline.
+        greedy = next(iter(played.pop()), None) if self.settings.has_greedy_sibling else None
+        group = Group(task, [t for trajectories in _best(played, size) for t in trajectories], index, greedy)
+        _check_same_start(group)
+        return group
+
+    async def _episode(self, task: Task, sibling: int, sampling: SamplingParams) -> list[Trajectory]:
+        """One episode with its retries. The boundary at which an exception of agent or environment becomes data."""
+        error = ""
+        for attempt in range(1 + self.settings.max_env_retries):
+            contexts = self._contexts(f"{task.id}/{sibling}/{attempt}")
+            try:
+                async with self._limit(task.tag):
+                    own_sampling = sibling_sampling(sampling, task, sibling)
+                    trajectories = await self._agents[task.tag].run(task, sibling, contexts, own_sampling)
+                contexts.verify()
+                for trajectory in trajectories:
+                    trajectory.samples = build_samples(trajectory)
+                return trajectories
+            except (ConfigError, DeadlineError, ReplicasDeadError):
+                raise
+            except RolloutError as fault:
+                # Not a matter of chance: the same prompt would be as long in a second attempt.
+                error = str(fault)
+                break
+            except Exception as fault:
+                is_told = isinstance(fault, TurnwiseError)
+                error = str(fault) if is_told else "".join(traceback.format_exception(fault)).rstrip()
+            finally:
+                await contexts.close()
+            logger.warning("episode %s, sibling %d, attempt %d failed: %s", task.id, sibling, attempt + 1, headline(error))
+        return [Trajectory(task=task, sibling=sibling, status="failed", error=error)]
+
+    def _limit(self, tag: str) -> Wait:
+        awaited, timeout_s = f"an episode of {tag} to end", self.settings.episode_timeout_s
+        return self._watchdog.waiting("the rollouts", awaited, timeout_s, "episode_timeout_s", EnvironmentFault)
+
+
+async def _quickest(episodes: Sequence[Episode], num_wanted: int) -> None:
+    """Waits until so many have ended well, or all have ended.
+
+    Raises: what an episode raised.
+    """
+    num_well, pending = 0, set(episodes)
+    while pending and num_well < num_wanted:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        num_well += sum(not _has_failed(episode.result()) for episode in done)
+
+
+def _best(played: Sequence[list[Trajectory]], size: int) -> list[list[Trajectory]]:
+    """The runs that make a group, by sibling: those that failed only where there are no others."""
+    chosen = sorted(range(len(played)), key=lambda sibling: _has_failed(played[sibling]))[:size]
+    return [played[sibling] for sibling in sorted(chosen)]
+
+
+def _has_failed(trajectories: Iterable[Trajectory]) -> bool:
+    return any(trajectory.error is not None for trajectory in trajectories)
+
+
+def _check_same_start(group: Group) -> None:
+    # Sub-agents of a sibling start where they are called.
+    first_of = {trajectory.sibling: trajectory for trajectory in reversed(played_of(group))}
+    starts = {t.turns[0].observation for t in first_of.values() if t.turns}
+    if len(starts) > 1:
+        first, second, *_ = sorted(starts)
+        raise EnvironmentFault(
+            f"the siblings of {group.task.id} were all reset with seed {group.task.seed} but start differently:\n"
+            f"{first}\n-- and --\n{second}\n"
+            "reset(seed=...) must determine the whole start state; group statistics mean nothing otherwise"
+        )
+
+
+async def cancel(running: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels what still runs and waits until it has ended, so that nothing is left on the event loop."""
+    tasks = list(running)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

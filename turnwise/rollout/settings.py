@@ -1,0 +1,44 @@
+"""What a scheduler is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """How many episodes run at once, how far ahead of training, and what becomes of failures and of groups that the filter
+    doesn't keep.
+
+    `max_failed_fraction` is of the trajectories asked for in one batch: beyond it the run stops with the most frequent
+    error, since refilling would only hide it. At most `max_refill_factor` times the groups of a batch are played to replace
+    filtered ones.
+    """
+
+    group_size: int
+    max_concurrent_groups: int
+    max_env_retries: int = 2
+    max_failed_fraction: float = 0.2
+    episode_timeout_s: float | None = None
+    max_refill_factor: float = 3.0
+    has_greedy_sibling: bool = False
+    """Whether each group has one more episode, played greedily, as its siblings' baseline."""
+    group_size_redundancy: int = 0
+    """Siblings that are started beyond the group's size; the first to end fill the group."""
+    async_generation_ratio: int = 0
+    """Batches that may be played ahead of training; 0 = synchronous."""
+    drops_stale: bool = False
+    """Whether groups that training would have to wait for are given up instead."""
+    is_ordered: bool = False
+    """Whether groups are taken by their index, whichever ended first."""
+    num_batches: int | None = None
+    """After which nothing is played ahead."""
+
+    @property
+    def num_episodes_of_group(self) -> int:
+        """That play at once, the greedy one among them."""
+        return self.group_size + self.group_size_redundancy + self.has_greedy_sibling
+
+    @property
+    def num_concurrent_episodes(self) -> int:
+        return self.max_concurrent_groups * self.num_episodes_of_group

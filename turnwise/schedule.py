@@ -1,0 +1,129 @@
+"""What time decides in an asynchronous run: written down, and followed by a run that repeats it (`turnwise train --replay`).
+
+Tokens and weights follow from the config but for three things: which requests each engine step admitted and into which slot,
+between which steps the weights changed, and which groups each batch took. `docs/design/asynchronous.md` says why that is all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from turnwise.errors import DataError
+
+Admissions = tuple[tuple[str, int], ...]
+"""`(request id, slot)` of the requests that a step of the engine admits, in their order."""
+
+
+class Steps(NamedTuple):
+    """Steps of the engine, one after the other, of which the first admits requests."""
+
+    admissions: Admissions
+    num_steps: int
+
+
+class Schedule:
+    """Writes what happens to a file, and says what is to happen next where there is a `recorded` file to follow.
+
+    >>> schedule = Schedule()
+    >>> schedule.is_followed, schedule.batch(0)
+    (False, None)
+    """
+
+    def __init__(self, file: Path | None = None, recorded: Path | None = None) -> None:
+        self.is_followed = recorded is not None
+        self._file = file.open("a", encoding="utf-8") if file else None
+        self._pending = Steps((), 0)
+        """Steps that happened and aren't written yet."""
+        self._batches: dict[int, list[int]] = {}
+        self._events: Iterator[Steps | int] = iter(())
+        self._next: Steps | int | None = None
+        """Steps of the engine, or the version of a weight update."""
+        if recorded is not None:
+            events = _read(recorded)
+            self._batches = {event["batch"]: event["groups"] for event in events if "batch" in event}
+            self._events = (_decode(event) for event in events if "batch" not in event)
+            self._next = next(self._events, None)
+
+    # What is to happen
+
+    @property
+    def admissions(self) -> Admissions | None:
+        """Those of the engine's next step; None where a weight update comes before it, or the record is at its end."""
+        return self._next.admissions if isinstance(self._next, Steps) else None
+
+    @property
+    def update(self) -> int | None:
+        """The version that the weights are to become now; None where steps come before."""
+        return self._next if isinstance(self._next, int) else None
+
+    def batch(self, step: int) -> list[int] | None:
+        """The groups that a step takes; None where no record says so."""
+        return self._batches.get(step)
+
+    # What has happened
+
+    def stepped(self, admissions: Admissions) -> None:
+        """The engine has made a step, and admitted these in it."""
+        if admissions:
+            self._flush()
+        self._pending = Steps(admissions or self._pending.admissions, self._pending.num_steps + 1)
+        if isinstance(self._next, Steps):
+            num_left = self._next.num_steps - 1
+            self._next = Steps((), num_left) if num_left else next(self._events, None)
+
+    def updated(self, version: int) -> None:
+        """The weights are now those of this version."""
+        self._flush()
+        self._write({"update": version})
+        if self._next == version:
+            self._next = next(self._events, None)
+
+    def took(self, step: int, groups: Sequence[int]) -> None:
+        """A step has taken these groups."""
+        self._write({"batch": step, "groups": list(groups)})
+
+    def resumed(self) -> None:
+        """What comes now was not played from the start, so that the file can't be followed."""
+        self._write({"resumed": True})
+
+    def close(self) -> None:
+        self._flush()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _flush(self) -> None:
+        if self._pending.num_steps:
+            self._write({"admit": self._pending.admissions, "steps": self._pending.num_steps})
+        self._pending = Steps((), 0)
+
+    def _write(self, event: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
+            self._file.flush()
+
+
+def _decode(event: dict[str, Any]) -> Steps | int:
+    if "update" in event:
+        return int(event["update"])
+    return Steps(tuple((request_id, slot) for request_id, slot in event["admit"]), event["steps"])
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """The events of a record.
+
+    Raises:
+        DataError: it isn't there, can't be read, or doesn't begin at the beginning.
+    """
+    try:
+        events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as fault:
+        raise DataError(
+            f"{path} holds no schedule to replay ({fault}); asynchronous runs (async_generation_ratio > 0) write one"
+        ) from fault
+    if any("resumed" in event for event in events):
+        raise DataError(f"{path} is of a run that was resumed; only one that was played from its start can be replayed")
+    return events

@@ -1,0 +1,62 @@
+"""Where the time of a step went and what waited for what: two partitions of its wall time, from what a stopwatch added up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from turnwise.stopwatch import ENGINE, ENVIRONMENTS, IDLE, LOOP
+
+_PHASES = {
+    "rollout": "waiting",
+    "ref_log_probs_values_reward": "forward",
+    "old_log_probs_values": "forward",
+    "adv": "update",
+    "train": "update",
+    "model_update": "weights",
+}
+"""What the phases of the pipeline are to the trainer."""
+
+
+def time_shares(elapsed_s: float, phases: Mapping[str, float], totals: Mapping[str, float]) -> dict[str, float]:
+    """`time/trainer/…` and `time/rollouts/…`, shares of the `elapsed_s` seconds of a step that add up to 1 each.
+
+    `phases` are seconds by phase, none inside another; `totals` by track.
+
+    >>> shares = time_shares(10.0, {"rollout": 6.0, "train": 3.0}, {"event loop": 6.0, "engine": 4.0, "idle": 1.5})
+    >>> {name: round(share, 2) for name, share in shares.items() if share}
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'time/trainer/waiting': 0.6, 'time/trainer/update': 0.3, 'time/trainer/other': 0.1, 'time/rollouts/engine': 0.4,
+     'time/rollouts/waiting': 0.15, 'time/rollouts/agents': 0.05, 'time/rollouts/paused': 0.4}
+    """
+    trainer = dict.fromkeys(("waiting", "forward", "update", "weights"), 0.0)
+    for phase, seconds in phases.items():
+        if phase in _PHASES:
+            trainer[_PHASES[phase]] += seconds
+    trainer["other"] = max(elapsed_s - sum(trainer.values()), 0.0)
+    rollouts = {
+        "engine": totals.get(ENGINE, 0.0),
+        "environments": totals.get(ENVIRONMENTS, 0.0),
+        "waiting": totals.get(IDLE, 0.0),
+    }
+    turning_s = totals.get(LOOP, 0.0)
+    rollouts["agents"] = max(turning_s - sum(rollouts.values()), 0.0)
+    rollouts["paused"] = max(elapsed_s - turning_s, 0.0)
+    return {
+        f"time/{who}/{what}": seconds / elapsed_s
+        for who, parts in (("trainer", trainer), ("rollouts", rollouts))
+        for what, seconds in parts.items()
+    }
+
+
+def describe_shares(shares: Mapping[str, float]) -> str:
+    """One line for the log.
+
+    >>> describe_shares({"time/trainer/waiting": 0.6, "time/trainer/update": 0.4, "time/rollouts/engine": 1.0})
+    'trainer: waiting 60%, update 40%; rollouts: engine 100%'
+    """
+    lines = []
+    for who in ("trainer", "rollouts"):
+        prefix = f"time/{who}/"
+        parts = [f"{name.removeprefix(prefix)} {share:.0%}" for name, share in shares.items() if name.startswith(prefix)]
+        lines.append(f"{who}: {', '.join(parts)}")
+    return "; ".join(lines)

@@ -1,0 +1,116 @@
+"""`turnwise train --profile`: when everything was, as a Chrome trace (chrome://tracing, https://ui.perfetto.dev)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turnwise.stopwatch import Stopwatch
+
+logger = logging.getLogger(__name__)
+
+MAX_SPANS = 200_000
+"""About 25 MB. What comes later is counted and left out."""
+MAX_LANES = 16
+"""Of spans of one track that overlap; beyond, they are counted only."""
+_SHORT_S, _GAP_S = 2e-4, 2e-4
+"""Shorter spans of one name that follow each other within the gap become one, so that the steps of ten thousand cooperative
+environments are a block between two steps of the engine."""
+
+
+@dataclass(slots=True)
+class Span:
+    """What ran on a track from `start` to `end`, in seconds; `calls` is how many short ones it stands for."""
+
+    name: str
+    start: float
+    end: float
+    facts: dict[str, Any] = field(default_factory=dict)
+    calls: int = 1
+
+
+class Timeline(Stopwatch):
+    """A stopwatch that keeps its spans, `max_spans` at most, and writes them to `path` at its close."""
+
+    def __init__(self, path: Path, max_spans: int = MAX_SPANS) -> None:
+        super().__init__()
+        self._path = path
+        self._max_spans = max_spans
+        self._began = self.now()
+        self._tracks: dict[str, list[Span]] = {}
+        self._num_spans = self.num_dropped = 0
+
+    def add(self, track: str, name: str, started: float, **facts: Any) -> None:
+        ended = self.now()
+        self._spent(track, ended - started)
+        spans = self._tracks.setdefault(track, [])
+        last = spans[-1] if spans else None
+        if last is not None and last.name == name and _is_next(last, started, ended):
+            last.end = ended
+            last.calls += 1
+        elif self._num_spans < self._max_spans:
+            spans.append(Span(name, started, ended, facts))
+            self._num_spans += 1
+        else:
+            self.num_dropped += 1
+
+    def close(self) -> None:
+        """Writes the file, whole or not at all."""
+        partial = self._path.with_name(self._path.name + ".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            file.write(",\n".join(json.dumps(event) for event in self._events()))
+            file.write("\n]}\n")
+        partial.replace(self._path)
+        if self.num_dropped:
+            logger.warning("%s ends early: %d spans more than %d", self._path, self.num_dropped, self._max_spans)
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        process = os.getpid()
+        row = 0
+        for track, spans in self._tracks.items():
+            lanes, num_left_out = _lanes(spans)
+            for number, lane in enumerate(lanes):
+                row += 1
+                name = track if len(lanes) == 1 else f"{track} {number + 1}"
+                if number == 0 and num_left_out:
+                    name += f" ({num_left_out} more at the same time)"
+                where = {"pid": process, "tid": row}
+                yield {"ph": "M", "name": "thread_name", "args": {"name": name}, **where}
+                yield {"ph": "M", "name": "thread_sort_index", "args": {"sort_index": row}, **where}
+                for span in lane:
+                    facts = span.facts if span.calls == 1 else {"calls": span.calls}
+                    start_us, length_us = (span.start - self._began) * 1e6, (span.end - span.start) * 1e6
+                    yield {
+                        "ph": "X",
+                        "name": span.name,
+                        "ts": round(start_us, 1),
+                        "dur": round(length_us, 1),
+                        "args": facts,
+                        **where,
+                    }
+
+
+def _is_next(last: Span, started: float, ended: float) -> bool:
+    is_short = ended - started < _SHORT_S and (last.calls > 1 or last.end - last.start < _SHORT_S)
+    return is_short and 0 <= started - last.end < _GAP_S
+
+
+def _lanes(spans: Iterable[Span]) -> tuple[list[list[Span]], int]:
+    """Spans that may overlap, each in the first lane where nothing else runs; how many found no room."""
+    lanes: list[list[Span]] = []
+    num_left_out = 0
+    for span in sorted(spans, key=lambda span: span.start):
+        free = next((lane for lane in lanes if lane[-1].end <= span.start), None)
+        if free is not None:
+            free.append(span)
+        elif len(lanes) < MAX_LANES:
+            lanes.append([span])
+        else:
+            num_left_out += 1
+    return lanes, num_left_out
