@@ -201,8 +201,10 @@ def test_a_live_setting_shows_itself(kind: Kind, line: Live, bench: Bench) -> No
 def assert_same_result(before: dict[str, Any], after: dict[str, Any]) -> None:
     """The first step is the same but for rounding. Later ones may part, where Adam blows up the rounding of tiny gradients."""
     first, again = before["metrics"][0], after["metrics"][0]
-    assert first.keys() == again.keys()
-    for name in first:
+    # Which passes are made isn't the result: log-probs that are taken from the rollouts need none.
+    names, names_again = ({name for name in metrics if not name.startswith("batch/")} for metrics in (first, again))
+    assert names == names_again
+    for name in names:
         if name.startswith(("rollout/", "actor/pg_loss", "actor/entropy", "actor_train/grad", "sft/loss", "val/")):
             np.testing.assert_allclose(again[name], first[name], rtol=1e-3, atol=1e-5, err_msg=name)
 

@@ -41,7 +41,8 @@ class ParityGate:
 
     Asked are two turns of new conversations, the same at every check, so that what is logged follows from the weights alone;
     and one more turn of conversations that go on over updates, which a server that keeps old prefixes answers from old weights.
-    All have request ids of their own that are never released: what the gate leaves in a cache serves nobody else.
+    All have request ids of their own that are never released, and if it `forgets` the servers drop what they have cached: what
+    the gate leaves in a cache serves nobody else. That waits for requests in flight, so it is for runs that have none then.
 
     Each prompt opens one conversation of both kinds. Of `sampling` the temperature and the seed are used.
     """
@@ -57,8 +58,10 @@ class ParityGate:
         max_length: int,
         max_diff: float,
         suspects: Suspects,
+        forgets: bool = True,
     ) -> None:
         self._run_async = run_async
+        self._forgets = forgets
         self._server = server
         self._sampling = SamplingParams(_TOKENS_PER_TURN, temperature=sampling.temperature, seed=sampling.seed)
         self._max_diff = max_diff
@@ -79,7 +82,7 @@ class ParityGate:
             ParityError: the mean |log-prob| difference of either kind is above the bound. The message names the cause.
         """
         started = time.perf_counter()
-        new, kept = self._run_async(self._play())
+        new, kept = self._run_async(self._play(version))
         # One after the other: the last bits of a log-prob depend on what it is packed with.
         measured, held = self._scored(new), self._scored(kept)
         for played, scored in ((new, measured), (kept, held)):
@@ -96,9 +99,13 @@ class ParityGate:
             Metric("time/parity_s", time.perf_counter() - started, "sum"),
         ]
 
-    async def _play(self) -> tuple[list[Played], list[Played]]:
+    async def _play(self, version: int) -> tuple[list[Played], list[Played]]:
         new = await asyncio.gather(*(_two_turns(probe) for probe in self._new))
         kept = await asyncio.gather(*(_next_turn(probe) for probe in self._kept))
+        if self._forgets:
+            # An episode that copied a prefix from here would differ in the last bits from one that computed it.
+            await self._server.suspend()
+            await self._server.resume(version)
         return new, kept
 
     def _scored(self, played: Sequence[Played]) -> Scored:
@@ -179,6 +186,7 @@ def build_parity_gate(
         sampling=replace(sampling, seed=config.seed),
         max_length=config.sequence_length,
         max_diff=config.parity_max_logprob_diff,
+        forgets=config.async_generation_ratio == 0,
         suspects=Suspects(
             score=partial(actor_train.forward, output="logprobs"),
             weights=weights,
