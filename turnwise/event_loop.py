@@ -128,4 +128,11 @@ def new_loop(stopwatch: Stopwatch | None = None) -> asyncio.AbstractEventLoop:
     """An event loop whose `asyncio.to_thread` keeps no process from ending."""
     loop = asyncio.SelectorEventLoop(IdleSelector(stopwatch or Stopwatch()))
     loop.set_default_executor(DaemonExecutor())
+    loop.set_exception_handler(_report)
     return loop
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # A second Ctrl-C is raised in whatever task runs just then. It has left the loop already, and nobody asks that task.
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)

@@ -34,6 +34,7 @@ class Schedule:
 
     def __init__(self, file: Path | None = None, recorded: Path | None = None) -> None:
         self.is_followed = recorded is not None
+        self._recorded = recorded
         self._file = file.open("a", encoding="utf-8") if file else None
         self._pending = Steps((), 0)
         """Steps that happened and aren't written yet."""
@@ -56,12 +57,31 @@ class Schedule:
 
     @property
     def update(self) -> int | None:
-        """The version that the weights are to become now; None where steps come before."""
+        """The version that the weights are to become now; None where steps come before.
+
+        Raises:
+            DataError: the record is at its end.
+        """
+        if self._next is None:
+            raise self._end()
         return self._next if isinstance(self._next, int) else None
 
     def batch(self, step: int) -> list[int] | None:
-        """The groups that a step takes; None where no record says so."""
-        return self._batches.get(step)
+        """The groups that a step takes; None where there is no record to follow.
+
+        Raises:
+            DataError: the record ends before that step.
+        """
+        if not self.is_followed:
+            return None
+        if step not in self._batches:
+            raise self._end()
+        return self._batches[step]
+
+    def _end(self) -> DataError:
+        return DataError(
+            f"{self._recorded} ends after {len(self._batches)} batches, where its run was ended: there is no more to repeat"
+        )
 
     # What has happened
 

@@ -35,8 +35,18 @@ def test_a_record_says_what_comes_next(file):
     schedule.updated(1)
     assert schedule.admissions == (A,)
     schedule.stepped((A,))
-    assert schedule.admissions is None and schedule.update is None, "the record is at its end"
-    assert schedule.batch(0) == [1, 0] and schedule.batch(1) is None
+    assert schedule.batch(0) == [1, 0]
+
+
+def test_the_end_of_a_record_is_said(file):
+    schedule = Schedule(recorded=file)
+    for admissions in ((), (A, B), (), (), (), (A,)):
+        schedule.stepped(admissions) if schedule.admissions is not None else schedule.updated(schedule.update)
+    assert schedule.admissions is None
+    with pytest.raises(DataError, match="ends after 1 batches, where its run was ended"):
+        assert schedule.update
+    with pytest.raises(DataError, match="ends after 1 batches"):
+        schedule.batch(1)
 
 
 def test_what_follows_a_record_writes_the_same(file, tmp_path):

@@ -115,10 +115,10 @@ class GroupBuffer:
 
     def take(self, chosen: Sequence[int]) -> list[int]:
         """The chosen groups leave: the step trains on them. Returns those that leave with them since no later step may have
-        them, playing or finished; there are none unless stale groups are dropped."""
+        them, playing or finished. Unless stale groups are dropped, only a run resumed with smaller batches has any."""
         for index in chosen:
             del self._finished[index]
-        stale = [index for index, last_step in self._all() if self.settings.drops_stale and last_step <= self.step]
+        stale = [index for index, last_step in self._all() if last_step <= self.step]
         for index in stale:
             self._playing.pop(index, None)
             self._finished.pop(index, None)
@@ -137,6 +137,15 @@ class GroupBuffer:
 
     def __contains__(self, index: int) -> bool:
         return index in self._playing or index in self._finished
+
+    def has_finished(self, index: int) -> bool:
+        """Whether the group waits for its step."""
+        return index in self._finished
+
+    def restart(self, index: int) -> None:
+        """A finished group is played again, for the step that it was meant for."""
+        self._playing[index] = self._finished.pop(index)
+        self._interrupted = sorted([*self._interrupted, index])
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs, between two steps."""

@@ -18,8 +18,7 @@ class Journal:
     """Appends trajectories to a file, flushed once a step so that a crash loses at most the step in hand."""
 
     def __init__(self, path: Path) -> None:
-        # An environment's error may quote bytes that are no text: that must not end the run.
-        self._file: TextIO = path.open("a", encoding="utf-8", errors="replace")
+        self._file: TextIO = path.open("a", encoding="utf-8")
 
     def append(self, step: int, groups: Iterable[Group]) -> None:
         """Writes the trajectories of one step, with their advantages where credit was given; those of a group, its greedy one

@@ -53,7 +53,8 @@ def write_record(place: Place, trajectory: Trajectory, keys: StateKeyWriter) -> 
         "weight": trajectory.weight,
         "turns": [_written_turn(turn, advantages.get(i), keys) for i, turn in enumerate(trajectory.turns)],
     }
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    # An environment's text may quote bytes that are no text: nothing could write, or read, them as UTF-8.
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="replace").decode()
 
 
 def _written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter) -> dict[str, Any]:

@@ -136,10 +136,10 @@ class RolloutScheduler:
         async with AsyncExitStack() as on_error:
             on_error.push_async_callback(self._stop)
             chosen = await self._choice()
+            stale = self._buffer.take(chosen)
+            await cancel(self._running.pop(index) for index in stale if index in self._running)
             on_error.pop_all()
-        stale = self._buffer.take(chosen)
         self._schedule.took(self._buffer.step, chosen)
-        await cancel(self._running.pop(index) for index in stale if index in self._running)
         for index in stale:
             group = self._played.setdefault(index, Group(self._tasks.task(index), [], index))
             group.rejected = "stale"
@@ -260,3 +260,11 @@ class RolloutScheduler:
         self._buffer.load_state_dict(state)
         self.num_episodes = state["num_episodes"]
         self._played = {group.index: group for group in map(read_group, state["groups"])}
+        for group in self._played.values():
+            if self._buffer.has_finished(group.index) and not self._fits(group):
+                self._buffer.restart(group.index)
+
+    def _fits(self, group: Group) -> bool:
+        """Whether it is what this run plays: a resumed one may have groups of another size, or need a greedy sibling now."""
+        num_siblings = len({trajectory.sibling for trajectory in group.trajectories})
+        return num_siblings == self.settings.group_size and (group.greedy is not None or not self.settings.has_greedy_sibling)

@@ -73,7 +73,8 @@ class Timeline(Stopwatch):
     def _events(self) -> Iterator[dict[str, Any]]:
         process = os.getpid()
         row = 0
-        for track, spans in self._tracks.items():
+        # A list, since the trainer's thread may still be in a call that Ctrl-C didn't wait for.
+        for track, spans in list(self._tracks.items()):
             lanes, num_left_out = _lanes(spans)
             for number, lane in enumerate(lanes):
                 row += 1

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from turnwise.errors import ConfigError, ServerError
+from turnwise.inference.embedded import cache
 from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
@@ -185,6 +186,27 @@ def test_a_bound_below_one_sequence_is_refused_with_the_arithmetic() -> None:
     assert KVCache(**sizes, max_length=512, num_bytes=SLOT_BYTES).max_slots == 1
     with pytest.raises(ConfigError, match=r"256 bytes a token × 512 tokens = 131,072"):
         KVCache(**sizes, max_length=512, num_bytes=SLOT_BYTES - 1)
+
+
+@pytest.mark.parametrize("then", [[(16, 256)], [(8, 512), (16, 512)]])
+def test_a_cache_that_memory_was_too_short_for_grows_the_rest_next_time(
+    monkeypatch: pytest.MonkeyPatch, then: list[tuple[int, int]]
+) -> None:
+    sizes = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8, "dtype": torch.float32, "device": torch.device("cpu")}
+    kv_cache = KVCache(**sizes, max_length=512, num_bytes=64 * SLOT_BYTES)
+    real, num_left = cache._grown, iter([True, True, False])
+
+    def grown(*arguments):
+        if not next(num_left, True):
+            raise MemoryError
+        return real(*arguments)
+
+    monkeypatch.setattr(cache, "_grown", grown)
+    with pytest.raises(MemoryError):
+        kv_cache.reserve(16, 256)
+    for num_slots, length in then:
+        kv_cache.reserve(num_slots, length)
+    assert {tensor.shape for tensor in (*kv_cache.keys, *kv_cache.values)} == {(16, 2, then[-1][1], 8)}
 
 
 def test_rows_scattered_over_the_slots_attend_to_their_own_cache() -> None:

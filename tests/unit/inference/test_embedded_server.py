@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausa
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.weight_transfer import InProcessTransfer
+from turnwise.schedule import Admissions, Schedule
 from turnwise.testing.server_contract import assert_logprobs
 from turnwise.types import SamplingParams, VersionRun
 
@@ -42,6 +43,21 @@ async def play(server: EmbeddedServer, name: str, num_turns: int) -> list[int]:
         context += [*completion.token_ids.tolist(), turn]
     await server.release(name)
     return context
+
+
+def test_a_driver_that_breaks_leaves_nobody_waiting() -> None:
+    class FullDisk(Schedule):
+        def stepped(self, admissions: Admissions) -> None:
+            raise OSError("No space left on device")
+
+    async def scenario() -> None:
+        server = EmbeddedServer(make_model(), schedule=FullDisk())
+        with pytest.raises(ServerError, match="the engine broke off while 'a' waited for it: No space left"):
+            await asyncio.wait_for(server.generate([1, 2], SamplingParams(3), "a"), 10.0)
+        await server.release("a")
+        assert not server._engine.has_work
+
+    asyncio.run(scenario())
 
 
 def test_callers_that_are_ready_decode_together(monkeypatch: pytest.MonkeyPatch) -> None:

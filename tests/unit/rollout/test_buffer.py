@@ -166,3 +166,16 @@ def test_refills_are_bounded_and_eat_into_the_lead_first(num_filtered, num_taken
     for index in playing:
         buffer.finish(index)
     assert len(buffer.choice()) == num_taken
+
+
+def test_a_run_that_goes_on_with_smaller_batches_keeps_the_bound():
+    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1))
+    buffer.begin(4)
+    playing = admitted(buffer)
+    for index in playing:
+        buffer.finish(index)
+    buffer.take(buffer.choice())
+    state, buffer = buffer.state_dict(), GroupBuffer(buffer.settings)
+    buffer.load_state_dict(state)
+    buffer.begin(1)
+    assert buffer.choice() == [4] and buffer.take([4]) == [5, 6, 7]

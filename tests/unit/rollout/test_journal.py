@@ -10,7 +10,7 @@ import pytest
 
 from turnwise.batching.samples import build_samples
 from turnwise.errors import DataError
-from turnwise.rollout.journal import Journal, read_journal
+from turnwise.rollout.journal import Journal, read_group, read_journal, write_group
 from turnwise.types import Group, Task, Trajectory, Turn, VersionRun
 
 
@@ -91,6 +91,13 @@ def test_what_belongs_to_a_group_is_written_with_it(tmp_path):
     ]
     [(_, read), *_] = read_journal(tmp_path / "rollouts.jsonl")
     assert read.score_kl_penalty == 0.125 and read.error == "FileNotFoundError: caf?"
+
+
+def test_text_that_is_no_unicode_survives_a_checkpoint():
+    failed = trajectory()
+    failed.error = failed.turns[0].observation = "caf\udce9"
+    [read] = read_group(json.loads(json.dumps(write_group(0, Group(failed.task, [failed]))))).trajectories
+    assert read.error == read.turns[0].observation == "caf?"
 
 
 class Door:

@@ -268,6 +268,40 @@ def test_finished_groups_survive_a_checkpoint_and_the_others_restart_with_their_
     resumed.close()
 
 
+@pytest.mark.parametrize("changed", [{"group_size": 3}, {"has_greedy_sibling": True}])
+def test_finished_groups_that_do_not_fit_the_resumed_run_are_played_again(runner, changed):
+    scheduler = make(runner, Agent())
+    scheduler.get_batch(4)
+    turn_loop(runner)
+    state = json.loads(json.dumps(scheduler.state_dict()))
+    scheduler.close()
+    resumed = make(runner, Agent(), **changed)
+    resumed.load_state_dict(state)
+    size = changed.get("group_size", 2)
+    batch = resumed.get_batch(2 * size)
+    resumed.close()
+    assert [(group.index, len(group.trajectories)) for group in batch] == [(2, size), (3, size)]
+    assert all(group.greedy for group in batch) == ("has_greedy_sibling" in changed)
+
+
+def test_ctrl_c_while_stale_episodes_end_leaves_nothing_behind(runner):
+    class Reluctant(Agent):
+        async def run(self, task, sibling, open_conversation, sampling):
+            try:
+                return await super().run(task, sibling, open_conversation, sampling)
+            except asyncio.CancelledError:
+                if (number(task), sibling) == (0, 0):
+                    signal.raise_signal(signal.SIGINT)
+                raise
+
+    agent = Reluctant(num_turns=lambda task, sibling: 10_000 if number(task) in (0, 5) else 1)
+    scheduler = make(runner, agent, drops_stale=True)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(3):
+            scheduler.get_batch(4)
+    assert agent.num_running == 0 and not asyncio.all_tasks(runner.get_loop())
+
+
 class TestRedundancy:
     def test_the_first_to_end_are_the_group_and_the_others_are_cancelled(self, runner):
         agent = Agent(num_turns=lambda task, sibling: 10_000 if sibling in (0, 2) else 1)

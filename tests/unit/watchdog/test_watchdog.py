@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import re
 import signal
@@ -331,3 +332,20 @@ def test_stacks_are_few_enough_to_be_read() -> None:
     assert re.search(r"\n  and \d+ more threads", text)
     assert "threads, one of them worker 0:" in text and "calls further out" in text
     assert len(text.splitlines()) < 50 and all(line.startswith("  ") for line in text.splitlines())
+
+
+def test_ctrl_c_that_is_raised_in_a_task_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As a second one is, while the trainer is waited for and episodes go on."""
+
+    async def press() -> None:
+        raise KeyboardInterrupt
+
+    async def wait() -> None:
+        pressing = asyncio.create_task(press())
+        await asyncio.Event().wait()
+        await pressing
+
+    with WatchedRunner(Watchdog()) as runner, pytest.raises(KeyboardInterrupt):
+        runner.run(wait())
+    gc.collect()
+    assert not caplog.records

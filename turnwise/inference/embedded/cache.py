@@ -40,11 +40,12 @@ class KVCache:
 
     @property
     def num_slots(self) -> int:
-        return self.keys[0].shape[0]
+        # Of the tensor that is grown last: where memory was too short for all of them, the next call grows the rest.
+        return self.values[-1].shape[0]
 
     @property
     def length(self) -> int:
-        return self.keys[0].shape[2]
+        return self.values[-1].shape[2]
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Makes room for at least this many slots and tokens a slot, keeping what is cached."""
@@ -98,6 +99,6 @@ def _doubled(size: int, needed: int) -> int:
 
 def _grown(tensor: Tensor, num_slots: int, length: int) -> Tensor:
     slots, heads, tokens, dim = tensor.shape
-    larger = tensor.new_zeros((num_slots, heads, length, dim))
+    larger = tensor.new_zeros((max(slots, num_slots), heads, max(tokens, length), dim))
     larger[:slots, :, :tokens] = tensor
     return larger

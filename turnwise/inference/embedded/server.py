@@ -175,6 +175,7 @@ class EmbeddedServer:
     def _drive_if_needed(self) -> None:
         if self._driver is None and self._may_step:
             self._driver = asyncio.get_running_loop().create_task(self._drive(), name="embedded server")
+            self._driver.add_done_callback(self._end)
 
     async def _drive(self) -> None:
         try:
@@ -183,6 +184,15 @@ class EmbeddedServer:
                 self._step()
         finally:
             self._driver = None
+
+    def _end(self, driver: asyncio.Task[None]) -> None:
+        """Nobody waits for a driver: what breaks it (a full disk under the schedule) is told to those who wait for tokens."""
+        fault = None if driver.cancelled() else driver.exception()
+        for request_id in list(self._futures) if fault is not None else ():
+            self._engine.abort(request_id)
+            failure = ServerError(f"the engine broke off while {request_id!r} waited for it: {fault}")
+            failure.__cause__ = fault
+            self._fail(request_id, failure)
 
     @property
     def _may_step(self) -> bool:
@@ -193,8 +203,12 @@ class EmbeddedServer:
         return admissions is not None and all(self._engine.is_waiting(request_id) for request_id, _ in admissions)
 
     async def _update_is_due(self) -> None:
-        """The steps before the weight update that comes next are made."""
-        while self._schedule.admissions is not None:
+        """The steps before the weight update that comes next are made.
+
+        Raises:
+            DataError: the record ends before it.
+        """
+        while self._schedule.update is None:
             self._has_stepped.clear()
             await self._has_stepped.wait()
 
