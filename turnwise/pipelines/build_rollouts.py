@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,6 +40,7 @@ from turnwise.types import SamplingParams, Split, Task
 from turnwise.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,16 @@ class ServedPolicy:
     watchdog: Watchdog
     stopwatch: Stopwatch
     schedule: Schedule
+
+    def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
+        """The result of `main`, which leaves nothing in the servers' caches. Nothing else may be in flight.
+
+        An episode that copied a prefix from there would differ in the last bits from one that computed it.
+        """
+        result = self.event_loop.run(main)
+        self.event_loop.run(self.servers.sleep(["kv_cache"]))
+        self.event_loop.run(self.servers.wake(["kv_cache"]))
+        return result
 
     def close(self) -> None:
         self.event_loop.run(self.servers.close())
@@ -181,8 +192,9 @@ def build_scheduler(
         of_tag = agent_settings(config, tag, split, policy.watchdog, policy.stopwatch)
         build = partial(build_agent, config, tag, split, settings=of_tag)
         agents[tag] = build() if pictures is None else pictures.recorded(build, env_factory(config, tag, split))
+    is_alone = split == "val" and config.async_generation_ratio == 0
     return RolloutScheduler(
-        run_async=policy.event_loop.run,
+        run_async=policy.run_apart if is_alone else policy.event_loop.run,
         tasks=tasks or task_source(config, split),
         agents=agents,
         contexts=partial(EpisodeContexts, policy.template, policy.servers, config.sequence_length),
