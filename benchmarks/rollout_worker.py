@@ -12,27 +12,18 @@ import json
 import sys
 import time
 from collections.abc import Awaitable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
+from frozen_lake_player import Player
 from rollout_limits import measure_limits
 from rollout_servers import GenerateServer, VLLMServer
 
-from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
-from turnwise.chat.episode import EpisodeContexts
-from turnwise.chat.template import ChatTemplate
-from turnwise.envs.registry import make_env
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.models.load import DTYPES, load_model, load_tokenizer, stop_token_ids
-from turnwise.rollout.seeds import TaskSource, sibling_sampling
-from turnwise.types import SamplingParams, Task
+from turnwise.models.load import DTYPES, load_model, load_tokenizer
+from turnwise.types import SamplingParams
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "frozen_lake" / "agentic.yaml"
-TAG = "FrozenLake"
 NUM_GROUPS, GROUP_SIZE = 8, 8
 PROMPT_TOKENS, NEW_TOKENS, NUM_PROMPTS = 200, 64, 64
 MAX_LENGTH = 1024
@@ -67,7 +58,7 @@ async def serve(options: argparse.Namespace) -> None:
 
 
 class Worker:
-    """A server with the agent, the template and the tasks that it is asked about."""
+    """A server and what it is asked about."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         tokenizer = load_tokenizer(options.model)
@@ -79,16 +70,7 @@ class Worker:
             self.server = GenerateServer(self.model, tokenizer.pad_token_id)
         else:
             self.server = VLLMServer(options.model, dtype=options.dtype, max_length=MAX_LENGTH, block_size=options.block_size)
-        self.template = ChatTemplate(tokenizer, eos_token_ids=stop_token_ids(self.model))
-        env = yaml.safe_load(EXAMPLE.read_text())["custom_envs"][TAG]
-        self.agent_settings = EnvAgentSettings(
-            tag=TAG,
-            max_steps=env["max_steps"],
-            max_tokens_per_step=env["max_tokens_per_step"],
-            system_template=env["agent_system_template"],
-            turn_template=env["agent_template"],
-        )
-        self.make_env = partial(make_env, env["env_type"], env["env_config"], "train")
+        self.player = Player(options.model, self.model, max_length=MAX_LENGTH, partition=NUM_GROUPS)
 
     async def forget(self) -> None:
         """What is cached is forgotten, as after a weight update: every round begins with nothing."""
@@ -100,18 +82,8 @@ class Worker:
 
     async def multi_turn(self, number: int) -> int:
         """Plays a step's episodes; the sampled tokens."""
-        agent = EnvAgent(lambda task: self.make_env(), self.agent_settings)
-        source = TaskSource(run_seed=number, split="train", tags=(TAG,), partition=(NUM_GROUPS,))
-        sampling = SamplingParams(self.agent_settings.max_tokens_per_step)
-
-        async def play(task: Task, sibling: int) -> int:
-            contexts = EpisodeContexts(self.template, self.server, MAX_LENGTH, f"{number}/{task.id}/{sibling}")
-            trajectories = await agent.run(task, sibling, contexts, sibling_sampling(sampling, task, sibling))
-            await contexts.close()
-            return sum(len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns)
-
-        tasks = [source.task(index) for index in range(NUM_GROUPS)]
-        return sum(await asyncio.gather(*(play(task, sibling) for task in tasks for sibling in range(GROUP_SIZE))))
+        trajectories = await self.player.play(self.server, range(NUM_GROUPS), GROUP_SIZE, seed=number)
+        return sum(len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns)
 
     async def single_turn(self, number: int) -> int:
         """Answers prompts that have nothing in common; the sampled tokens."""

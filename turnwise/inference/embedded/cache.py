@@ -9,6 +9,8 @@ from turnwise.errors import ConfigError
 
 _FIRST_SLOTS = 8
 _FIRST_LENGTH = 256
+_LANES = 8
+"""Lengths are multiples of so many tokens."""
 
 
 class KVCache:
@@ -32,8 +34,10 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.max_length = max_length
-        self.max_slots = num_slots_within(num_bytes, 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize, max_length)
+        # Kernels read whole vectors of keys.
+        self.max_length = -(-max_length // _LANES) * _LANES
+        bytes_per_token = 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+        self.max_slots = num_slots_within(num_bytes, bytes_per_token, self.max_length)
         empty = torch.empty((0, num_kv_heads, 0, head_dim), dtype=dtype, device=device)
         self.keys = [empty] * num_layers
         self.values = [empty] * num_layers

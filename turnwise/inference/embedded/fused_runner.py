@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from turnwise.inference.embedded.attention import attend, plan_attention
 from turnwise.inference.embedded.cache import KVCache
+from turnwise.inference.embedded.layer_ops import HeadShape, MakeOps
+from turnwise.inference.embedded.native_ops import choose_ops
 from turnwise.inference.embedded.runner import Step
 from turnwise.models.fused import FusedLinear, fuse_projections, fused_gate_up, fused_qkv
+
+_BLOCK_TOKENS = 1024
+"""Tokens that go through all layers together on a CPU: what a layer makes of them stays in its caches then."""
 
 
 class LayerWeights(NamedTuple):
@@ -40,19 +43,24 @@ class FusedRunner:
         ModelError: the model hasn't the shape.
     """
 
-    def __init__(self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int, make_ops: MakeOps | None = None
+    ) -> None:
         self._model = model
         self._max_length = max_length
         attention = model.model.layers[0].self_attn
-        self._head_dim: int = attention.head_dim
-        self._num_heads: int = model.config.num_attention_heads
-        self._num_kv_heads: int = model.config.num_key_value_heads
-        self._scale: float = attention.scaling
-        self._eps: float = model.config.rms_norm_eps
+        self._shape = HeadShape(
+            num_heads=model.config.num_attention_heads,
+            num_kv_heads=model.config.num_key_value_heads,
+            head_dim=attention.head_dim,
+            scale=attention.scaling,
+            eps=model.config.rms_norm_eps,
+        )
+        self._make_ops = make_ops or choose_ops(self._shape, model.dtype, model.device)
         self._cache = KVCache(
             num_layers=len(model.model.layers),
-            num_kv_heads=self._num_kv_heads,
-            head_dim=self._head_dim,
+            num_kv_heads=self._shape.num_kv_heads,
+            head_dim=self._shape.head_dim,
             max_length=max_length,
             num_bytes=kv_cache_bytes,
             dtype=model.dtype,
@@ -72,16 +80,15 @@ class FusedRunner:
         positions = torch.arange(self._max_length, device=model.device)[None]
         cos, sin = body.rotary_emb(self._embedding, positions)
         # With the sign in the table, rotating by half a turn is a swap of halves.
-        half = self._head_dim // 2
+        half = self._shape.head_dim // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
-        self._rotary = torch.stack((cos[0], sin[0]), 1)[:, :, None]
+        self._rotary = torch.stack((cos[0], sin[0]), 1)
 
     def _layer_weights(self, layer: Any) -> LayerWeights:
         attention, head_norms = layer.self_attn, None
         if type(self._model).__name__ == "Qwen3ForCausalLM":
-            norms = [attention.q_norm.weight.detach()] * self._num_heads + [
-                attention.k_norm.weight.detach()
-            ] * self._num_kv_heads
+            norms = [attention.q_norm.weight.detach()] * self._shape.num_heads
+            norms += [attention.k_norm.weight.detach()] * self._shape.num_kv_heads
             head_norms = torch.stack(norms)
         return LayerWeights(
             input_norm=layer.input_layernorm.weight.detach(),
@@ -106,42 +113,24 @@ class FusedRunner:
         self._cache.free()
 
     def forward(self, step: Step) -> Tensor:
+        if self._embedding.is_cuda or len(step.token_ids) <= _BLOCK_TOKENS:
+            return self._forward(step)
+        return torch.cat([self._forward(block) for block in step.cut(_BLOCK_TOKENS)])
+
+    def _forward(self, step: Step) -> Tensor:
         device = self._embedding.device
-        per_token = np.stack((step.token_ids, step.slots[step.rows], step.positions))
-        token_ids, slots, positions = torch.from_numpy(per_token).to(device)
-        groups = plan_attention(step, device, self._embedding.dtype)
-        cos, sin = self._rotary.index_select(0, positions).unbind(1)
-        num_rotated = self._num_heads + self._num_kv_heads
-        cache, eps = self._cache, self._eps
-
-        hidden = F.embedding(token_ids, self._embedding)
+        ops = self._make_ops(step, self._shape, self._cache, self._rotary)
+        hidden = F.embedding(torch.from_numpy(step.token_ids).to(device), self._embedding)
         for index, layer in enumerate(self._layers):
-            normed = _rms_norm(hidden, layer.input_norm, eps)
-            heads = F.linear(normed, *layer.qkv).view(len(token_ids), -1, self._head_dim)
-            rotated = heads[:, :num_rotated]
-            if layer.head_norms is not None:
-                rotated = _rms_norm(rotated, layer.head_norms, eps)
-            rotated = _rotate(rotated, cos, sin)
-            cache.write(index, slots, positions, rotated[:, self._num_heads :], heads[:, num_rotated:])
-            queries = rotated[:, : self._num_heads]
-            mixed = attend(queries, cache.keys[index], cache.values[index], groups, self._scale)
-            _add_linear(hidden, mixed, layer.output)
-            normed = _rms_norm(hidden, layer.post_norm, eps)
-            gate, up = F.linear(normed, *layer.gate_up).chunk(2, -1)
-            _add_linear(hidden, F.silu(gate).mul_(up), layer.down)
+            qkv = F.linear(ops.rms_norm(hidden, layer.input_norm), *layer.qkv)
+            queries = ops.place_heads(index, qkv, layer.head_norms)
+            _add_linear(hidden, ops.attend(index, queries), layer.output)
+            gate_up = F.linear(ops.rms_norm(hidden, layer.post_norm), *layer.gate_up)
+            _add_linear(hidden, ops.silu_mul(gate_up), layer.down)
 
-        if len(step.last_tokens) < len(token_ids):
+        if len(step.last_tokens) < len(step.token_ids):
             hidden = hidden[torch.from_numpy(step.last_tokens).to(device)]
-        return F.linear(_rms_norm(hidden, self._final_norm, eps), self._unembedding).float()
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / √(mean x² + eps) · weight over the last dimension (Zhang & Sennrich 2019)."""
-    if x.is_cuda or x.dtype != torch.float32:
-        return F.rms_norm(x, x.shape[-1:], eps=eps) * weight
-    # torch has no kernel of its own for a CPU; it makes more passes over x than these three.
-    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return (x * size.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()).mul_(weight)
+        return F.linear(ops.rms_norm(hidden, self._final_norm), self._unembedding).float()
 
 
 def _add_linear(hidden: Tensor, x: Tensor, linear: FusedLinear) -> None:
@@ -149,12 +138,6 @@ def _add_linear(hidden: Tensor, x: Tensor, linear: FusedLinear) -> None:
     if linear.bias is not None:
         hidden += linear.bias
     hidden.addmm_(x, linear.weight.t())
-
-
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al. 2021) of heads [N, heads, head_dim] by tables [N, 1, head_dim]."""
-    first, second = heads.chunk(2, -1)
-    return (heads * cos).addcmul_(torch.cat((second, first), -1), sin)
 
 
 def _detached(linear: nn.Linear) -> FusedLinear:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,7 +47,7 @@ class Step:
         """
         if len(slots) == counts.sum():
             rows = last_tokens = np.arange(len(slots))
-            columns, positions = np.zeros_like(rows), starts
+            columns, positions = np.zeros_like(rows), starts.copy()  # `starts` may be one field of many, with gaps
         else:
             rows, last_tokens = np.repeat(np.arange(len(slots)), counts), np.cumsum(counts) - 1
             columns = np.arange(len(rows)) - (last_tokens + 1 - counts)[rows]
@@ -54,6 +55,30 @@ class Step:
         ends_context = starts + counts == lengths
         token_ids = ids[slots[rows], positions]
         return cls(slots, starts, counts, rows, columns, positions, token_ids, ends_context, last_tokens[ends_context])
+
+    def cut(self, max_tokens: int) -> Iterator[Step]:
+        """The same rows in order, in steps of at most so many tokens; a row with more is one by itself."""
+        ends = np.cumsum(self.counts)
+        first, num_before = 0, 0
+        while first < len(ends):
+            stop = max(int(np.searchsorted(ends, num_before + max_tokens, side="right")), first + 1)
+            yield self._part(first, stop, num_before, int(ends[stop - 1]))
+            first, num_before = stop, int(ends[stop - 1])
+
+    def _part(self, first: int, stop: int, begin: int, end: int) -> Step:
+        """Rows `first` to `stop`, whose tokens are `begin` to `end`."""
+        is_within = (self.last_tokens >= begin) & (self.last_tokens < end)
+        return Step(
+            self.slots[first:stop],
+            self.starts[first:stop],
+            self.counts[first:stop],
+            self.rows[begin:end] - first,
+            self.columns[begin:end],
+            self.positions[begin:end],
+            self.token_ids[begin:end],
+            self.ends_context[first:stop],
+            self.last_tokens[is_within] - begin,
+        )
 
 
 class Runner(Protocol):

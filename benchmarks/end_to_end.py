@@ -1,0 +1,118 @@
+"""A whole GRPO step against TRL's `GRPOTrainer` in its fastest form, and the wall time to 0.80 on held-out tasks.
+
+    python benchmarks/end_to_end.py --trl-python PYTHON                       # times of a step
+    python benchmarks/end_to_end.py --trl-python PYTHON --sft-model MODEL     # and the way to 0.80, some ten minutes more
+
+PYTHON is an interpreter of an environment of its own (`pip install -c constraints.txt -e . trl==1.16.0`). Both sides have the
+same model, environment, conversations, batch, objective, optimiser and schedule, in fp32 on the same cores; TRL's episodes run
+over one batched `generate` for all that live (`rollout_func`).
+
+- *A step*: the preset `tiny` with random weights, so that nearly all of 64 episodes take all 8 turns of 8 tokens and both sides
+  compute as many tokens. The sides run in turn, and the ratio is the median of pairs; the first two steps of a run don't count.
+- *Share of the roofline*: the operations that a step can't do without (each distinct token once in rollouts and three times in
+  training, logits of sampled tokens alone), at the machine's rate of multiplying matrices.
+- *To 0.80*: whole runs from MODEL, an SFT checkpoint of the quickstart. Validation is left out of the seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from end_to_end_job import Job
+from machine import describe_machine, gemm_gflops
+from transformers import AutoConfig
+
+from turnwise.models.make import make_model
+
+HERE = Path(__file__).parent
+CORPUS = ["Walk to the goal G and avoid the holes O. Left Down Right Up", "S0,0 G3,3 O1,2 <answer>Left</answer>"]
+NUM_WARM_UP = 2
+"""Steps of a run before the first that counts."""
+TARGET = 0.80
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trl-python", required=True, help="an interpreter that can import trl")
+    parser.add_argument("--sft-model", help="the checkpoint that runs to 0.80 start from; none, and there are none")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of runs whose steps are timed")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--trl-micro-batch", type=int, default=0, help="0 = the batch in one piece")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the runs to 0.80")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "end_to_end.json")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    pythons = {"own": sys.executable, "trl": options.trl_python}
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(make_model("tiny", Path(folder) / "tiny", CORPUS).folder)
+        job = Job(model, threads=options.threads, trl_micro_batch=options.trl_micro_batch)
+        result = {"machine": describe_machine(), "step": time_steps(job, pythons, options.rounds)}
+        print(json.dumps(result["step"], indent=2), flush=True)
+    if options.sft_model:
+        job = Job(options.sft_model, options.threads, steps=80, groups=16, max_turns=10, eval_every=5, target=TARGET)
+        job = replace(job, trl_micro_batch=options.trl_micro_batch)
+        result["to_target"] = {
+            name: [to_target(ask(pythons[name], name, replace(job, seed=seed))) for seed in options.seeds] for name in pythons
+        }
+        print(json.dumps(result["to_target"], indent=2), flush=True)
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def time_steps(job: Job, pythons: dict[str, str], num_rounds: int) -> dict[str, Any]:
+    """Medians over the rounds."""
+    rounds = []
+    for _ in range(num_rounds):
+        answers = {name: ask(python, name, job) for name, python in pythons.items()}
+        row = {f"{name}_{what}": median(answer[what]) for name, answer in answers.items() for what in ("step_s", "rollout_s")}
+        tokens = {name: answer["tokens"][-1] for name, answer in answers.items()}
+        least_s = least_flop(job.model, **tokens["own"], merged=median(answers["own"]["merged"])) / gemm_gflops() / 1e9
+        rounds.append(row | {"ratio": row["trl_step_s"] / row["own_step_s"], "roofline_share": least_s / row["own_step_s"]})
+        print({name: round(value, 3) for name, value in rounds[-1].items()}, tokens, flush=True)
+    medians = {name: round(statistics.median(row[name] for row in rounds), 3) for name in rounds[0]}
+    return medians | {"ratios": [round(row["ratio"], 2) for row in rounds], "tokens": tokens}
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values[NUM_WARM_UP:])
+
+
+def least_flop(model: str, total: float, sampled: float, merged: float) -> float:
+    """Operations of a step: two for each weight that multiplies a token, twice as many again on the way back; attention, a
+    few percent here, is left out. `merged` is the share of tokens that an earlier sibling has too."""
+    config = AutoConfig.from_pretrained(model)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
+    layer = config.hidden_size * (heads * head_dim + 3 * config.intermediate_size)
+    distinct = total * (1 - merged)
+    return 4 * 2 * (distinct * config.num_hidden_layers * layer + sampled * config.vocab_size * config.hidden_size)
+
+
+def to_target(answer: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of training until success first reached the target, None where it didn't."""
+    reached = [seconds for seconds, success in answer["curve"] if success >= TARGET]
+    return {"seconds": round(reached[0], 1) if reached else None, "curve": answer["curve"]}
+
+
+def ask(python: str, name: str, job: Job) -> dict[str, Any]:
+    """What a run says on its last line."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH", "")]))
+    command = [python, str(HERE / f"end_to_end_{name}.py"), json.dumps(asdict(job))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The kernels in C against torch, and what happens where they can't be had."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from turnwise.kernels import build
+
+kernels = build.load_kernels()
+needs_kernels = pytest.mark.skipif(kernels is None, reason="no C compiler")
+
+
+@pytest.fixture
+def lib() -> ctypes.CDLL:
+    assert kernels is not None
+    return kernels
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    yield
+    build.load_kernels.cache_clear()
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("size", [8, 32, 40, 129])
+def test_rms_norm(lib: ctypes.CDLL, size: int) -> None:
+    x, weight = normal(50, size), normal(size)
+    out = torch.empty_like(x)
+    lib.rms_norm(x.data_ptr(), weight.data_ptr(), 1e-6, out.data_ptr(), 50, size, 2)
+    torch.testing.assert_close(out, F.rms_norm(x, (size,), weight, 1e-6))
+
+
+@needs_kernels
+@pytest.mark.parametrize("size", [8, 24, 37])
+def test_silu_mul_over_the_whole_range(lib: ctypes.CDLL, size: int) -> None:
+    gate_up = torch.cat((torch.linspace(-120, 120, 40 * size).view(40, size), normal(40, size)), 1)
+    out = torch.empty(40, size)
+    lib.silu_mul(gate_up.data_ptr(), out.data_ptr(), 40, size, 2)
+    torch.testing.assert_close(out, F.silu(gate_up[:, :size]) * gate_up[:, size:], rtol=1e-5, atol=1e-7)
+
+
+def attention(
+    lib: ctypes.CDLL, queries: Tensor, keys: Tensor, values: Tensor, slots: Tensor, places: Tensor, threads: int
+) -> Tensor:
+    out = torch.empty_like(queries)
+    sizes = (len(queries), queries.shape[1], keys.shape[1], keys.shape[3], keys.shape[2])
+    pointers = [tensor.data_ptr() for tensor in (queries, keys, values, slots, places)]
+    assert not lib.attend(*pointers, 0.3, out.data_ptr(), *sizes, threads)
+    return out
+
+
+@needs_kernels
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 8), (4, 4, 32), (6, 2, 64), (2, 1, 128), (3, 1, 40)])
+def test_attention_over_slots_of_any_length(lib: ctypes.CDLL, heads: int, kv_heads: int, size: int) -> None:
+    num_tokens, capacity = 40, 64
+    queries, keys, values = (
+        normal(num_tokens, heads, size) * 3,
+        normal(7, kv_heads, capacity, size),
+        normal(7, kv_heads, capacity, size),
+    )
+    slots, places = torch.arange(num_tokens) % 7, torch.arange(num_tokens) * 63 // (num_tokens - 1)
+    # What lies beyond a token's own position is nobody's business.
+    keys[:, :, -1], values[:, :, -1] = torch.nan, torch.inf
+    places = places.clamp(max=capacity - 2)
+    out = attention(lib, queries, keys, values, slots, places, 2)
+    for token in range(num_tokens):
+        seen = slice(0, int(places[token]) + 1)
+        k, v = (cache[slots[token]].repeat_interleave(heads // kv_heads, 0)[:, seen] for cache in (keys, values))
+        right = F.scaled_dot_product_attention(queries[token][:, None], k, v, scale=0.3)[:, 0]
+        torch.testing.assert_close(out[token], right, rtol=5e-5, atol=1e-5)
+
+
+@needs_kernels
+def test_a_token_is_the_same_to_the_last_bit_whoever_else_is_computed(lib: ctypes.CDLL) -> None:
+    queries, keys, values = normal(64, 4, 32), normal(8, 2, 128, 32), normal(8, 2, 128, 32)
+    slots, places = torch.arange(64) % 8, torch.arange(64) + 20
+    whole = attention(lib, queries, keys, values, slots, places, 2)
+    assert torch.equal(whole, attention(lib, queries, keys, values, slots, places, 1))
+    alone = attention(lib, queries[9:10], keys, values, slots[9:10].clone(), places[9:10].clone(), 1)
+    assert torch.equal(whole[9:10], alone)
+
+
+@needs_kernels
+def test_scores_that_are_not_numbers_stay_so(lib: ctypes.CDLL) -> None:
+    queries = torch.full((1, 2, 32), torch.nan)
+    caches, zero = normal(1, 1, 16, 32), torch.zeros(1, dtype=torch.int64)
+    assert attention(lib, queries, caches, caches, zero, zero + 9, 1).isnan().all()
+
+
+@needs_kernels
+def test_what_is_compiled_is_kept(tmp_path: Path) -> None:
+    compiler = build.find_compiler()
+    assert compiler is not None
+    library = build.compiled(build.SOURCE, compiler, tmp_path)
+    # A second time no compiler runs: this one would fail.
+    made = library.stat().st_mtime_ns
+    assert build.compiled(build.SOURCE, compiler, tmp_path) == library
+    assert library.stat().st_mtime_ns == made
+    assert [path.name for path in tmp_path.iterdir()] == [library.name]
+
+
+def test_without_a_compiler_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    build.load_kernels.cache_clear()
+    with caplog.at_level(logging.INFO):
+        assert build.load_kernels() is None
+    assert "no C compiler" in caplog.text
+
+
+def test_a_compiler_that_refuses_is_quoted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho 'march: unknown processor' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    build.load_kernels.cache_clear()
+    assert build.load_kernels() is None
+    assert "unknown processor" in caplog.text
+    assert not list((tmp_path / "cache" / "turnwise").iterdir())
+
+
+def test_they_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.SWITCH, "off")
+    build.load_kernels.cache_clear()
+    assert build.load_kernels() is None
+
+
+def test_a_home_that_cannot_be_written_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    folder = build.cache_folder()
+    assert folder.is_dir() and tmp_path not in folder.parents

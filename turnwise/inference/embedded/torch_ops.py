@@ -1,0 +1,51 @@
+"""A layer's operations by torch: any device and dtype."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from turnwise.inference.embedded.attention import attend, plan_attention
+from turnwise.inference.embedded.cache import KVCache
+from turnwise.inference.embedded.layer_ops import HeadShape
+from turnwise.inference.embedded.runner import Step
+
+
+class TorchOps:
+    """`LayerOps`: rows of similar lengths go through one kernel call of `scaled_dot_product_attention` together."""
+
+    def __init__(self, step: Step, shape: HeadShape, cache: KVCache, rotary: Tensor) -> None:
+        device, dtype = rotary.device, rotary.dtype
+        self._shape = shape
+        self._cache = cache
+        self._slots = torch.from_numpy(step.slots[step.rows]).to(device)
+        self._positions = torch.from_numpy(step.positions).to(device)
+        self._cosines, self._sines = rotary.index_select(0, self._positions)[:, :, None].unbind(1)
+        self._groups = plan_attention(step, device, dtype)
+
+    def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        if x.is_cuda or x.dtype != torch.float32:
+            return F.rms_norm(x, x.shape[-1:], eps=self._shape.eps) * weight
+        # torch has no kernel of its own for a CPU; it makes more passes over x than these three.
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x * size.square_().mul_(1 / x.shape[-1]).add_(self._shape.eps).rsqrt_()).mul_(weight)
+
+    def place_heads(self, layer: int, qkv: Tensor, norms: Tensor | None) -> Tensor:
+        shape = self._shape
+        heads = qkv.view(len(qkv), -1, shape.head_dim)
+        rotated = heads[:, : shape.num_rotated]
+        if norms is not None:
+            rotated = self.rms_norm(rotated, norms)
+        first, second = rotated.chunk(2, -1)
+        rotated = (rotated * self._cosines).addcmul_(torch.cat((second, first), -1), self._sines)
+        keys, values = rotated[:, shape.num_heads :], heads[:, shape.num_rotated :]
+        self._cache.write(layer, self._slots, self._positions, keys, values)
+        return rotated[:, : shape.num_heads]
+
+    def attend(self, layer: int, queries: Tensor) -> Tensor:
+        return attend(queries, self._cache.keys[layer], self._cache.values[layer], self._groups, self._shape.scale)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate).mul_(up)

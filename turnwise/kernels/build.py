@@ -1,0 +1,108 @@
+"""Compiles the C kernels when they are first needed, with the compiler that the machine has, and keeps the result.
+
+A second is what it takes. Without a compiler, or where `TURNWISE_KERNELS=off` is set, there are none, and torch's operations
+do the same work in more passes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).parent / "decoder.c"
+SWITCH = "TURNWISE_KERNELS"
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+_TIME_LIMIT_S = 60.0
+
+
+@lru_cache(maxsize=1)
+def load_kernels() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where there are none; why is logged once."""
+    if os.environ.get(SWITCH, "on") == "off":
+        return None
+    compiler = find_compiler()
+    if compiler is None:
+        logger.info("The embedded server runs on torch's kernels: no C compiler (cc, gcc, clang or $CC) was found.")
+        return None
+    try:
+        return _typed(ctypes.CDLL(str(compiled(SOURCE, compiler, cache_folder()))))
+    except (OSError, subprocess.SubprocessError) as error:
+        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+        logger.warning("The embedded server runs on torch's kernels, which are slower; compiling its own failed: %s", said)
+        return None
+
+
+def find_compiler() -> list[str] | None:
+    """The command of a C compiler: `$CC`, or the first of cc, gcc and clang."""
+    named = shlex.split(os.environ.get("CC", ""))
+    for command in (named, ["cc"], ["gcc"], ["clang"]):
+        if command and shutil.which(command[0]):
+            return command
+    return None
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: `$XDG_CACHE_HOME/turnwise`, by default in `~/.cache`; where that can't be written, a
+    folder of this process's own."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):
+        pass
+    return Path(tempfile.mkdtemp(prefix="turnwise-"))
+
+
+def compiled(source: Path, compiler: list[str], folder: Path) -> Path:
+    """The shared library of a source file, compiled unless this processor's is in the folder already.
+
+    Raises:
+        OSError: the folder can't be written.
+        subprocess.SubprocessError: the compiler refused, or took more than a minute.
+    """
+    command = [*compiler, *_FLAGS]
+    facts = [source.read_text(encoding="utf-8"), " ".join(command), platform.machine(), _processor()]
+    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
+    target = folder / f"{source.stem}-{digest}.so"
+    if not target.exists():
+        # Several processes may come here at once: each replaces the file whole.
+        partial = folder / f"{target.name}.{os.getpid()}"
+        run = [*command, str(source), "-o", str(partial), "-lm"]
+        try:
+            subprocess.run(run, check=True, capture_output=True, text=True, timeout=_TIME_LIMIT_S)
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+    return target
+
+
+def _processor() -> str:
+    """What `-march=native` means here: a home may be shared by machines that differ."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declares the arguments, in the order of decoder.c."""
+    pointer, number, size = ctypes.c_void_p, ctypes.c_float, ctypes.c_int64
+    library.rms_norm.argtypes = [pointer, pointer, number, pointer, *[size] * 3]
+    library.silu_mul.argtypes = [pointer, pointer, *[size] * 3]
+    library.place_heads.argtypes = [pointer, pointer, number, *[pointer] * 6, *[size] * 6]
+    library.attend.argtypes = [*[pointer] * 5, number, pointer, *[size] * 6]
+    for function in (library.rms_norm, library.silu_mul, library.place_heads):
+        function.restype = None
+    library.attend.restype = ctypes.c_int
+    return library
