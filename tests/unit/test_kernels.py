@@ -104,10 +104,10 @@ def test_scores_that_are_not_numbers_stay_so(lib: ctypes.CDLL) -> None:
 def test_what_is_compiled_is_kept(tmp_path: Path) -> None:
     compiler = build.find_compiler()
     assert compiler is not None
-    library = build.compiled(build.SOURCE, compiler, tmp_path)
+    library = build.compiled(build.FOLDER, compiler, tmp_path)
     # A second time no compiler runs: this one would fail.
     made = library.stat().st_mtime_ns
-    assert build.compiled(build.SOURCE, compiler, tmp_path) == library
+    assert build.compiled(build.FOLDER, compiler, tmp_path) == library
     assert library.stat().st_mtime_ns == made
     assert [path.name for path in tmp_path.iterdir()] == [library.name]
 

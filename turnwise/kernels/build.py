@@ -20,7 +20,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).parent / "decoder.c"
+FOLDER = Path(__file__).parent
 SWITCH = "TURNWISE_KERNELS"
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _TIME_LIMIT_S = 60.0
@@ -33,13 +33,13 @@ def load_kernels() -> ctypes.CDLL | None:
         return None
     compiler = find_compiler()
     if compiler is None:
-        logger.info("The embedded server runs on torch's kernels: no C compiler (cc, gcc, clang or $CC) was found.")
+        logger.info("Running on torch's kernels: no C compiler (cc, gcc, clang or $CC) was found.")
         return None
     try:
-        return _typed(ctypes.CDLL(str(compiled(SOURCE, compiler, cache_folder()))))
+        return _typed(ctypes.CDLL(str(compiled(FOLDER, compiler, cache_folder()))))
     except (OSError, subprocess.SubprocessError) as error:
         said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-        logger.warning("The embedded server runs on torch's kernels, which are slower; compiling its own failed: %s", said)
+        logger.warning("Running on torch's kernels, which are slower; compiling the library's own failed: %s", said)
         return None
 
 
@@ -65,21 +65,21 @@ def cache_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="turnwise-"))
 
 
-def compiled(source: Path, compiler: list[str], folder: Path) -> Path:
-    """The shared library of a source file, compiled unless this processor's is in the folder already.
+def compiled(sources: Path, compiler: list[str], folder: Path) -> Path:
+    """The shared library of the C files in `sources`, compiled unless this processor's is in `folder` already.
 
     Raises:
         OSError: the folder can't be written.
         subprocess.SubprocessError: the compiler refused, or took more than a minute.
     """
     command = [*compiler, *_FLAGS]
-    facts = [source.read_text(encoding="utf-8"), " ".join(command), platform.machine(), _processor()]
-    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
-    target = folder / f"{source.stem}-{digest}.so"
+    texts = [path.read_text(encoding="utf-8") for path in sorted(sources.glob("*.[ch]"))]
+    facts = [*texts, " ".join(command), platform.machine(), _processor()]
+    target = folder / f"kernels-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:16]}.so"
     if not target.exists():
         # Several processes may come here at once: each replaces the file whole.
         partial = folder / f"{target.name}.{os.getpid()}"
-        run = [*command, str(source), "-o", str(partial), "-lm"]
+        run = [*command, *map(str, sorted(sources.glob("*.c"))), "-o", str(partial), "-lm"]
         try:
             subprocess.run(run, check=True, capture_output=True, text=True, timeout=_TIME_LIMIT_S)
             os.replace(partial, target)
@@ -96,13 +96,21 @@ def _processor() -> str:
 
 
 def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declares the arguments, in the order of decoder.c."""
+    """Declares the arguments, in the order of the C files."""
     pointer, number, size = ctypes.c_void_p, ctypes.c_float, ctypes.c_int64
     library.rms_norm.argtypes = [pointer, pointer, number, pointer, *[size] * 3]
     library.silu_mul.argtypes = [pointer, pointer, *[size] * 3]
     library.place_heads.argtypes = [pointer, pointer, number, *[pointer] * 6, *[size] * 6]
     library.attend.argtypes = [*[pointer] * 5, number, pointer, *[size] * 6]
-    for function in (library.rms_norm, library.silu_mul, library.place_heads):
+    library.norm_rotate.argtypes = [pointer, pointer, number, *[pointer] * 3, *[size] * 4]
+    library.norm_rotate_backward.argtypes = [*[pointer] * 3, number, *[pointer] * 4, *[size] * 4]
+    library.gate_forward.argtypes = [*[pointer] * 3, *[size] * 3]
+    library.gate_backward.argtypes = [*[pointer] * 5, *[size] * 3]
+    library.attend_branches.argtypes = [*[pointer] * 6, number, *[pointer] * 2, *[size] * 6]
+    library.attend_branches_backward.argtypes = [*[pointer] * 9, number, *[pointer] * 5, *[size] * 6]
+    for function in (library.attend, library.norm_rotate_backward, library.attend_branches, library.attend_branches_backward):
+        function.restype = ctypes.c_int
+    for function in (library.rms_norm, library.silu_mul, library.place_heads, library.norm_rotate):
         function.restype = None
-    library.attend.restype = ctypes.c_int
+    library.gate_forward.restype = library.gate_backward.restype = None
     return library

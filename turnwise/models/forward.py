@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import NotAvailableError
 from turnwise.models.logprobs import token_logprobs
+from turnwise.models.native_layers import use_native_layers
 from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
 from turnwise.models.prefix_tree import merge_prefixes
 from turnwise.models.value_head import value_head
@@ -43,6 +44,7 @@ class PackedForward(ABC):
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+        use_native_layers(model)
         self._has_own_attention = model.config._attn_implementation == PACKED_ATTENTION
         self.is_packed = self._has_own_attention or model.config._attn_implementation == "flash_attention_2"
         self.counts = TokenCounts()

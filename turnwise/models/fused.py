@@ -29,7 +29,24 @@ class FusedLinear(NamedTuple):
 
 
 def fast_path_obstacle(model: PreTrainedModel) -> str | None:
-    """Why the model's forward pass isn't the plain Llama shape, or None where it is."""
+    """Why the model's forward pass isn't the plain Llama shape with plain projections, or None where it is."""
+    obstacle = _obstacle_of_shape(model)
+    if obstacle is not None:
+        return obstacle
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        for linear in (*_qkv(layer), attention.o_proj, *_gate_up(layer), mlp.down_proj):
+            if type(linear) is not nn.Linear:
+                return f"a projection is a {type(linear).__name__}, not a plain Linear"
+    return None
+
+
+def has_plain_shape(model: PreTrainedModel) -> bool:
+    """Whether the model has the Llama, Qwen2, Qwen3 or Mistral shape, whatever its projections are (adapters, say)."""
+    return _obstacle_of_shape(model) is None
+
+
+def _obstacle_of_shape(model: PreTrainedModel) -> str | None:
     name = type(model).__name__
     if name not in _MODEL_CLASSES:
         return f"{name} is none of {', '.join(_MODEL_CLASSES)}"
@@ -42,11 +59,6 @@ def fast_path_obstacle(model: PreTrainedModel) -> str | None:
     rope_type = (config.get("rope_parameters") or {}).get("rope_type", "default")
     if rope_type in _RUNTIME_ROPE:
         return f"its rotary embedding {rope_type!r} depends on the sequence length"
-    for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        for linear in (*_qkv(layer), attention.o_proj, *_gate_up(layer), mlp.down_proj):
-            if type(linear) is not nn.Linear:
-                return f"a projection is a {type(linear).__name__}, not a plain Linear"
     return None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from turnwise.errors import ModelError
+from turnwise.models.native_attention import BranchAttention, Branches, attention_kernels
 from turnwise.models.prefix_tree import PrefixTree
 
 PACKED_ATTENTION = "turnwise_packed"
@@ -28,7 +30,7 @@ _PACKABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _HAS_VARLEN = {"enable_gqa", "window_size"} <= inspect.signature(varlen.varlen_attn).parameters.keys()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PackedSequences:
     """Where the S sequences of a packed batch lie: their lengths, and on the device the S + 1 positions between them.
 
@@ -58,6 +60,11 @@ class PackedSequences:
     @property
     def key_lengths(self) -> tuple[int, ...]:
         return self.lengths if self.tree is None else self.tree.path_lengths
+
+    @cached_property
+    def branches(self) -> Branches:
+        """The same for the library's own kernels."""
+        return Branches.of(self.lengths, self.key_lengths, None if self.tree is None else self.tree.paths.numpy())
 
     def mask(self, query: Tensor, num_keys: int, window: int | None) -> Tensor | None:
         """Added to the scores of queries that are the last of `num_keys` positions; None where plain causality says it.
@@ -115,6 +122,14 @@ def packed_attention(
         )
     if _HAS_VARLEN and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and not dropout:
         return _varlen(query, key, value, sequences, scaling, sliding_window), None
+    longest = max(sequences.key_lengths)
+    if not dropout and (sliding_window is None or sliding_window >= longest) and query.device.type == "cpu":
+        kernels = attention_kernels((query, key, value), sequences.branches)
+        if kernels is not None:
+            q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            output: Tensor = BranchAttention.apply(q, k, v, sequences.branches, scale, kernels)
+            return output[None], None
     return _each_sequence(query, key, value, sequences, dropout, scaling, sliding_window), None
 
 

@@ -1,0 +1,130 @@
+"""Layers on own kernels give transformers' numbers and gradients, and step aside where they don't fit."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from turnwise.kernels import build
+from turnwise.models.native_layers import Gate, NormRotate, use_native_layers
+from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
+
+kernels = build.load_kernels()
+pytestmark = pytest.mark.skipif(kernels is None, reason="no C compiler")
+SIZES: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2}
+HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
+CONFIGS = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES, **HEADS, attention_bias=True, mlp_bias=True)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES, **HEADS)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, **HEADS, head_dim=12)),
+}
+LENGTHS = [9, 4, 14]
+
+
+def make_model(kind: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model_class, config = CONFIGS[kind]
+    model = model_class(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.3)
+    model.config._attn_implementation = PACKED_ATTENTION
+    return model
+
+
+def states(model: PreTrainedModel) -> Tensor:
+    token_ids = torch.arange(sum(LENGTHS))[None] % 40
+    places = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    sequences = PackedSequences.of(LENGTHS, torch.device("cpu"))
+    mask = torch.empty(1, 1, 0, 0)
+    hidden: Tensor = model.base_model(
+        input_ids=token_ids, position_ids=places, attention_mask=mask, sequences=sequences, use_cache=False
+    ).last_hidden_state
+    return hidden
+
+
+def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
+    (states(model) ** 3).mean().backward()
+    return {name: p.grad for name, p in model.base_model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_states_and_gradients_are_those_of_transformers(kind: str) -> None:
+    model, own = make_model(kind), make_model(kind)
+    assert use_native_layers(own)
+    torch.testing.assert_close(states(own), states(model), rtol=1e-4, atol=1e-5)
+    right = gradients(model)
+    assert len(right) > 10
+    for name, gradient in gradients(own).items():
+        torch.testing.assert_close(gradient, right[name], rtol=1e-3, atol=1e-4 * float(right[name].abs().max()))
+
+
+def test_the_kernels_did_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, calls = make_model("qwen3"), []
+    use_native_layers(own)
+    monkeypatch.setattr(NormRotate, "apply", lambda x, *rest: calls.append("norm") or x)
+    monkeypatch.setattr(Gate, "apply", lambda gate, up, _: calls.append("gate") or gate)
+    states(own)
+    assert (calls.count("norm"), calls.count("gate")) == (2 * 4 + 1, 2)
+
+
+@pytest.mark.parametrize("size", [8, 20, 33])
+def test_gates_far_from_zero_and_their_gradients(size: int) -> None:
+    gate, up = torch.linspace(-100, 100, 30 * size).view(30, size).requires_grad_(), torch.randn(30, size, requires_grad=True)
+    own = torch.autograd.grad(Gate.apply(gate, up, kernels).square().sum(), (gate, up))
+    right = torch.autograd.grad((F.silu(gate) * up).square().sum(), (gate, up))
+    for gradient, expected in zip(own, right, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_of_a_weight_does_not_depend_on_the_number_of_threads() -> None:
+    x, weight = torch.randn(500, 2, 16), torch.randn(16, requires_grad=True)
+    before = torch.get_num_threads()
+    gradients = []
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        gradients += torch.autograd.grad(NormRotate.apply(x, weight, 1e-6, None, None, kernels).cos().sum(), weight)
+    torch.set_num_threads(before)
+    assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
+
+
+def test_a_copy_has_layers_of_its_own() -> None:
+    model = make_model("qwen3")
+    use_native_layers(model)
+    copied = deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert states(copied).abs().sum() > 0
+    assert copied.base_model.norm.forward.__self__ is copied.base_model.norm
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_autocast_and_a_cache_go_transformers_way(kind: str) -> None:
+    model, own = make_model(kind), make_model(kind)
+    use_native_layers(own)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(states(own), states(model), rtol=0, atol=0)
+    token_ids = torch.arange(6)[None]
+    torch.testing.assert_close(own(token_ids, use_cache=True).logits, model(token_ids, use_cache=True).logits)
+
+
+def test_other_models_are_left_as_they_are() -> None:
+    padded = make_model("qwen3")
+    padded.config._attn_implementation = "sdpa"
+    assert not use_native_layers(padded)
+    assert not use_native_layers(make_model("qwen3").bfloat16())
+    assert "forward" not in vars(padded.base_model.norm)
