@@ -33,7 +33,11 @@ def load_kernels() -> ctypes.CDLL | None:
         return None
     compiler = find_compiler()
     if compiler is None:
-        logger.info("Running on torch's kernels: no C compiler (cc, gcc, clang or $CC) was found.")
+        logger.warning(
+            "Running on torch's kernels, which are slower: there is no C compiler (cc, gcc, clang or $CC). Install one, or set "
+            "%s=off to say that this is fine.",
+            SWITCH,
+        )
         return None
     try:
         return _typed(ctypes.CDLL(str(compiled(FOLDER, compiler, cache_folder()))))
@@ -102,15 +106,13 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.silu_mul.argtypes = [pointer, pointer, *[size] * 3]
     library.place_heads.argtypes = [pointer, pointer, number, *[pointer] * 6, *[size] * 6]
     library.attend.argtypes = [*[pointer] * 5, number, pointer, *[size] * 6]
-    library.norm_rotate.argtypes = [pointer, pointer, number, *[pointer] * 3, *[size] * 4]
-    library.norm_rotate_backward.argtypes = [*[pointer] * 3, number, *[pointer] * 4, *[size] * 4]
-    library.gate_forward.argtypes = [*[pointer] * 3, *[size] * 3]
-    library.gate_backward.argtypes = [*[pointer] * 5, *[size] * 3]
+    library.silu_mul_backward.argtypes = [*[pointer] * 3, *[size] * 3]
+    library.norm_rotate.argtypes = [pointer, size, pointer, number, *[pointer] * 3, *[size] * 4]
+    library.norm_rotate_backward.argtypes = [*[pointer] * 2, size, pointer, number, *[pointer] * 4, *[size] * 4]
     library.attend_branches.argtypes = [*[pointer] * 6, number, *[pointer] * 2, *[size] * 6]
     library.attend_branches_backward.argtypes = [*[pointer] * 9, number, *[pointer] * 5, *[size] * 6]
     for function in (library.attend, library.norm_rotate_backward, library.attend_branches, library.attend_branches_backward):
         function.restype = ctypes.c_int
-    for function in (library.rms_norm, library.silu_mul, library.place_heads, library.norm_rotate):
+    for function in (library.rms_norm, library.silu_mul, library.place_heads, library.silu_mul_backward, library.norm_rotate):
         function.restype = None
-    library.gate_forward.restype = library.gate_backward.restype = None
     return library

@@ -7,16 +7,16 @@
 
 #define PARTS 32
 
-/* Heads x [N, heads, dim], normed by weight [dim] unless it's NULL, then rotated by cosines and sines [N, dim] unless those
- * are NULL (Su et al. 2021, halves of a head as pairs). */
-void norm_rotate(const float *x, const float *weight, float eps, const float *cosines, const float *sines, float *out,
-                 int64_t num_tokens, int64_t num_heads, int64_t dim, int64_t max_threads) {
+/* Heads x [N, heads, dim], whose tokens are `stride` numbers apart, normed by weight [dim] unless it's NULL, then rotated by
+ * cosines and sines [N, dim] unless those are NULL (Su et al. 2021, halves of a head as pairs). */
+void norm_rotate(const float *x, int64_t stride, const float *weight, float eps, const float *cosines, const float *sines,
+                 float *out, int64_t num_tokens, int64_t num_heads, int64_t dim, int64_t max_threads) {
     int64_t half = dim / 2;
 #pragma omp parallel for schedule(static) THREADS(num_tokens)
     for (int64_t token = 0; token < num_tokens; token++) {
         const float *c = cosines ? cosines + token * dim : 0, *s = cosines ? sines + token * dim : 0;
         for (int64_t head = 0; head < num_heads; head++) {
-            const float *from = x + (token * num_heads + head) * dim;
+            const float *from = x + token * stride + head * dim;
             float *to = out + (token * num_heads + head) * dim;
             if (!cosines) {
                 norm_row(from, weight, eps, to, dim);
@@ -32,11 +32,11 @@ void norm_rotate(const float *x, const float *weight, float eps, const float *co
     }
 }
 
-/* Gradients of norm_rotate: to `x_grad` [N, heads, dim] and, with a weight, `weight_grad` [dim]. Returns 0, or 1 where memory
- * was short. */
-int norm_rotate_backward(const float *grad, const float *x, const float *weight, float eps, const float *cosines,
-                         const float *sines, float *x_grad, float *weight_grad, int64_t num_tokens, int64_t num_heads,
-                         int64_t dim, int64_t max_threads) {
+/* Gradients of norm_rotate: to `x_grad`, laid out like x, and, with a weight, `weight_grad` [dim]. Returns 0, or 1 where
+ * memory was short. */
+int norm_rotate_backward(const float *grad, const float *x, int64_t stride, const float *weight, float eps,
+                         const float *cosines, const float *sines, float *x_grad, float *weight_grad, int64_t num_tokens,
+                         int64_t num_heads, int64_t dim, int64_t max_threads) {
     int64_t half = dim / 2;
     float *partial = calloc(PARTS * dim, sizeof(float));
     if (!partial) return 1;
@@ -46,9 +46,8 @@ int norm_rotate_backward(const float *grad, const float *x, const float *weight,
         for (int64_t token = part * num_tokens / PARTS; token < (part + 1) * num_tokens / PARTS; token++) {
             const float *c = cosines ? cosines + token * dim : 0, *s = cosines ? sines + token * dim : 0;
             for (int64_t head = 0; head < num_heads; head++) {
-                int64_t place = (token * num_heads + head) * dim;
-                const float *g = grad + place, *from = x + place;
-                float *to = x_grad + place;
+                const float *g = grad + (token * num_heads + head) * dim, *from = x + token * stride + head * dim;
+                float *to = x_grad + token * stride + head * dim;
                 if (cosines) {
                     float *back = weight ? turned : to;
                     for (int64_t i = 0; i < half; i++) {
@@ -76,33 +75,22 @@ int norm_rotate_backward(const float *grad, const float *x, const float *weight,
     return 0;
 }
 
-/* out = silu(gate) * up over rows of `dim` numbers. */
-void gate_forward(const float *gate, const float *up, float *out, int64_t num_rows, int64_t dim, int64_t max_threads) {
+/* Gradient of silu_mul: `x` and `x_grad` [rows, 2 dim] are gates and what they let through. */
+void silu_mul_backward(const float *grad, const float *x, float *x_grad, int64_t num_rows, int64_t dim, int64_t max_threads) {
 #pragma omp parallel for schedule(static) THREADS(num_rows)
     for (int64_t row = 0; row < num_rows; row++) {
-        int64_t i = row * dim, end = i + dim;
-        for (; i + LANES <= end; i += LANES) {
-            vec g = *(const vec *)(gate + i);
-            *(vec *)(out + i) = g * sigmoid_of(g) * *(const vec *)(up + i);
+        const float *from = grad + row * dim, *gate = x + row * 2 * dim, *up = gate + dim;
+        float *gate_grad = x_grad + row * 2 * dim, *up_grad = gate_grad + dim;
+        int64_t i = 0;
+        for (; i + LANES <= dim; i += LANES) {
+            vec g = *(const vec *)(from + i), z = *(const vec *)(gate + i), s = sigmoid_of(z);
+            *(vec *)(up_grad + i) = g * z * s;
+            *(vec *)(gate_grad + i) = g * *(const vec *)(up + i) * s * (splat(1.0f) + z * (splat(1.0f) - s));
         }
-        for (; i < end; i++) out[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
-    }
-}
-
-void gate_backward(const float *grad, const float *gate, const float *up, float *gate_grad, float *up_grad, int64_t num_rows,
-                   int64_t dim, int64_t max_threads) {
-#pragma omp parallel for schedule(static) THREADS(num_rows)
-    for (int64_t row = 0; row < num_rows; row++) {
-        int64_t i = row * dim, end = i + dim;
-        for (; i + LANES <= end; i += LANES) {
-            vec g = *(const vec *)(grad + i), x = *(const vec *)(gate + i), s = sigmoid_of(x);
-            *(vec *)(up_grad + i) = g * x * s;
-            *(vec *)(gate_grad + i) = g * *(const vec *)(up + i) * s * (splat(1.0f) + x * (splat(1.0f) - s));
-        }
-        for (; i < end; i++) {
+        for (; i < dim; i++) {
             float s = 1.0f / (1.0f + expf(-gate[i]));
-            up_grad[i] = grad[i] * gate[i] * s;
-            gate_grad[i] = grad[i] * up[i] * s * (1.0f + gate[i] * (1.0f - s));
+            up_grad[i] = from[i] * gate[i] * s;
+            gate_grad[i] = from[i] * up[i] * s * (1.0f + gate[i] * (1.0f - s));
         }
     }
 }

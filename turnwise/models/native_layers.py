@@ -7,11 +7,12 @@ fit: another device or dtype, autocast, a cache.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
@@ -44,69 +45,113 @@ def use_native_layers(model: PreTrainedModel) -> bool:
     return True
 
 
-class NormRotate(torch.autograd.Function):
-    """Heads x [N, heads, D] normed by `weight` [D] where given (RMS; Zhang & Sennrich 2019), then rotated by `cosines` and
-    `sines` [N, D] where given (Su et al. 2021)."""
+class Norm(torch.autograd.Function):
+    """x [N, D] / √(mean x² + eps) · weight (Zhang & Sennrich 2019)."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        eps: float,
-        cosines: Tensor | None,
-        sines: Tensor | None,
-        kernels: ctypes.CDLL,
-    ) -> Tensor:
-        x = x.contiguous()
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, kernels: ctypes.CDLL) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
         out = torch.empty_like(x)
-        pointers = _pointer(x), _pointer(weight), eps, _pointer(cosines), _pointer(sines), _pointer(out)
-        kernels.norm_rotate(*pointers, *x.shape, torch.get_num_threads())
-        ctx.save_for_backward(x, weight, cosines, sines)
+        kernels.rms_norm(x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), *x.shape, torch.get_num_threads())
+        ctx.save_for_backward(x, weight)
         ctx.eps, ctx.kernels = eps, kernels
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, cosines, sines = ctx.saved_tensors
-        grad, x_grad = grad.contiguous(), torch.empty_like(x)
-        weight_grad = None if weight is None else torch.empty_like(weight)
-        pointers = [_pointer(tensor) for tensor in (cosines, sines, x_grad, weight_grad)]
-        inputs = _pointer(grad), _pointer(x), _pointer(weight), ctx.eps
-        if ctx.kernels.norm_rotate_backward(*inputs, *pointers, *x.shape, torch.get_num_threads()):
-            raise MemoryError("no memory is left for the gradient of a norm's weight")
-        return x_grad, weight_grad, None, None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, weight = ctx.saved_tensors
+        x_grad = torch.empty_like(x)
+        weight_grad = _heads_backward(ctx, grad[:, None], x, weight, None, x_grad)
+        assert weight_grad is not None
+        return x_grad, weight_grad, None, None
+
+
+class SplitHeads(torch.autograd.Function):
+    """Queries [N, H, D], keys and values [N, Hkv, D] out of `qkv` [N, (H + 2 Hkv) · D]: the first two normed by `weights` [D]
+    where given (Qwen3) and rotated by `cosines` and `sines` [N, D] (Su et al. 2021)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        tables: tuple[Tensor, Tensor],
+        eps: float,
+        num_heads: tuple[int, int],
+        kernels: ctypes.CDLL,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = qkv.contiguous()
+        num_tokens, stride = qkv.shape
+        dim = tables[0].shape[1]
+        query, key, value = qkv.split([count * dim for count in (*num_heads, num_heads[1])], 1)
+        outputs = []
+        for part, weight, count in ((query, q_weight, num_heads[0]), (key, k_weight, num_heads[1])):
+            out = qkv.new_empty(num_tokens, count, dim)
+            pointers = part.data_ptr(), stride, _pointer(weight), eps, *map(_pointer, tables), out.data_ptr()
+            kernels.norm_rotate(*pointers, *out.shape, torch.get_num_threads())
+            outputs.append(out)
+        ctx.save_for_backward(qkv, q_weight, k_weight, *tables)
+        ctx.eps, ctx.kernels, ctx.num_heads = eps, kernels, num_heads
+        return outputs[0], outputs[1], value.reshape(num_tokens, -1, dim)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, q_weight, k_weight, *tables = ctx.saved_tensors
+        qkv_grad = torch.empty_like(qkv)
+        sizes = [grad[0].numel() for grad in (q_grad, k_grad, v_grad)]
+        (query, key, _), (query_grad, key_grad, value_grad) = qkv.split(sizes, 1), qkv_grad.split(sizes, 1)
+        q_weight_grad = _heads_backward(ctx, q_grad, query, q_weight, tables, query_grad)
+        k_weight_grad = _heads_backward(ctx, k_grad, key, k_weight, tables, key_grad)
+        value_grad.copy_(v_grad.flatten(1))
+        return qkv_grad, q_weight_grad, k_weight_grad, None, None, None, None
 
 
 class Gate(torch.autograd.Function):
-    """silu(gate) · up, both [N, D] (Shazeer 2020)."""
+    """silu(gate) · up of `gate_up` [N, 2 D], their halves (Shazeer 2020); [N, D]."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, kernels: ctypes.CDLL) -> Tensor:
-        gate, up = gate.contiguous(), up.contiguous()
-        out = torch.empty_like(gate)
-        kernels.gate_forward(_pointer(gate), _pointer(up), _pointer(out), *gate.shape, torch.get_num_threads())
-        ctx.save_for_backward(gate, up)
+    def forward(ctx: Any, gate_up: Tensor, kernels: ctypes.CDLL) -> Tensor:
+        gate_up = gate_up.contiguous()
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        kernels.silu_mul(gate_up.data_ptr(), out.data_ptr(), *out.shape, torch.get_num_threads())
+        ctx.save_for_backward(gate_up)
         ctx.kernels = kernels
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        gate, up = ctx.saved_tensors
-        grad, gate_grad, up_grad = grad.contiguous(), torch.empty_like(gate), torch.empty_like(up)
-        pointers = [_pointer(tensor) for tensor in (grad, gate, up, gate_grad, up_grad)]
-        ctx.kernels.gate_backward(*pointers, *gate.shape, torch.get_num_threads())
-        return gate_grad, up_grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (gate_up,) = ctx.saved_tensors
+        grad, gate_up_grad = grad.contiguous(), torch.empty_like(gate_up)
+        pointers = grad.data_ptr(), gate_up.data_ptr(), gate_up_grad.data_ptr()
+        ctx.kernels.silu_mul_backward(*pointers, *grad.shape, torch.get_num_threads())
+        return gate_up_grad, None
+
+
+def _heads_backward(
+    ctx: Any, grad: Tensor, x: Tensor, weight: Tensor | None, tables: Sequence[Tensor] | None, x_grad: Tensor
+) -> Tensor | None:
+    """The gradient to `weight` of heads whose gradient is `grad` [N, heads, D]; that to `x` is written to `x_grad`, which is
+    laid out as `x` is."""
+    grad = grad.contiguous()
+    weight_grad = None if weight is None else torch.empty_like(weight)
+    cosines, sines = tables or (None, None)
+    inputs = grad.data_ptr(), x.data_ptr(), x.stride(0), _pointer(weight), ctx.eps, _pointer(cosines), _pointer(sines)
+    outputs = x_grad.data_ptr(), _pointer(weight_grad)
+    if ctx.kernels.norm_rotate_backward(*inputs, *outputs, *grad.shape, torch.get_num_threads()):
+        raise MemoryError("no memory is left for the gradient of a norm's weight")
+    return weight_grad
 
 
 def _norm_forward(module: Any, hidden_states: Tensor) -> Tensor:
     kernels = _kernels_for(hidden_states, module.weight)
     if kernels is None:
         return type(module).forward(module, hidden_states)
-    rows = hidden_states.reshape(-1, 1, hidden_states.shape[-1])
-    normed: Tensor = NormRotate.apply(rows, module.weight, module.variance_epsilon, None, None, kernels)
+    rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+    normed: Tensor = Norm.apply(rows, module.weight, module.variance_epsilon, kernels)
     return normed.view(hidden_states.shape)
 
 
@@ -114,9 +159,9 @@ def _mlp_forward(module: Any, x: Tensor) -> Tensor:
     kernels = _kernels_for(x)
     if kernels is None:
         return type(module).forward(module, x)
-    gate, up = module.gate_proj(x), module.up_proj(x)
-    size = gate.shape[-1]
-    return module.down_proj(Gate.apply(gate.view(-1, size), up.view(-1, size), kernels).view(gate.shape))
+    gate_up = _together(x, module.gate_proj, module.up_proj)
+    gated = Gate.apply(gate_up.flatten(0, -2), kernels)
+    return module.down_proj(gated.view(*x.shape[:-1], -1))
 
 
 def _attention_forward(
@@ -131,19 +176,28 @@ def _attention_forward(
     if kernels is None or sequences is None or past_key_values is not None:
         return type(module).forward(module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
     num_tokens = hidden_states.shape[1]
-    cosines, sines = (table[0].contiguous() for table in position_embeddings)
-
-    def rotated(projection: nn.Module, norm: Any) -> Tensor:
-        heads = projection(hidden_states).view(num_tokens, -1, module.head_dim)
-        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.variance_epsilon)
-        turned: Tensor = NormRotate.apply(heads, weight, eps, cosines, sines, kernels)
-        return turned.transpose(0, 1)[None]
-
-    norms = (module.q_norm, module.k_norm) if "q_norm" in module._modules else (None, None)
-    queries, keys = rotated(module.q_proj, norms[0]), rotated(module.k_proj, norms[1])
-    values = module.v_proj(hidden_states).view(num_tokens, -1, module.head_dim).transpose(0, 1)[None]
-    mixed, _ = packed_attention(module, queries, keys, values, None, scaling=module.scaling, sequences=sequences)
+    qkv = _together(hidden_states[0], module.q_proj, module.k_proj, module.v_proj)
+    num_rows = qkv.shape[1] // module.head_dim
+    num_kv_heads = num_rows // (module.num_key_value_groups + 2)
+    q_weight, k_weight, eps = None, None, 0.0
+    if "q_norm" in module._modules:
+        q_weight, k_weight, eps = module.q_norm.weight, module.k_norm.weight, module.q_norm.variance_epsilon
+    tables = tuple(table[0].contiguous() for table in position_embeddings)
+    num_heads = (num_rows - 2 * num_kv_heads, num_kv_heads)
+    heads = SplitHeads.apply(qkv, q_weight, k_weight, tables, eps, num_heads, kernels)
+    query, key, value = (part.transpose(0, 1)[None] for part in heads)
+    mixed, _ = packed_attention(module, query, key, value, None, scaling=module.scaling, sequences=sequences)
     return module.o_proj(mixed.reshape(1, num_tokens, -1)), None
+
+
+def _together(x: Tensor, *projections: nn.Module) -> Tensor:
+    """Outputs of the projections side by side, by one product where they are plain."""
+    linears = [linear for linear in projections if type(linear) is nn.Linear]
+    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+    if len(linears) < len(projections) or len(biases) not in (0, len(linears)):
+        return torch.cat([projection(x) for projection in projections], -1)
+    weight = torch.cat(tuple(linear.weight for linear in linears))
+    return F.linear(x, weight, torch.cat(biases) if biases else None)
 
 
 def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from turnwise.kernels import build
-from turnwise.models.native_layers import Gate, NormRotate, use_native_layers
+from turnwise.models.native_layers import Gate, Norm, SplitHeads, use_native_layers
 from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
 
 kernels = build.load_kernels()
@@ -75,28 +75,49 @@ def test_states_and_gradients_are_those_of_transformers(kind: str) -> None:
 def test_the_kernels_did_it(monkeypatch: pytest.MonkeyPatch) -> None:
     own, calls = make_model("qwen3"), []
     use_native_layers(own)
-    monkeypatch.setattr(NormRotate, "apply", lambda x, *rest: calls.append("norm") or x)
-    monkeypatch.setattr(Gate, "apply", lambda gate, up, _: calls.append("gate") or gate)
+    for function in (Norm, SplitHeads, Gate):
+        apply = function.apply
+        monkeypatch.setattr(function, "apply", lambda *a, f=apply, n=function.__name__: calls.append(n) or f(*a))
     states(own)
-    assert (calls.count("norm"), calls.count("gate")) == (2 * 4 + 1, 2)
+    assert [calls.count(name) for name in ("Norm", "SplitHeads", "Gate")] == [2 * 2 + 1, 2, 2]
+
+
+class Doubled(torch.nn.Module):
+    """A projection with something around it, as an adapter is."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * 2
+
+
+def test_adapters_are_asked() -> None:
+    model, own = make_model("llama"), make_model("llama")
+    for changed in (model, own):
+        layer = changed.base_model.layers[1]
+        layer.self_attn.k_proj, layer.mlp.up_proj = Doubled(layer.self_attn.k_proj), Doubled(layer.mlp.up_proj)
+    use_native_layers(own)
+    torch.testing.assert_close(states(own), states(model), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [8, 20, 33])
 def test_gates_far_from_zero_and_their_gradients(size: int) -> None:
-    gate, up = torch.linspace(-100, 100, 30 * size).view(30, size).requires_grad_(), torch.randn(30, size, requires_grad=True)
-    own = torch.autograd.grad(Gate.apply(gate, up, kernels).square().sum(), (gate, up))
-    right = torch.autograd.grad((F.silu(gate) * up).square().sum(), (gate, up))
-    for gradient, expected in zip(own, right, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+    gate = torch.linspace(-100, 100, 30 * size).view(30, size)
+    gate_up = torch.cat((gate, torch.randn(30, size)), 1).requires_grad_()
+    own = torch.autograd.grad(Gate.apply(gate_up, kernels).square().sum(), gate_up)
+    right = torch.autograd.grad((F.silu(gate_up[:, :size]) * gate_up[:, size:]).square().sum(), gate_up)
+    torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-5)
 
 
 def test_the_gradient_of_a_weight_does_not_depend_on_the_number_of_threads() -> None:
-    x, weight = torch.randn(500, 2, 16), torch.randn(16, requires_grad=True)
+    x, weight = torch.randn(500, 16), torch.randn(16, requires_grad=True)
     before = torch.get_num_threads()
     gradients = []
     for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)
-        gradients += torch.autograd.grad(NormRotate.apply(x, weight, 1e-6, None, None, kernels).cos().sum(), weight)
+        gradients += torch.autograd.grad(Norm.apply(x, weight, 1e-6, kernels).cos().sum(), weight)
     torch.set_num_threads(before)
     assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
 
