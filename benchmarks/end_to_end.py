@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ CORPUS = ["Walk to the goal G and avoid the holes O. Left Down Right Up", "S0,0 
 NUM_WARM_UP = 2
 """Steps of a run before the first that counts."""
 TARGET = 0.80
+PAUSE_S = 2.0
+"""Before each run, for the threads of the last one to end."""
 
 
 def main() -> None:
@@ -109,6 +112,7 @@ def ask(python: str, name: str, job: Job) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH", "")]))
     command = [python, str(HERE / f"end_to_end_{name}.py"), json.dumps(asdict(job))]
+    time.sleep(PAUSE_S)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

@@ -29,6 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ from turnwise.models.make import make_model
 
 HERE = Path(__file__).parent
 WORKLOADS = ("multi_turn", "single_turn")
+PAUSE_S = 2.0
+"""Before each turn: vLLM's engine goes on asking for work for a second after its last answer, on everybody's cores."""
 CORPUS = ["Walk to the goal G and avoid the holes O. Left Down Right Up", "S0,0 G3,3 O1,2 <answer>Left</answer>"]
 
 
@@ -86,6 +89,7 @@ def run_case(model: str, dtype: str, contenders: list[str], options: argparse.Na
         for number in range(options.rounds + 1):
             for load in WORKLOADS:
                 for name, worker in workers.items():
+                    time.sleep(PAUSE_S)
                     answer = worker.ask(load)
                     if number:
                         rows[load][name].append(answer)
