@@ -116,7 +116,7 @@ class Bench:
         with self.pipeline(self.config(0, seed=0), rollouts) as pipeline:
             pipeline.run()
         torch.set_num_threads(self.num_cores)
-        steps = [row for row in read_metrics(pipeline.folder.metrics) if "actor/staleness_max" in row]
+        steps = [row for row in read_metrics(pipeline.folder.metrics) if "time/step_train" in row]
         return seconds(steps) - mean(steps, "time/step_rollout")
 
 
@@ -137,6 +137,7 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
         for number in range(num_pairs):
             synchronous, ahead = bench.train(0, seed=number), bench.train(ratio, seed=number)
             pairs.append((synchronous["step_s"], ahead["step_s"], ahead))
+            print(f"ratio {ratio}, pair {number}: {synchronous['step_s']:.3f} s, {ahead['step_s']:.3f} s", flush=True)
         trainer_s = trainer_s or bench.trainer_alone(Path(synchronous["rollouts"]))
         rollouts_s = bench.rollouts_alone(ratio)
         sync_s, async_s = (statistics.fmean(pair[side] for pair in pairs) for side in (0, 1))
@@ -169,7 +170,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--ratios", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=20, help="of a run whose time is measured, more than 3")
-    parser.add_argument("--pairs", type=int, default=3, help="of runs whose time is measured")
+    parser.add_argument("--pairs", type=int, default=3, help="of runs whose time is measured; none, and only success is")
     parser.add_argument(
         "--seeds", type=int, nargs="*", default=[0, 1, 2], help="of whole runs; none, and only times are measured"
     )
@@ -181,7 +182,9 @@ def main() -> None:
     torch.set_num_threads(num_cores)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options.model, Path(folder), options.steps, options.batch, num_cores)
-        result = {"machine": describe_machine(), "times": measure(bench, options.ratios, options.pairs)}
+        result: dict[str, Any] = {"machine": describe_machine()}
+        if options.pairs:
+            result["times"] = measure(bench, options.ratios, options.pairs)
         if options.seeds:
             whole = Bench(options.model, Path(folder), options.learning_steps, options.batch, num_cores)
             result["success"] = learn(whole, options.ratios, options.seeds)

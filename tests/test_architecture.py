@@ -53,7 +53,7 @@ ONLY: dict[str, set[str]] = {
     "spec": {"errors"},
     "entry_points": {"errors"},
     "expiry": set(),
-    "kernels": set(),
+    "kernels": {"errors"},
     "stacks": set(),
     "schedule": {"errors"},
     "stopwatch": set(),

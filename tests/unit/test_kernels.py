@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import logging
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from turnwise.errors import ConfigError
 from turnwise.kernels import build
 
 kernels = build.load_kernels()
@@ -24,10 +25,12 @@ def lib() -> ctypes.CDLL:
     return kernels
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def fresh() -> Iterator[None]:
+    """Asks for the kernels anew, and again afterwards."""
+    build._load.cache_clear()
     yield
-    build.load_kernels.cache_clear()
+    build._load.cache_clear()
 
 
 def normal(*shape: int) -> Tensor:
@@ -102,8 +105,7 @@ def test_scores_that_are_not_numbers_stay_so(lib: ctypes.CDLL) -> None:
 
 @needs_kernels
 def test_what_is_compiled_is_kept(tmp_path: Path) -> None:
-    compiler = build.find_compiler()
-    assert compiler is not None
+    compiler = next(build._compilers())
     library = build.compiled(build.FOLDER, compiler, tmp_path)
     # A second time no compiler runs: this one would fail.
     made = library.stat().st_mtime_ns
@@ -112,39 +114,77 @@ def test_what_is_compiled_is_kept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [library.name]
 
 
+@needs_kernels
+def test_a_library_that_was_cut_off_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh: None) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library = build.compiled(build.FOLDER, next(build._compilers()), build.cache_folder() or tmp_path)
+    library.write_bytes(library.read_bytes()[:100])
+    assert build.load_kernels() is not None
+    assert library.stat().st_size > 100
+
+
+@needs_kernels
+def test_a_folder_that_others_can_write_is_not_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh: None) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "turnwise").mkdir()
+    (tmp_path / "turnwise").chmod(0o777)
+    assert build.cache_folder() is None
+    assert build.load_kernels() is not None
+    assert not list((tmp_path / "turnwise").iterdir())
+
+
+def test_all_sources_are_in_the_package() -> None:
+    settings = tomllib.loads((build.FOLDER.parent.parent / "pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["turnwise"]
+    packaged = {path for pattern in patterns for path in build.FOLDER.parent.glob(pattern)}
+    assert packaged >= set(build.FOLDER.glob("*.[ch]")) != set()
+
+
 def test_without_a_compiler_there_are_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, fresh: None
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    build.load_kernels.cache_clear()
-    with caplog.at_level(logging.INFO):
-        assert build.load_kernels() is None
-    assert "no C compiler" in caplog.text
+    assert build.load_kernels() is None
+    assert "no C compiler" in caplog.text and build.SWITCH in caplog.text
 
 
+@pytest.mark.parametrize("said", ["march: unknown processor", r"march: \351trange"])
 def test_a_compiler_that_refuses_is_quoted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, said: str, fresh: None
 ) -> None:
     compiler = tmp_path / "compiler"
-    compiler.write_text("#!/bin/sh\necho 'march: unknown processor' >&2\nexit 1\n")
+    compiler.write_text(f"#!/bin/sh\n[ $1 = --version ] && exit 0\nprintf '{said}' >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    build.load_kernels.cache_clear()
     assert build.load_kernels() is None
-    assert "unknown processor" in caplog.text
+    assert "march:" in caplog.text
     assert not list((tmp_path / "cache" / "turnwise").iterdir())
 
 
-def test_they_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "gcc 'x"])
+def test_a_compiler_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, compiler: str, caplog: pytest.LogCaptureFixture, fresh: None
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    assert build.load_kernels() is None
+    assert compiler.split()[0] in caplog.text
+
+
+def test_they_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     monkeypatch.setenv(build.SWITCH, "off")
-    build.load_kernels.cache_clear()
     assert build.load_kernels() is None
 
 
-def test_a_home_that_cannot_be_written_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_switch_is_on_or_off(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    monkeypatch.setenv(build.SWITCH, "0")
+    with pytest.raises(ConfigError, match="'0'; it may be on or off"):
+        build.load_kernels()
+
+
+def test_a_home_that_cannot_be_written_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh: None) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    folder = build.cache_folder()
-    assert folder.is_dir() and tmp_path not in folder.parents
+    assert build.cache_folder() is None
+    assert build.load_kernels() is None or kernels is not None

@@ -13,90 +13,141 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
+
+import torch  # noqa: F401  # before the kernels, so that they find its OpenMP and share its threads
+
+from turnwise.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 SWITCH = "TURNWISE_KERNELS"
+LANES = 8
+"""Numbers that the kernels handle at once: head sizes and capacities are multiples of it."""
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _TIME_LIMIT_S = 60.0
+_LOCK = Lock()
+
+
+def load_kernels() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where there are none; why is logged once.
+
+    Raises:
+        ConfigError: `TURNWISE_KERNELS` is neither on nor off.
+    """
+    with _LOCK:
+        return _load()
 
 
 @lru_cache(maxsize=1)
-def load_kernels() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where there are none; why is logged once."""
-    if os.environ.get(SWITCH, "on") == "off":
+def _load() -> ctypes.CDLL | None:
+    switch = os.environ.get(SWITCH, "on")
+    if switch not in ("on", "off"):
+        raise ConfigError(f"the environment variable {SWITCH} is {switch!r}; it may be on or off")
+    if switch == "off" or os.name != "posix":
         return None
-    compiler = find_compiler()
-    if compiler is None:
-        logger.warning(
-            "Running on torch's kernels, which are slower: there is no C compiler (cc, gcc, clang or $CC). Install one, or set "
-            "%s=off to say that this is fine.",
-            SWITCH,
-        )
-        return None
-    try:
-        return _typed(ctypes.CDLL(str(compiled(FOLDER, compiler, cache_folder()))))
-    except (OSError, subprocess.SubprocessError) as error:
-        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-        logger.warning("Running on torch's kernels, which are slower; compiling the library's own failed: %s", said)
-        return None
-
-
-def find_compiler() -> list[str] | None:
-    """The command of a C compiler: `$CC`, or the first of cc, gcc and clang."""
-    named = shlex.split(os.environ.get("CC", ""))
-    for command in (named, ["cc"], ["gcc"], ["clang"]):
-        if command and shutil.which(command[0]):
-            return command
+    faults = []
+    for compiler in _compilers():
+        try:
+            return _typed(_compiled_and_loaded(compiler))
+        except subprocess.CalledProcessError as error:
+            faults.append(f"{shlex.join(compiler)}: {error.stderr.strip()}")
+        except (OSError, subprocess.SubprocessError, AttributeError) as error:
+            faults.append(f"{shlex.join(compiler)}: {error}")
+    reason = "; ".join(faults) or "there is no C compiler (cc, gcc, clang or $CC)"
+    logger.warning(
+        "Running on torch's kernels, which are slower: %s. Install gcc or clang, or set %s=off to say that this is fine.",
+        reason,
+        SWITCH,
+    )
     return None
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: `$XDG_CACHE_HOME/turnwise`, by default in `~/.cache`; where that can't be written, a
-    folder of this process's own."""
+def _compilers() -> Iterator[list[str]]:
+    """Commands of C compilers: `$CC` alone where it's set, else cc, gcc and clang, as far as they are there."""
+    try:
+        named = shlex.split(os.environ.get("CC", ""))
+    except ValueError:
+        named = [os.environ["CC"]]
+    for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+        if named or shutil.which(command[0]):
+            yield command
+
+
+def _compiled_and_loaded(compiler: list[str]) -> ctypes.CDLL:
+    folder = cache_folder()
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="turnwise-") as own:
+            # What is loaded stays when its file goes.
+            return ctypes.CDLL(str(compiled(FOLDER, compiler, Path(own))))
+    library = compiled(FOLDER, compiler, folder)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError:
+        # Cut off by a crash, or of another system that shares this home.
+        library.unlink(missing_ok=True)
+        return ctypes.CDLL(str(compiled(FOLDER, compiler, folder)))
+
+
+def cache_folder() -> Path | None:
+    """Where compiled kernels are kept: `$XDG_CACHE_HOME/turnwise`, by default in `~/.cache`; None where that can't be written,
+    or others can write it too."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        facts = folder.stat()
     except (OSError, RuntimeError):
-        pass
-    return Path(tempfile.mkdtemp(prefix="turnwise-"))
+        return None
+    is_own = facts.st_uid == os.getuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return folder if is_own and os.access(folder, os.W_OK) else None
 
 
 def compiled(sources: Path, compiler: list[str], folder: Path) -> Path:
-    """The shared library of the C files in `sources`, compiled unless this processor's is in `folder` already.
+    """The shared library of the C files in `sources`, compiled unless this machine's is in `folder` already.
 
     Raises:
-        OSError: the folder can't be written.
+        OSError: the folder can't be written, or there is no such compiler.
         subprocess.SubprocessError: the compiler refused, or took more than a minute.
     """
-    command = [*compiler, *_FLAGS]
-    texts = [path.read_text(encoding="utf-8") for path in sorted(sources.glob("*.[ch]"))]
-    facts = [*texts, " ".join(command), platform.machine(), _processor()]
+    files = sorted(sources.glob("*.[ch]"))
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    facts = [*texts, " ".join(_FLAGS), *_machine(), _run([*compiler, "--version"])]
     target = folder / f"kernels-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:16]}.so"
     if not target.exists():
-        # Several processes may come here at once: each replaces the file whole.
-        partial = folder / f"{target.name}.{os.getpid()}"
-        run = [*command, *map(str, sorted(sources.glob("*.c"))), "-o", str(partial), "-lm"]
+        # Several processes, on several machines, may come here at once: each replaces the file whole.
+        descriptor, partial = tempfile.mkstemp(dir=folder, suffix=".partial")
+        os.close(descriptor)
         try:
-            subprocess.run(run, check=True, capture_output=True, text=True, timeout=_TIME_LIMIT_S)
+            _run([*compiler, *_FLAGS, *(str(path) for path in files if path.suffix == ".c"), "-o", partial, "-lm"])
+            os.chmod(partial, 0o755)
             os.replace(partial, target)
         finally:
-            partial.unlink(missing_ok=True)
+            Path(partial).unlink(missing_ok=True)
     return target
 
 
-def _processor() -> str:
-    """What `-march=native` means here: a home may be shared by machines that differ."""
+def _run(command: list[str]) -> str:
+    """What a command writes, in English."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, errors="replace", timeout=_TIME_LIMIT_S, env=environment
+    )
+    return done.stdout
+
+
+def _machine() -> list[str]:
+    """What `-march=native` and the C library are here: a home may be shared by machines that differ."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return [platform.machine(), flags, *platform.libc_ver()]
 
 
 def _typed(library: ctypes.CDLL) -> ctypes.CDLL:

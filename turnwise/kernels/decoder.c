@@ -53,16 +53,6 @@ void place_heads(const float *qkv, const float *norms, float eps, const float *r
     }
 }
 
-static inline __attribute__((always_inline)) void attend_heads(const float *queries, const float *keys, const float *values,
-                                                               float scale, float *scores, float *out, int64_t num_queries,
-                                                               int64_t num_keys, int64_t dim) {
-    for (int64_t q = 0; q < num_queries; q++) {
-        score(queries + q * dim, keys, scale, scores, num_keys, dim);
-        float total = exponentials(scores, num_keys, 0);
-        mix(scores, values, total, out + q * dim, num_keys, dim);
-    }
-}
-
 /* Attention of N tokens over the caches [slots, kv_heads, capacity, head_dim]: each sees the positions of its slot up to its
  * own. `head_dim` is a multiple of LANES and `capacity` of LANES too. Returns 0, or 1 where memory was short. */
 int attend(const float *queries, const float *keys, const float *values, const int64_t *slots, const int64_t *positions,
@@ -72,7 +62,7 @@ int attend(const float *queries, const float *keys, const float *values, const i
     int failed = 0;
 #pragma omp parallel THREADS(num_tokens *num_kv_heads)
     {
-        float *scores = malloc((capacity + LANES) * sizeof(float));
+        float *scores = malloc(2 * PADDED(capacity) * sizeof(float));
         if (!scores) {
 #pragma omp atomic write
             failed = 1;
@@ -84,14 +74,9 @@ int attend(const float *queries, const float *keys, const float *values, const i
             int64_t cached = (slots[token] * num_kv_heads + head) * capacity * head_dim;
             int64_t first = (token * num_heads + head * shared) * head_dim, num_keys = positions[token] + 1;
             const float *q = queries + first, *k = keys + cached, *v = values + cached;
-            if (head_dim == 32)
-                attend_heads(q, k, v, scale, scores, out + first, shared, num_keys, 32);
-            else if (head_dim == 64)
-                attend_heads(q, k, v, scale, scores, out + first, shared, num_keys, 64);
-            else if (head_dim == 128)
-                attend_heads(q, k, v, scale, scores, out + first, shared, num_keys, 128);
-            else
-                attend_heads(q, k, v, scale, scores, out + first, shared, num_keys, head_dim);
+#define CALL(dim) attend_queries(q, k, v, scale, scores, out + first, 0, shared, num_keys, dim)
+            BY_DIM(head_dim, CALL);
+#undef CALL
         }
         free(scores);
     }

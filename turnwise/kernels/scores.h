@@ -15,7 +15,7 @@ static inline vec sums_of(const vec *x) {
     return SHUFFLE(low, high, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
-/* Scores of `num_keys` keys, rounded up to LANES, for one query. Keys beyond the last one are read and overwritten later. */
+/* Scores of `num_keys` keys, rounded up to LANES, for one query. Those of keys beyond the last are for the caller to overwrite. */
 static inline __attribute__((always_inline)) void score(const float *query, const float *keys, float scale, float *scores,
                                                         int64_t num_keys, int64_t dim) {
     for (int64_t key = 0; key < num_keys; key += LANES) {
@@ -79,5 +79,81 @@ static inline __attribute__((always_inline)) void mix(const float *weights, cons
         for (int i = 0; i < width; i++) *(vec *)(out + begin + i * LANES) = (even[i] + odd[i]) / splat(total);
     }
 }
+
+/* The same for two queries at once: keys and values are read from memory once. */
+static inline __attribute__((always_inline)) void score_pair(const float *query, const float *keys, float scale,
+                                                             float *scores, int64_t stride, int64_t num_keys, int64_t dim) {
+    for (int64_t key = 0; key < num_keys; key += LANES) {
+        vec first[LANES], second[LANES];
+        for (int i = 0; i < LANES; i++) {
+            const float *k = keys + (key + i) * dim;
+            vec sum = splat(0), other = splat(0);
+            for (int64_t d = 0; d < dim; d += LANES) {
+                vec part = *(const vec *)(k + d);
+                sum += *(const vec *)(query + d) * part;
+                other += *(const vec *)(query + dim + d) * part;
+            }
+            first[i] = sum;
+            second[i] = other;
+        }
+        *(vec *)(scores + key) = sums_of(first) * splat(scale);
+        *(vec *)(scores + stride + key) = sums_of(second) * splat(scale);
+    }
+}
+
+static inline __attribute__((always_inline)) void mix_pair(const float *weights, int64_t stride, const float *values,
+                                                           const float *totals, float *out, int64_t num_keys, int64_t dim) {
+    for (int64_t begin = 0; begin < dim; begin += WIDTH * LANES) {
+        int width = dim - begin < WIDTH * LANES ? (int)((dim - begin) / LANES) : WIDTH;
+        vec first[WIDTH] = {splat(0)}, second[WIDTH] = {splat(0)};
+        if (width == WIDTH)
+            for (int64_t key = 0; key < num_keys; key++) {
+                vec one = splat(weights[key]), other = splat(weights[stride + key]);
+                for (int i = 0; i < WIDTH; i++) {
+                    vec part = *(const vec *)(values + key * dim + begin + i * LANES);
+                    first[i] += one * part;
+                    second[i] += other * part;
+                }
+            }
+        else
+            for (int64_t key = 0; key < num_keys; key++)
+                for (int i = 0; i < width; i++) {
+                    vec part = *(const vec *)(values + key * dim + begin + i * LANES);
+                    first[i] += splat(weights[key]) * part;
+                    second[i] += splat(weights[stride + key]) * part;
+                }
+        for (int i = 0; i < width; i++) {
+            *(vec *)(out + begin + i * LANES) = first[i] / splat(totals[0]);
+            *(vec *)(out + dim + begin + i * LANES) = second[i] / splat(totals[1]);
+        }
+    }
+}
+
+/* Attention of queries [num_queries, dim] over the same keys. `scores` has room for two rows of PADDED(num_keys); `log_sums`
+ * [num_queries] may be NULL. */
+static inline __attribute__((always_inline)) void attend_queries(const float *queries, const float *keys, const float *values,
+                                                                 float scale, float *scores, float *out, float *log_sums,
+                                                                 int64_t num_queries, int64_t num_keys, int64_t dim) {
+    int64_t stride = PADDED(num_keys), q = 0;
+    for (; q + 2 <= num_queries; q += 2) {
+        float totals[2];
+        score_pair(queries + q * dim, keys, scale, scores, stride, num_keys, dim);
+        for (int i = 0; i < 2; i++)
+            totals[i] = exponentials(scores + i * stride, num_keys, log_sums ? log_sums + q + i : 0);
+        mix_pair(scores, stride, values, totals, out + q * dim, num_keys, dim);
+    }
+    if (q < num_queries) {
+        score(queries + q * dim, keys, scale, scores, num_keys, dim);
+        float total = exponentials(scores, num_keys, log_sums ? log_sums + q : 0);
+        mix(scores, values, total, out + q * dim, num_keys, dim);
+    }
+}
+
+/* Calls with the head size as a constant where it's a usual one. */
+#define BY_DIM(dim, call)               \
+    if ((dim) == 32) call(32);          \
+    else if ((dim) == 64) call(64);     \
+    else if ((dim) == 128) call(128);   \
+    else call(dim)
 
 #endif

@@ -32,7 +32,7 @@ void norm_rotate(const float *x, int64_t stride, const float *weight, float eps,
     }
 }
 
-/* Gradients of norm_rotate: to `x_grad`, laid out like x, and, with a weight, `weight_grad` [dim]. Returns 0, or 1 where
+/* Gradients of norm_rotate: to `x_grad`, laid out like x, and to `weight_grad` [dim] unless it's NULL. Returns 0, or 1 where
  * memory was short. */
 int norm_rotate_backward(const float *grad, const float *x, int64_t stride, const float *weight, float eps,
                          const float *cosines, const float *sines, float *x_grad, float *weight_grad, int64_t num_tokens,
@@ -60,14 +60,14 @@ int norm_rotate_backward(const float *grad, const float *x, int64_t stride, cons
                 float scale = inverse_size(from, eps, dim), weighted[dim];
                 for (int64_t i = 0; i < dim; i++) {
                     weighted[i] = g[i] * weight[i];
-                    sums[i] += g[i] * from[i] * scale;
                 }
+                for (int64_t i = 0; weight_grad && i < dim; i++) sums[i] += g[i] * from[i] * scale;
                 float along = dot(weighted, from, dim) / dim * scale * scale;
                 for (int64_t i = 0; i < dim; i++) to[i] = scale * (weighted[i] - from[i] * along);
             }
         }
     }
-    for (int64_t i = 0; weight && i < dim; i++) {
+    for (int64_t i = 0; weight_grad && i < dim; i++) {
         weight_grad[i] = 0;
         for (int64_t part = 0; part < PARTS; part++) weight_grad[i] += partial[part * dim + i];
     }
@@ -124,12 +124,8 @@ static inline __attribute__((always_inline)) void branch_forward(const float *qu
     gather(values, t, branch, head, v);
     for (int64_t token = first; token < t->branches[branch + 1]; token++) {
         int64_t num_keys = num_before + token - first + 1;
-        for (int64_t i = 0; i < shared; i++) {
-            int64_t row = token * t->num_heads + head * shared + i;
-            score(queries + row * dim, k, scale, scores, num_keys, dim);
-            float total = exponentials(scores, num_keys, log_sums + row);
-            mix(scores, v, total, out + row * dim, num_keys, dim);
-        }
+        int64_t row = token * t->num_heads + head * shared;
+        attend_queries(queries + row * dim, k, v, scale, scores, out + row * dim, log_sums + row, shared, num_keys, dim);
     }
 }
 
@@ -203,12 +199,6 @@ static inline __attribute__((always_inline)) void branch_backward(const float *g
     }
 }
 
-#define BY_DIM(call)                          \
-    if (t.dim == 32) call(32);                \
-    else if (t.dim == 64) call(64);           \
-    else if (t.dim == 128) call(128);         \
-    else call(t.dim)
-
 /* out and log_sums of queries [N, heads, dim] over keys and values [N, kv_heads, dim]; `dim` is a multiple of LANES. Returns
  * 0, or 1 where memory was short. */
 int attend_branches(const float *queries, const float *keys, const float *values, const int64_t *branches,
@@ -219,7 +209,7 @@ int attend_branches(const float *queries, const float *keys, const float *values
     int failed = 0;
 #pragma omp parallel num_threads((int)max_threads)
     {
-        float *scratch = malloc((2 * dim + 1) * PADDED(longest) * sizeof(float));
+        float *scratch = malloc((2 * dim + 2) * PADDED(longest) * sizeof(float));
         if (!scratch) {
 #pragma omp atomic write
             failed = 1;
@@ -229,7 +219,7 @@ int attend_branches(const float *queries, const float *keys, const float *values
             if (!scratch) continue;
 #define CALL(size) \
     branch_forward(queries, keys, values, scale, out, log_sums, &t, unit / num_kv_heads, unit % num_kv_heads, scratch, size)
-            BY_DIM(CALL);
+            BY_DIM(dim, CALL);
 #undef CALL
         }
         free(scratch);
@@ -259,7 +249,7 @@ int attend_branches_backward(const float *grad, const float *queries, const floa
 #define CALL(size)                                                                                                     \
     branch_backward(grad, queries, keys, values, out, log_sums, scale, q_grad, k_paths, v_paths, &t, unit / num_kv_heads, \
                     unit % num_kv_heads, scratch, size)
-            BY_DIM(CALL);
+            BY_DIM(dim, CALL);
 #undef CALL
         }
         free(scratch);

@@ -14,6 +14,7 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 
 /* Rows below which starting other threads costs more than they save. */
 #define FEW 16
+/* For functions with an argument `max_threads`. */
 #define THREADS(num_rows) num_threads((num_rows) < FEW ? 1 : (int)max_threads)
 
 #if defined(__clang__) || __GNUC__ >= 12

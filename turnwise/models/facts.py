@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from turnwise.models.load import DTYPES
+from turnwise.models.native_layers import uses_native_layers
 from turnwise.models.packed_attention import PACKED_ATTENTION
 from turnwise.protocols import LoadedModel
 
@@ -29,7 +30,7 @@ def loaded_model(model: PreTrainedModel, *heads: nn.Module) -> LoadedModel:
         num_parameters=sum(p.numel() for p in parameters),
         num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
         dtype=dtype_name(model.dtype),
-        attention=_KERNELS.get(kernel, kernel),
+        attention=_KERNELS.get(kernel, kernel) + (", own kernels" if uses_native_layers(model) else ""),
         device=str(model.device),
         address=(os.getpid(), model.get_input_embeddings().weight.data_ptr()),
     )

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from turnwise.errors import ModelError
 
 _MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
+_BODY_CLASSES = ("LlamaModel", "Qwen2Model", "Qwen3Model", "MistralModel")
 _RUNTIME_ROPE = ("dynamic", "longrope")
 """Rotary forms whose frequencies change with the sequence length during a forward pass."""
 
@@ -30,7 +31,10 @@ class FusedLinear(NamedTuple):
 
 def fast_path_obstacle(model: PreTrainedModel) -> str | None:
     """Why the model's forward pass isn't the plain Llama shape with plain projections, or None where it is."""
-    obstacle = _obstacle_of_shape(model)
+    name = type(model).__name__
+    if name not in _MODEL_CLASSES:
+        return f"{name} is none of {', '.join(_MODEL_CLASSES)}"
+    obstacle = _obstacle_of_body(model)
     if obstacle is not None:
         return obstacle
     for layer in model.model.layers:
@@ -41,20 +45,18 @@ def fast_path_obstacle(model: PreTrainedModel) -> str | None:
     return None
 
 
-def has_plain_shape(model: PreTrainedModel) -> bool:
-    """Whether the model has the Llama, Qwen2, Qwen3 or Mistral shape, whatever its projections are (adapters, say)."""
-    return _obstacle_of_shape(model) is None
+def has_plain_body(model: PreTrainedModel) -> bool:
+    """Whether the layers have the Llama, Qwen2, Qwen3 or Mistral shape, whatever the head (a critic's, say) and whatever the
+    projections (adapters, say)."""
+    return type(model.base_model).__name__ in _BODY_CLASSES and _obstacle_of_body(model) is None
 
 
-def _obstacle_of_shape(model: PreTrainedModel) -> str | None:
-    name = type(model).__name__
-    if name not in _MODEL_CLASSES:
-        return f"{name} is none of {', '.join(_MODEL_CLASSES)}"
+def _obstacle_of_body(model: PreTrainedModel) -> str | None:
     config = model.config.to_dict()
     if config["hidden_act"] != "silu":
         return f"its hidden_act is {config['hidden_act']!r}, not 'silu'"
     has_window = config.get("sliding_window") is not None
-    if has_window and (name == "MistralForCausalLM" or "sliding_attention" in (config.get("layer_types") or ())):
+    if has_window and (config["model_type"] == "mistral" or "sliding_attention" in (config.get("layer_types") or ())):
         return f"it attends to a sliding window of {config['sliding_window']} tokens"
     rope_type = (config.get("rope_parameters") or {}).get("rope_type", "default")
     if rope_type in _RUNTIME_ROPE:
@@ -133,6 +135,11 @@ def _lay_together(parameters: Sequence[Tensor]) -> None:
     fused = torch.cat([parameter.detach() for parameter in parameters])
     for parameter, part in zip(parameters, fused.split([len(p) for p in parameters]), strict=True):
         parameter.data = part
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The tensors as one, without a copy and without gradients; None where they don't lie one after another."""
+    return _joined(tensors) if _are_together(tensors) else None
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

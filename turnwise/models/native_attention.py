@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from turnwise.kernels.build import load_kernels
+from turnwise.kernels.build import LANES, load_kernels
 from turnwise.types import IntArray
 
-_LANES = 8
 _MOST_NUMBERS = 2**15
 """In the keys of one head of a path. Beyond, scaled_dot_product_attention is as fast or faster: its blocks fit the caches."""
 
@@ -48,10 +47,14 @@ class Branches(NamedTuple):
 
 
 def attention_kernels(tensors: Sequence[Tensor], branches: Branches) -> ctypes.CDLL | None:
-    """The kernels, where they are made for these queries, keys and values [..., D], and faster."""
-    size = tensors[0].shape[-1]
-    is_plain = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
-    if not is_plain or torch.is_autocast_enabled("cpu") or size % _LANES or branches.longest * size > _MOST_NUMBERS:
+    """The kernels, where they are made for this query, key and value [1, heads, N, D], and faster."""
+    heads, size = tensors[0].shape[1], tensors[0].shape[-1]
+    is_plain = all(
+        type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.shape[-1] == size
+        for tensor in tensors
+    )
+    fits = is_plain and not size % LANES and not any(heads % tensor.shape[1] for tensor in tensors)
+    if not fits or torch.is_autocast_enabled("cpu") or branches.longest * size > _MOST_NUMBERS:
         return None
     return load_kernels()
 

@@ -1,14 +1,14 @@
 """Decoder layers of the plain shape trained by the library's own kernels between matrix products: float32 on a CPU.
 
-transformers' modules stay, with their parameters, hooks and adapters. Their own forward passes run wherever the kernels don't
-fit: another device or dtype, autocast, a cache.
+transformers' modules stay, with their parameters, hooks and adapters; `forward` alone is replaced, on each module. Their own
+forward passes run wherever the kernels don't fit: another device or dtype, autocast, a cache.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from types import MethodType
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from turnwise.kernels.build import load_kernels
-from turnwise.models.fused import has_plain_shape
+from turnwise.models.fused import fuse_projections, has_plain_body, joined, supports_fast_path
 from turnwise.models.packed_attention import PACKED_ATTENTION, packed_attention
 
 Forward = Callable[..., Any]
@@ -27,14 +27,16 @@ Forward = Callable[..., Any]
 def use_native_layers(model: PreTrainedModel) -> bool:
     """Lets a model of the plain shape run its norms, rotations and gates on own kernels, in place; whether it does now.
 
-    Asked again, it does nothing. Attention must be the packed one: it's told where sequences lie.
+    Asked again, it does nothing. Attention must be the packed one: it's told where sequences lie. Projections of one input
+    are laid together (`models.fused`), so that one product serves them.
     """
     is_packed = model.config._attn_implementation == PACKED_ATTENTION
-    if not is_packed or not has_plain_shape(model) or model.device.type != "cpu" or model.dtype != torch.float32:
+    if not is_packed or model.device.type != "cpu" or model.dtype != torch.float32 or not has_plain_body(model):
         return False
-    kernels = load_kernels()
-    if kernels is None:
+    if load_kernels() is None:
         return False
+    if supports_fast_path(model):
+        fuse_projections(model)
     body = model.base_model
     for layer in body.layers:
         _replace(layer.input_layernorm, _norm_forward)
@@ -43,6 +45,12 @@ def use_native_layers(model: PreTrainedModel) -> bool:
         _replace(layer.mlp, _mlp_forward)
     _replace(body.norm, _norm_forward)
     return True
+
+
+def uses_native_layers(model: PreTrainedModel) -> bool:
+    """Whether `use_native_layers` has changed this model, and it's still where the kernels run."""
+    is_there = model.device.type == "cpu" and model.dtype == torch.float32 and has_plain_body(model)
+    return is_there and "forward" in vars(model.base_model.layers[0].mlp)
 
 
 class Norm(torch.autograd.Function):
@@ -59,11 +67,10 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         x_grad = torch.empty_like(x)
-        weight_grad = _heads_backward(ctx, grad[:, None], x, weight, None, x_grad)
-        assert weight_grad is not None
+        weight_grad = _heads_backward(ctx, grad[:, None], x, weight, None, x_grad, ctx.needs_input_grad[1])
         return x_grad, weight_grad, None, None
 
 
@@ -101,10 +108,11 @@ class SplitHeads(torch.autograd.Function):
     def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor) -> tuple[Tensor | None, ...]:
         qkv, q_weight, k_weight, *tables = ctx.saved_tensors
         qkv_grad = torch.empty_like(qkv)
-        sizes = [grad[0].numel() for grad in (q_grad, k_grad, v_grad)]
+        sizes = [grad.shape[1] * grad.shape[2] for grad in (q_grad, k_grad, v_grad)]
         (query, key, _), (query_grad, key_grad, value_grad) = qkv.split(sizes, 1), qkv_grad.split(sizes, 1)
-        q_weight_grad = _heads_backward(ctx, q_grad, query, q_weight, tables, query_grad)
-        k_weight_grad = _heads_backward(ctx, k_grad, key, k_weight, tables, key_grad)
+        needs = ctx.needs_input_grad
+        q_weight_grad = _heads_backward(ctx, q_grad, query, q_weight, tables, query_grad, needs[1])
+        k_weight_grad = _heads_backward(ctx, k_grad, key, k_weight, tables, key_grad, needs[2])
         value_grad.copy_(v_grad.flatten(1))
         return qkv_grad, q_weight_grad, k_weight_grad, None, None, None, None
 
@@ -131,13 +139,40 @@ class Gate(torch.autograd.Function):
         return gate_up_grad, None
 
 
+class JoinedLinear(torch.autograd.Function):
+    """Outputs [N, ΣO] of linear layers side by side. `weight` [ΣO, I] is the memory of their `weights`, without gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sizes = [len(part) for part in weights]
+        return F.linear(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        x_grad = grad @ weight if ctx.needs_input_grad[0] else None
+        needs = ctx.needs_input_grad[2:]
+        if not any(needs):
+            return x_grad, None, *(None for _ in needs)
+        parts = (grad.flatten(0, -2).T @ x.flatten(0, -2)).split(ctx.sizes)
+        return x_grad, None, *(part if is_needed else None for part, is_needed in zip(parts, needs, strict=True))
+
+
 def _heads_backward(
-    ctx: Any, grad: Tensor, x: Tensor, weight: Tensor | None, tables: Sequence[Tensor] | None, x_grad: Tensor
+    ctx: Any,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    tables: Sequence[Tensor] | None,
+    x_grad: Tensor,
+    needs_weight_grad: bool,
 ) -> Tensor | None:
     """The gradient to `weight` of heads whose gradient is `grad` [N, heads, D]; that to `x` is written to `x_grad`, which is
     laid out as `x` is."""
     grad = grad.contiguous()
-    weight_grad = None if weight is None else torch.empty_like(weight)
+    weight_grad = torch.empty_like(weight) if needs_weight_grad and weight is not None else None
     cosines, sines = tables or (None, None)
     inputs = grad.data_ptr(), x.data_ptr(), x.stride(0), _pointer(weight), ctx.eps, _pointer(cosines), _pointer(sines)
     outputs = x_grad.data_ptr(), _pointer(weight_grad)
@@ -172,16 +207,18 @@ def _attention_forward(
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    kernels, sequences = _kernels_for(hidden_states, *position_embeddings), kwargs.get("sequences")
-    if kernels is None or sequences is None or past_key_values is not None:
+    norms = [module._modules[name] for name in ("q_norm", "k_norm") if name in module._modules]
+    kernels = _kernels_for(hidden_states, *position_embeddings, *(norm.weight for norm in norms))
+    sequences = kwargs.get("sequences")
+    if kernels is None or sequences is None or past_key_values is not None or any(map(_is_watched, norms)):
         return type(module).forward(module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
     num_tokens = hidden_states.shape[1]
     qkv = _together(hidden_states[0], module.q_proj, module.k_proj, module.v_proj)
     num_rows = qkv.shape[1] // module.head_dim
     num_kv_heads = num_rows // (module.num_key_value_groups + 2)
     q_weight, k_weight, eps = None, None, 0.0
-    if "q_norm" in module._modules:
-        q_weight, k_weight, eps = module.q_norm.weight, module.k_norm.weight, module.q_norm.variance_epsilon
+    if norms:
+        q_weight, k_weight, eps = norms[0].weight, norms[1].weight, norms[0].variance_epsilon
     tables = tuple(table[0].contiguous() for table in position_embeddings)
     num_heads = (num_rows - 2 * num_kv_heads, num_kv_heads)
     heads = SplitHeads.apply(qkv, q_weight, k_weight, tables, eps, num_heads, kernels)
@@ -191,24 +228,38 @@ def _attention_forward(
 
 
 def _together(x: Tensor, *projections: nn.Module) -> Tensor:
-    """Outputs of the projections side by side, by one product where they are plain."""
-    linears = [linear for linear in projections if type(linear) is nn.Linear]
+    """Outputs of the projections side by side, by one product where they are plain and lie together in memory."""
+    linears = [linear for linear in projections if type(linear) is nn.Linear and not _is_watched(linear)]
+    weights: list[Tensor] = [linear.weight for linear in linears]
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    if len(linears) < len(projections) or len(biases) not in (0, len(linears)):
+    weight = joined(weights) if len(linears) == len(projections) and len(biases) in (0, len(linears)) else None
+    if weight is None:
         return torch.cat([projection(x) for projection in projections], -1)
-    weight = torch.cat(tuple(linear.weight for linear in linears))
-    return F.linear(x, weight, torch.cat(biases) if biases else None)
+    outputs: Tensor = JoinedLinear.apply(x, weight, *weights)
+    return outputs + torch.cat(biases) if biases else outputs
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether somebody wants to know when the module is called, or calls something else."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or "forward" in vars(module)
 
 
 def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
-    """The kernels, where they are made for these tensors."""
-    if torch.is_autocast_enabled("cpu") or any(t.device.type != "cpu" or t.dtype != torch.float32 for t in tensors):
+    """The kernels, where they are made for these tensors. A tensor of another type (a distributed one) isn't its own data."""
+    if torch.is_autocast_enabled("cpu"):
         return None
-    return load_kernels()
+    fits = all(
+        type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu" and tensor.dtype == torch.float32
+        for tensor in tensors
+    )
+    return load_kernels() if fits else None
 
 
 def _replace(module: nn.Module, forward: Forward) -> None:
-    module.forward = MethodType(forward, module)
+    """Unless somebody else has done so. A `partial` is copied and pickled with the module, as a bound method isn't."""
+    if "forward" not in vars(module):
+        module.forward = partial(forward, module)
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

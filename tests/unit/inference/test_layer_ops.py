@@ -61,6 +61,24 @@ def test_own_kernels_and_torch_agree(kind: str) -> None:
 
 
 @pytest.mark.parametrize("make_ops", [None, TorchOps])
+def test_logits_and_keys_are_those_of_token_by_token(make_ops: MakeOps | None) -> None:
+    """The last layer is computed whole for last tokens only: what others leave in the cache is all that later ones see."""
+    model = make_model("qwen3")
+    runner = FusedRunner(model, max_length=64, kv_cache_bytes=2**22, make_ops=make_ops)
+    runner.reserve(6, 64)
+    contexts = torch.from_numpy(CONTEXTS[:, :12])
+    with torch.inference_mode():
+        right = model(contexts).logits
+        chunk = np.array([7, 5, 7, 5, 7, 5])
+        first = Step.pack(CONTEXTS, np.arange(6), np.zeros(6, np.int64), chunk, np.full(6, 7))
+        torch.testing.assert_close(runner.forward(first), right[::2, 6], rtol=1e-4, atol=1e-4)
+        unended = Step.pack(CONTEXTS, np.arange(6), chunk, 11 - chunk, np.full(6, 12))
+        assert runner.forward(unended).shape == (0, 40)
+        last = Step.pack(CONTEXTS, np.arange(6), np.full(6, 11), np.ones(6, np.int64), np.full(6, 12))
+        torch.testing.assert_close(runner.forward(last), right[:, 11], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("make_ops", [None, TorchOps])
 def test_a_pass_in_blocks_is_the_whole_pass(monkeypatch: pytest.MonkeyPatch, make_ops: MakeOps | None) -> None:
     model = make_model("qwen3")
     whole = logits_of(model, make_ops)
@@ -79,4 +97,4 @@ def test_blocks_hold_whole_rows_and_no_more_than_asked() -> None:
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 32), (torch.float32, 12)])
 def test_what_the_kernels_are_not_made_for_runs_on_torch(dtype: torch.dtype, head_dim: int) -> None:
     shape = HeadShape(num_heads=4, num_kv_heads=2, head_dim=head_dim, scale=1.0, eps=1e-6)
-    assert choose_ops(shape, dtype, torch.device("cpu")) is TorchOps
+    assert choose_ops(shape, {dtype}, torch.device("cpu")) is TorchOps

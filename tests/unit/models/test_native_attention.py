@@ -68,9 +68,11 @@ def test_gradients_do_not_depend_on_the_number_of_threads() -> None:
 def test_long_paths_and_other_dtypes_are_left_to_torch() -> None:
     short, long = PackedSequences.of([30], CPU).branches, PackedSequences.of([30, 5000], CPU).branches
     queries = torch.zeros(1, 2, 30, 32)
-    assert attention_kernels((queries, queries), short) is kernels
+    assert attention_kernels((queries, queries), short) is not None
     assert attention_kernels((queries, queries), long) is None
     assert attention_kernels((queries, queries.bfloat16()), short) is None
     assert attention_kernels((torch.zeros(1, 2, 30, 12),), short) is None
+    assert attention_kernels((queries, queries, torch.zeros(1, 2, 30, 16)), short) is None
+    assert attention_kernels((queries, torch.zeros(1, 3, 30, 32)), short) is None
     with torch.autocast("cpu", torch.bfloat16):
         assert attention_kernels((queries, queries), short) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from copy import deepcopy
 from typing import Any
 
@@ -130,7 +131,47 @@ def test_a_copy_has_layers_of_its_own() -> None:
         for parameter in model.parameters():
             parameter.zero_()
     assert states(copied).abs().sum() > 0
-    assert copied.base_model.norm.forward.__self__ is copied.base_model.norm
+    assert states(pickle.loads(pickle.dumps(copied))).equal(states(copied))
+
+
+def test_hooks_still_fire() -> None:
+    own, called = make_model("qwen3"), []
+    use_native_layers(own)
+    attention, mlp = own.base_model.layers[0].self_attn, own.base_model.layers[0].mlp
+    watched = (attention.q_proj, attention.k_norm, attention.o_proj, mlp.gate_proj, own.base_model.norm)
+    expected = states(own)
+    for module in watched:
+        module.register_forward_hook(lambda module, *_: called.append(module))
+    torch.testing.assert_close(states(own), expected, rtol=1e-4, atol=1e-5)
+    assert set(called) == set(watched)
+
+
+def test_a_forward_that_somebody_else_replaced_is_kept() -> None:
+    own = make_model("qwen3")
+    own.base_model.norm.forward = torch.zeros_like
+    use_native_layers(own)
+    assert not states(own).any()
+
+
+def test_norms_in_another_dtype_are_left_to_torch() -> None:
+    model, own = make_model("qwen3"), make_model("qwen3")
+    for changed in (model, own):
+        changed.base_model.layers[0].self_attn.q_norm.bfloat16()
+    use_native_layers(own)
+    torch.testing.assert_close(states(own), states(model), rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_parts_get_no_gradient() -> None:
+    own = make_model("qwen3")
+    use_native_layers(own)
+    attention = own.base_model.layers[1].self_attn
+    frozen = [attention.q_proj.weight, attention.k_norm.weight, own.base_model.norm.weight]
+    expected = gradients(make_model("qwen3"))["layers.1.self_attn.k_proj.weight"]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    found = gradients(own)
+    assert all(parameter.grad is None for parameter in frozen)
+    torch.testing.assert_close(found["layers.1.self_attn.k_proj.weight"], expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from turnwise.errors import ConfigError
+from turnwise.kernels.build import LANES
 
 _FIRST_SLOTS = 8
 _FIRST_LENGTH = 256
-_LANES = 8
-"""Lengths are multiples of so many tokens."""
 
 
 class KVCache:
@@ -34,10 +33,10 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        # Kernels read whole vectors of keys.
-        self.max_length = -(-max_length // _LANES) * _LANES
-        bytes_per_token = 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
-        self.max_slots = num_slots_within(num_bytes, bytes_per_token, self.max_length)
+        self.max_length = max_length
+        self.max_slots = num_slots_within(num_bytes, 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize, max_length)
+        # Kernels read whole vectors of keys: a slot has room for a few tokens more.
+        self._most_tokens = -(-max_length // LANES) * LANES
         empty = torch.empty((0, num_kv_heads, 0, head_dim), dtype=dtype, device=device)
         self.keys = [empty] * num_layers
         self.values = [empty] * num_layers
@@ -54,12 +53,12 @@ class KVCache:
     def reserve(self, num_slots: int, length: int) -> None:
         """Makes room for at least this many slots and tokens a slot, keeping what is cached."""
         slots = min(_doubled(self.num_slots or _FIRST_SLOTS, num_slots), self.max_slots)
-        tokens = min(_doubled(self.length or _FIRST_LENGTH, length), self.max_length)
+        tokens = min(_doubled(self.length or _FIRST_LENGTH, length), self._most_tokens)
         if (slots, tokens) == (self.num_slots, self.length):
             return
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            self.keys[layer] = _grown(keys, slots, tokens)
-            self.values[layer] = _grown(values, slots, tokens)
+            # Both or none: where memory is too short, a layer's keys and values still have one shape.
+            self.keys[layer], self.values[layer] = _grown(keys, slots, tokens), _grown(values, slots, tokens)
 
     def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores keys and values [N, kv_heads, head_dim] of the tokens at (slots, positions) [N]."""

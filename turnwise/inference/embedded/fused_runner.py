@@ -16,6 +16,7 @@ from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.layer_ops import HeadShape, MakeOps
 from turnwise.inference.embedded.native_ops import choose_ops
 from turnwise.inference.embedded.runner import Step
+from turnwise.inference.embedded.torch_ops import TorchOps
 from turnwise.models.fused import FusedLinear, fuse_projections, fused_gate_up, fused_qkv
 
 _BLOCK_TOKENS = 1024
@@ -56,7 +57,7 @@ class FusedRunner:
             scale=attention.scaling,
             eps=model.config.rms_norm_eps,
         )
-        self._make_ops = make_ops or choose_ops(self._shape, model.dtype, model.device)
+        self._chosen_ops = make_ops
         self._cache = KVCache(
             num_layers=len(model.model.layers),
             num_kv_heads=self._shape.num_kv_heads,
@@ -73,6 +74,8 @@ class FusedRunner:
     def refresh(self) -> None:
         model, body = self._model, self._model.model
         fuse_projections(model)
+        self._make_ops = self._chosen_ops or choose_ops(self._shape, {p.dtype for p in model.parameters()}, model.device)
+        self.name = "fused" if self._make_ops is TorchOps else "fused (own kernels)"
         self._layers = [self._layer_weights(layer) for layer in body.layers]
         self._embedding = body.embed_tokens.weight.detach()
         self._final_norm = body.norm.weight.detach()
@@ -124,12 +127,16 @@ class FusedRunner:
         for index, layer in enumerate(self._layers):
             qkv = F.linear(ops.rms_norm(hidden, layer.input_norm), *layer.qkv)
             queries = ops.place_heads(index, qkv, layer.head_norms)
+            if index == len(self._layers) - 1 and len(step.last_tokens) < len(step.token_ids):
+                # Of all other tokens the last layer's keys and values are needed, and no more.
+                if not len(step.last_tokens):
+                    return hidden.new_empty(0, len(self._unembedding), dtype=torch.float32)
+                last_tokens = torch.from_numpy(step.last_tokens).to(device)
+                hidden, queries = hidden[last_tokens], queries[last_tokens]
+                ops = self._make_ops(step.tail(), self._shape, self._cache, self._rotary)
             _add_linear(hidden, ops.attend(index, queries), layer.output)
             gate_up = F.linear(ops.rms_norm(hidden, layer.post_norm), *layer.gate_up)
             _add_linear(hidden, ops.silu_mul(gate_up), layer.down)
-
-        if len(step.last_tokens) < len(step.token_ids):
-            hidden = hidden[torch.from_numpy(step.last_tokens).to(device)]
         return F.linear(ops.rms_norm(hidden, self._final_norm), self._unembedding).float()
 
 

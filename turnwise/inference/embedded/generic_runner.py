@@ -30,6 +30,7 @@ class GenericRunner:
         self.max_slots = num_slots_within(kv_cache_bytes, bytes_per_token, max_length)
         self._model = model
         self._caches: dict[int, Any] = {}
+        self.name = "the model's own"
         self.can_copy = False
 
     def reserve(self, num_slots: int, length: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Set
 from functools import partial
 
 import torch
@@ -13,14 +14,15 @@ from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.layer_ops import HeadShape, MakeOps
 from turnwise.inference.embedded.runner import Step
 from turnwise.inference.embedded.torch_ops import TorchOps
-from turnwise.kernels.build import load_kernels
-
-_LANES = 8
-"""Numbers that the kernels handle at once; head sizes are multiples."""
+from turnwise.kernels.build import LANES, load_kernels
 
 
 class NativeOps:
-    """`LayerOps` over `kernels/decoder.c`. A token's result doesn't depend on what else is in the batch."""
+    """`LayerOps` over `kernels/decoder.c`. What they make of a token doesn't depend on what else is in the batch.
+
+    Raises:
+        IndexError: the cache has no such slot or position.
+    """
 
     def __init__(self, step: Step, shape: HeadShape, cache: KVCache, rotary: Tensor, *, kernels: ctypes.CDLL) -> None:
         self._kernels = kernels
@@ -29,7 +31,9 @@ class NativeOps:
         self._rotary = rotary
         self._slots = step.slots[step.rows]
         self._positions = step.positions
-        self._sizes = (len(step.rows), shape.num_heads, shape.num_kv_heads, shape.head_dim, cache.length)
+        if self._slots.max() >= cache.num_slots or self._positions.max() >= min(cache.length, len(rotary)):
+            raise IndexError(f"a step goes beyond a cache of {cache.num_slots} slots of {cache.length} tokens")
+        self._sizes = (len(step.rows), shape.num_heads, shape.num_kv_heads, shape.head_dim)
         self._num_threads = torch.get_num_threads()
 
     def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -51,6 +55,7 @@ class NativeOps:
             self._cache.keys[layer].data_ptr(),
             self._cache.values[layer].data_ptr(),
             *self._sizes,
+            self._cache.keys[layer].shape[2],
             self._num_threads,
         )
         return queries
@@ -66,6 +71,7 @@ class NativeOps:
             self._shape.scale,
             out.data_ptr(),
             *self._sizes,
+            self._cache.keys[layer].shape[2],
             self._num_threads,
         )
         if failed:
@@ -81,8 +87,8 @@ class NativeOps:
         return out
 
 
-def choose_ops(shape: HeadShape, dtype: torch.dtype, device: torch.device) -> MakeOps:
-    """The library's own kernels where they fit and can be compiled, else torch's."""
-    fits = device.type == "cpu" and dtype == torch.float32 and shape.head_dim % _LANES == 0
+def choose_ops(shape: HeadShape, dtypes: Set[torch.dtype], device: torch.device) -> MakeOps:
+    """The library's own kernels where they fit parameters of these dtypes and can be compiled, else torch's."""
+    fits = device.type == "cpu" and dtypes == {torch.float32} and shape.head_dim % LANES == 0
     kernels = load_kernels() if fits else None
     return TorchOps if kernels is None else partial(NativeOps, kernels=kernels)

@@ -56,6 +56,19 @@ class Step:
         token_ids = ids[slots[rows], positions]
         return cls(slots, starts, counts, rows, columns, positions, token_ids, ends_context, last_tokens[ends_context])
 
+    def tail(self) -> Step:
+        """The last token of each row whose context ends here, as rows of one token.
+
+        >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
+        >>> step = Step.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 3]), lengths=np.array([3, 3]))
+        >>> step.tail().token_ids, step.tail().starts
+        (array([7, 4]), array([2, 2]))
+        """
+        slots, positions = self.slots[self.ends_context], self.positions[self.last_tokens]
+        order, ones = np.arange(len(slots)), np.ones_like(slots)
+        token_ids = self.token_ids[self.last_tokens]
+        return Step(slots, positions, ones, order, order * 0, positions, token_ids, ones.astype(np.bool_), order)
+
     def cut(self, max_tokens: int) -> Iterator[Step]:
         """The same rows in order, in steps of at most so many tokens; a row with more is one by itself."""
         ends = np.cumsum(self.counts)
@@ -86,6 +99,8 @@ class Runner(Protocol):
 
     max_slots: int
     """Sequences of the greatest length that the memory bound has room for."""
+    name: str
+    """Whose forward pass it is, for the table at the start of a run."""
     can_copy: bool
     """Whether what is cached in one slot can be copied to another."""
 

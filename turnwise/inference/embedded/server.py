@@ -58,8 +58,9 @@ class EmbeddedServer:
         self._vocab_size: int = model.config.vocab_size
         self._max_length: int = max_length or model.config.max_position_embeddings
         self._can_decode = decode is not None
+        self._runner = make_runner(model, max_length=self._max_length, kv_cache_bytes=kv_cache_bytes)
         self._engine = Engine(
-            make_runner(model, max_length=self._max_length, kv_cache_bytes=kv_cache_bytes),
+            self._runner,
             max_length=self._max_length,
             max_concurrency=max_concurrency,
             max_step_tokens=max_step_tokens,
@@ -163,10 +164,9 @@ class EmbeddedServer:
         self._engine.free_cache()
 
     def facts(self) -> ServerFacts:
-        way = "fused" if fast_path_obstacle(self.model) is None else "the model's own"
         return ServerFacts(
             model=loaded_model(self.model),
-            engine=f"embedded, {way} forward pass",
+            engine=f"embedded, {self._runner.name} forward pass",
             max_length=self._max_length,
             max_concurrency=self._max_concurrency,
             cache_bytes=self._kv_cache_bytes,
