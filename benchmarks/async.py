@@ -113,7 +113,8 @@ class Bench:
     def trainer_alone(self, rollouts: Path) -> float:
         """Seconds a step that has its rollouts already, at the trainer's share of the cores."""
         torch.set_num_threads(self.share)
-        with self.pipeline(self.config(0, seed=0), rollouts) as pipeline:
+        correction = {"is_weight": {"weight_type": "token", "upper_bound": 2.0}}
+        with self.pipeline(self.config(0, seed=0, train_infer_correction=correction), rollouts) as pipeline:
             pipeline.run()
         torch.set_num_threads(self.num_cores)
         steps = [row for row in read_metrics(pipeline.folder.metrics) if "time/step_train" in row]

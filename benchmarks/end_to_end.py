@@ -9,8 +9,9 @@ over one batched `generate` for all that live (`rollout_func`).
 
 - *A step*: the preset `tiny` with random weights, so that nearly all of 64 episodes take all 8 turns of 8 tokens and both sides
   compute as many tokens. The sides run in turn, and the ratio is the median of pairs; the first two steps of a run don't count.
-- *Share of the roofline*: the operations that a step can't do without (each distinct token once in rollouts and three times in
-  training, logits of sampled tokens alone), at the machine's rate of multiplying matrices.
+- *Share of the roofline*: the products with weights that the step needs, at the machine's rate of multiplying matrices: each
+  token once in rollouts and three times in training, without those that siblings share in a micro-batch; logits of sampled
+  tokens alone, and so of the last layer all that follows its keys and values.
 - *To 0.80*: whole runs from MODEL, an SFT checkpoint of the quickstart. Validation is left out of the seconds.
 """
 
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--sft-model", help="the checkpoint that runs to 0.80 start from; none, and there are none")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of runs whose steps are timed")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--trl-micro-batch", type=int, default=0, help="0 = the batch in one piece")
+    parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the runs to 0.80")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "end_to_end.json")
     options = parser.parse_args()
@@ -58,18 +59,32 @@ def main() -> None:
     pythons = {"own": sys.executable, "trl": options.trl_python}
     with tempfile.TemporaryDirectory() as folder:
         model = str(make_model("tiny", Path(folder) / "tiny", CORPUS).folder)
-        job = Job(model, threads=options.threads, trl_micro_batch=options.trl_micro_batch)
-        result = {"machine": describe_machine(), "step": time_steps(job, pythons, options.rounds)}
+        job = fastest(Job(model, threads=options.threads), options.trl_python, options.trl_micro_batches)
+        result: dict[str, Any] = {
+            "machine": describe_machine(),
+            "job": asdict(job),
+            "step": time_steps(job, pythons, options.rounds),
+        }
         print(json.dumps(result["step"], indent=2), flush=True)
     if options.sft_model:
         job = Job(options.sft_model, options.threads, steps=80, groups=16, max_turns=10, eval_every=5, target=TARGET)
-        job = replace(job, trl_micro_batch=options.trl_micro_batch)
-        result["to_target"] = {
-            name: [to_target(ask(pythons[name], name, replace(job, seed=seed))) for seed in options.seeds] for name in pythons
-        }
+        job = replace(job, trl_micro_batch=result["job"]["trl_micro_batch"])
+        result["to_target"] = {name: [] for name in pythons}
+        for seed in options.seeds:
+            for name, python in pythons.items():
+                result["to_target"][name].append(to_target(ask(python, name, replace(job, seed=seed))))
         print(json.dumps(result["to_target"], indent=2), flush=True)
     options.out.parent.mkdir(exist_ok=True)
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def fastest(job: Job, python: str, micro_batches: list[int]) -> Job:
+    """The job with the micro-batch with which TRL's steps take the least time."""
+    times = {}
+    for size in micro_batches:
+        times[size] = median(ask(python, "trl", replace(job, steps=NUM_WARM_UP + 3, trl_micro_batch=size))["step_s"])
+    print(f"TRL's step by micro-batch: {times}", flush=True)
+    return replace(job, trl_micro_batch=min(times, key=lambda size: times[size]))
 
 
 def time_steps(job: Job, pythons: dict[str, str], num_rounds: int) -> dict[str, Any]:
@@ -78,7 +93,10 @@ def time_steps(job: Job, pythons: dict[str, str], num_rounds: int) -> dict[str, 
     for _ in range(num_rounds):
         answers = {name: ask(python, name, job) for name, python in pythons.items()}
         row = {f"{name}_{what}": median(answer[what]) for name, answer in answers.items() for what in ("step_s", "rollout_s")}
-        tokens = {name: answer["tokens"][-1] for name, answer in answers.items()}
+        tokens = {
+            name: {what: median([step[what] for step in answer["tokens"]]) for what in ("total", "sampled")}
+            for name, answer in answers.items()
+        }
         least_s = least_flop(job.model, **tokens["own"], merged=median(answers["own"]["merged"])) / gemm_gflops() / 1e9
         rounds.append(row | {"ratio": row["trl_step_s"] / row["own_step_s"], "roofline_share": least_s / row["own_step_s"]})
         print({name: round(value, 3) for name, value in rounds[-1].items()}, tokens, flush=True)
@@ -95,10 +113,11 @@ def least_flop(model: str, total: float, sampled: float, merged: float) -> float
     few percent here, is left out. `merged` is the share of tokens that an earlier sibling has too."""
     config = AutoConfig.from_pretrained(model)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
-    layer = config.hidden_size * (heads * head_dim + 3 * config.intermediate_size)
+    key_values = 2 * config.num_key_value_heads * head_dim * config.hidden_size
+    layer = key_values + config.hidden_size * (2 * config.num_attention_heads * head_dim + 3 * config.intermediate_size)
     distinct = total * (1 - merged)
-    return 4 * 2 * (distinct * config.num_hidden_layers * layer + sampled * config.vocab_size * config.hidden_size)
+    of_all = distinct * ((config.num_hidden_layers - 1) * layer + key_values)
+    return 4 * 2 * (of_all + sampled * (layer - key_values + config.vocab_size * config.hidden_size))
 
 
 def to_target(answer: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,6 @@ class Job:
     target: float = 2.0
     trl_micro_batch: int = 0
     """0 = the batch in one piece."""
-    trl_bf16: bool = False
 
     @property
     def batch(self) -> int:

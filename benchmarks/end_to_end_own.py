@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,24 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     """What `Job` says of an answer, and the shares of tokens whose computation siblings share."""
     config = parse_config(settings(job, folder), AgenticConfig)[0]
     pipeline = build_agentic(config, start_run(config), is_quiet=True)
+    starts: list[float] = []
+    update = pipeline.model_update
+
+    def model_update(step: int) -> None:
+        """A step begins with it."""
+        starts.append(time.perf_counter())
+        update(step)
+
+    pipeline.model_update = model_update
     try:
         pipeline.run()
+        starts.append(time.perf_counter())
     finally:
         pipeline.close()
     rows = read_metrics(pipeline.folder.metrics)
     steps = [row for row in rows if "time/step_total" in row]
-    step_s = [row["time/step_total"] + row["time/step_model_update"] for row in steps]
+    # Everything between two steps, metrics and journal included; validation alone is left out.
+    step_s = [end - start - row.get("time/step_val", 0.0) for start, end, row in zip(starts, starts[1:], steps, strict=False)]
     success = f"val/env/{TAG}/success"
     return {
         "step_s": step_s,

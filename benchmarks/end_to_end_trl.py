@@ -77,7 +77,7 @@ def arguments(job: Job, folder: Path) -> GRPOConfig:
         loss_type="dapo",
         beta=0.0,
         shuffle_dataset=False,
-        bf16=job.trl_bf16,
+        bf16=False,
         gradient_checkpointing=False,
         logging_strategy="no",
         save_strategy="no",

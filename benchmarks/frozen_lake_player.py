@@ -47,7 +47,9 @@ class Player:
         self, server: InferenceServer, indices: Sequence[int], group_size: int, *, seed: int, split: Split = "train"
     ) -> list[Trajectory]:
         """The episodes of these groups, sibling after sibling; all begin at once."""
-        source = TaskSource(run_seed=seed, split=split, tags=(TAG,), partition=(self._partition,))
+        # Validation has each of its tasks in a slot of its own.
+        partition = len(indices) if split == "val" else self._partition
+        source = TaskSource(run_seed=seed, split=split, tags=(TAG,), partition=(partition,))
         make = partial(make_env, self._env["env_type"], self._env["env_config"], split)
         agent = EnvAgent(lambda task: make(), self._settings)
         sampling = SamplingParams(self._settings.max_tokens_per_step)

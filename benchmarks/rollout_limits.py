@@ -65,13 +65,17 @@ def _step_s(engine: Engine) -> float:
 def _work(model: PreTrainedModel, num_rows: int, num_tokens: int, num_keys: float) -> tuple[float, float]:
     """Operations and bytes of a step over `num_tokens` new tokens a row, which see `num_keys` keys on average.
 
-    Two operations for each weight that multiplies a token, the head's for the last token alone, and four for each number of a
-    key that a query head sees. Weights are read once, and each row's keys and values once.
+    Two operations for each weight that multiplies a token, and four for each number of a key that a query head sees; the head,
+    and of the last layer all but its keys and values, for the last token alone. Weights are read once, and each row's keys
+    and values once.
     """
     config = model.config
     layers = sum(p.numel() for name, p in model.named_parameters() if ".layers." in name and p.ndim == 2)
     head = config.vocab_size * config.hidden_size
-    attention = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * num_keys
-    flop = num_rows * (num_tokens * (2 * layers + attention) + 2 * head)
-    numbers = layers + head + num_rows * num_keys * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    key_values = 2 * config.num_key_value_heads * config.head_dim
+    attention = 4 * config.num_attention_heads * config.head_dim * num_keys
+    last = layers / config.num_hidden_layers - key_values * config.hidden_size
+    of_all = 2 * (layers - last) + attention * (config.num_hidden_layers - 1)
+    flop = num_rows * (num_tokens * of_all + 2 * (last + head) + attention)
+    numbers = layers + head + num_rows * num_keys * key_values * config.num_hidden_layers
     return flop, numbers * model.dtype.itemsize

@@ -83,17 +83,19 @@ def _compilers() -> Iterator[list[str]]:
 
 def _compiled_and_loaded(compiler: list[str]) -> ctypes.CDLL:
     folder = cache_folder()
-    if folder is None:
-        with tempfile.TemporaryDirectory(prefix="turnwise-") as own:
-            # What is loaded stays when its file goes.
-            return ctypes.CDLL(str(compiled(FOLDER, compiler, Path(own))))
-    library = compiled(FOLDER, compiler, folder)
-    try:
-        return ctypes.CDLL(str(library))
-    except OSError:
-        # Cut off by a crash, or of another system that shares this home.
-        library.unlink(missing_ok=True)
-        return ctypes.CDLL(str(compiled(FOLDER, compiler, folder)))
+    for _ in range(2 if folder else 0):
+        assert folder is not None
+        library = None
+        try:
+            library = compiled(FOLDER, compiler, folder)
+            return ctypes.CDLL(str(library))
+        except OSError:
+            # Cut off by a crash, or of another system that shares this home; or the folder is full, or nothing there may run.
+            if library is not None:
+                library.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="turnwise-") as own:
+        # What is loaded stays when its file goes.
+        return ctypes.CDLL(str(compiled(FOLDER, compiler, Path(own))))
 
 
 def cache_folder() -> Path | None:

@@ -1,4 +1,4 @@
-/* One query over the keys and values of its context, which lie one after another. */
+/* A query, or two at once, over the keys and values of their context, which lie one after another. */
 
 #ifndef TURNWISE_SCORES_H
 #define TURNWISE_SCORES_H

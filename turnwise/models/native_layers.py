@@ -1,7 +1,7 @@
 """Decoder layers of the plain shape trained by the library's own kernels between matrix products: float32 on a CPU.
 
 transformers' modules stay, with their parameters, hooks and adapters; `forward` alone is replaced, on each module. Their own
-forward passes run wherever the kernels don't fit: another device or dtype, autocast, a cache.
+forward passes run wherever the kernels don't fit: another device or dtype, autocast, and attention over a cache.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def use_native_layers(model: PreTrainedModel) -> bool:
 def uses_native_layers(model: PreTrainedModel) -> bool:
     """Whether `use_native_layers` has changed this model, and it's still where the kernels run."""
     is_there = model.device.type == "cpu" and model.dtype == torch.float32 and has_plain_body(model)
-    return is_there and "forward" in vars(model.base_model.layers[0].mlp)
+    forward = vars(model.base_model.layers[0].mlp).get("forward") if is_there else None
+    return isinstance(forward, partial) and forward.func is _mlp_forward
 
 
 class Norm(torch.autograd.Function):
@@ -191,10 +192,14 @@ def _norm_forward(module: Any, hidden_states: Tensor) -> Tensor:
 
 
 def _mlp_forward(module: Any, x: Tensor) -> Tensor:
-    kernels = _kernels_for(x)
-    if kernels is None:
+    if _kernels_for(x) is None or _is_watched(module.act_fn):
         return type(module).forward(module, x)
     gate_up = _together(x, module.gate_proj, module.up_proj)
+    kernels = _kernels_for(gate_up)
+    if kernels is None:
+        # Adapters that answer in another dtype.
+        gate, up = gate_up.chunk(2, -1)
+        return module.down_proj(module.act_fn(gate) * up)
     gated = Gate.apply(gate_up.flatten(0, -2), kernels)
     return module.down_proj(gated.view(*x.shape[:-1], -1))
 
@@ -209,11 +214,13 @@ def _attention_forward(
 ) -> tuple[Tensor, None]:
     norms = [module._modules[name] for name in ("q_norm", "k_norm") if name in module._modules]
     kernels = _kernels_for(hidden_states, *position_embeddings, *(norm.weight for norm in norms))
-    sequences = kwargs.get("sequences")
-    if kernels is None or sequences is None or past_key_values is not None or any(map(_is_watched, norms)):
+    sequences, drops = kwargs.get("sequences"), module.training and module.attention_dropout > 0
+    if kernels is None or sequences is None or drops or past_key_values is not None or any(map(_is_watched, norms)):
         return type(module).forward(module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
     num_tokens = hidden_states.shape[1]
     qkv = _together(hidden_states[0], module.q_proj, module.k_proj, module.v_proj)
+    if _kernels_for(qkv) is None:
+        return type(module).forward(module, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
     num_rows = qkv.shape[1] // module.head_dim
     num_kv_heads = num_rows // (module.num_key_value_groups + 2)
     q_weight, k_weight, eps = None, None, 0.0

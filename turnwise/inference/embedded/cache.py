@@ -15,8 +15,9 @@ _FIRST_LENGTH = 256
 class KVCache:
     """`keys[layer]` and `values[layer]` [slots, kv_heads, length, head_dim] in the model's dtype, on its device.
 
-    Slots and length start small and double as conversations need them, so that what is allocated follows what is used;
-    never beyond `max_length` tokens a slot, nor beyond `max_slots` slots, which is what `num_bytes` has room for.
+    Slots and length start small and double as conversations need them, so that what is allocated follows what is used; never
+    beyond `max_slots` slots, which is what `num_bytes` has room for, of `max_length` tokens, or the few more that make them
+    a multiple of `LANES`.
 
     Raises:
         ConfigError: `num_bytes` has no room for one slot of `max_length`.
