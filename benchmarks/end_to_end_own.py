@@ -18,6 +18,7 @@ from end_to_end_job import Job
 from frozen_lake_player import EXAMPLE, TAG
 
 from turnwise.config import AgenticConfig, parse_config
+from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
 from turnwise.tracking.jsonl import read_metrics
@@ -37,14 +38,14 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     config = parse_config(settings(job, folder), AgenticConfig)[0]
     pipeline = build_agentic(config, start_run(config), is_quiet=True)
     starts: list[float] = []
-    update = pipeline.model_update
+    update = AgenticPipeline.model_update
 
-    def model_update(step: int) -> None:
+    def model_update(self: AgenticPipeline, step: int) -> None:
         """A step begins with it."""
         starts.append(time.perf_counter())
-        update(step)
+        update(self, step)
 
-    pipeline.model_update = model_update
+    AgenticPipeline.model_update = model_update
     try:
         pipeline.run()
         starts.append(time.perf_counter())
