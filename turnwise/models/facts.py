@@ -25,12 +25,13 @@ def loaded_model(model: PreTrainedModel, *heads: nn.Module) -> LoadedModel:
     """The model as it is now, with the parameters of `heads` that aren't among its own counted in; tied ones once."""
     parameters = {id(p): p for module in (model, *heads) for p in module.parameters()}.values()
     kernel = model.config._attn_implementation
+    has_own_kernels = kernel == PACKED_ATTENTION and uses_native_layers(model)
     return LoadedModel(
         architecture=type(model).__name__,
         num_parameters=sum(p.numel() for p in parameters),
         num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
         dtype=dtype_name(model.dtype),
-        attention=_KERNELS.get(kernel, kernel) + (", own kernels" if uses_native_layers(model) else ""),
+        attention=_KERNELS.get(kernel, kernel) + (", own kernels" if has_own_kernels else ""),
         device=str(model.device),
         address=(os.getpid(), model.get_input_embeddings().weight.data_ptr()),
     )

@@ -10,6 +10,7 @@ import pytest
 
 from turnwise.cli.applied_table import print_applied, shown
 from turnwise.config import AgenticConfig, Applied, SFTConfig, parse_config
+from turnwise.kernels.build import load_kernels
 from turnwise.pipelines.applied import applied_settings
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
@@ -57,7 +58,10 @@ def test_a_critic_counts_its_value_head(built) -> None:
     assert f"{critic:,} parameters, {critic:,} trainable" in rows(pipeline)["critic"] and critic != policy
 
 
-@pytest.mark.parametrize(("name", "said"), [("auto", "packed"), ("sdpa", "sdpa, padded"), ("eager", "eager, padded")])
+OWN = ", own kernels" if load_kernels() else ""
+
+
+@pytest.mark.parametrize(("name", "said"), [("auto", f"packed{OWN}"), ("sdpa", "sdpa, padded"), ("eager", "eager, padded")])
 def test_the_attention_kernel_is_the_model_s(built, name, said) -> None:
     pipeline = built(actor_train={"model_args": {"attn_implementation": name}})
     assert rows(pipeline)["actor_train"].endswith(f"attention {said}")
