@@ -238,8 +238,9 @@ def test_ctrl_c_saves_and_a_second_run_into_the_same_folder_is_refused(job, refu
         # Nothing is saved yet, so a second run that would go on starts one of its own. With the path of the run it is told.
         [run] = runs(tmp_path)
         shutil.copytree(_any_checkpoint(job, tmp_path), run / "checkpoints" / "checkpoint-1")
+        assert first.poll() is None, first.communicate()[1]
         said = refused("train", config, f"resume_from_checkpoint={run}")
-        assert f"is in use by process {first.pid}" in said
+        assert f"is in use by process {first.pid}" in said, first.communicate()[1] if first.poll() is not None else said
         shutil.rmtree(run / "checkpoints")
     finally:
         first.send_signal(signal.SIGINT)
