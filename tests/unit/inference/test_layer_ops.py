@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from turnwise.inference.embedded import fused_runner
+from turnwise.inference.embedded import cache, fused_runner
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.layer_ops import HeadShape, MakeOps
 from turnwise.inference.embedded.native_ops import choose_ops
@@ -85,6 +87,42 @@ def test_a_pass_in_blocks_is_the_whole_pass(monkeypatch: pytest.MonkeyPatch, mak
     monkeypatch.setattr(fused_runner, "_BLOCK_TOKENS", 12)
     for cut, right in zip(logits_of(model, make_ops), whole, strict=True):
         torch.testing.assert_close(cut, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("make_ops", [None, TorchOps])
+def test_a_cache_that_could_grow_only_in_part_answers_as_before(
+    monkeypatch: pytest.MonkeyPatch, make_ops: MakeOps | None
+) -> None:
+    model = make_model("qwen3")
+    whole, torn = (FusedRunner(model, max_length=600, kv_cache_bytes=2**24, make_ops=make_ops) for _ in range(2))
+    grown, calls = cache._grown, []
+
+    def short_of_memory(*arguments: Any) -> Tensor:
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise RuntimeError("out of memory")
+        return grown(*arguments)
+
+    first, then, _ = steps()
+    with torch.inference_mode():
+        for runner in (whole, torn):
+            runner.reserve(6, 64)
+            runner.forward(first)
+        monkeypatch.setattr(cache, "_grown", short_of_memory)
+        with pytest.raises(RuntimeError):
+            torn.reserve(6, 500)
+        torn.reserve(6, 100)
+        torch.testing.assert_close(torn.forward(then), whole.forward(then), rtol=0, atol=0)
+
+
+@pytest.mark.skipif(load_kernels() is None, reason="no C compiler")
+@pytest.mark.parametrize(("slot", "start"), [(20, 0), (0, 256)])
+def test_a_step_beyond_the_cache_is_an_error_and_no_write_into_foreign_memory(slot: int, start: int) -> None:
+    runner = FusedRunner(make_model("qwen3"), max_length=512, kv_cache_bytes=2**24)
+    runner.reserve(6, 64)
+    ids, one = np.zeros((30, 300), np.int64), np.ones(1, np.int64)
+    with pytest.raises(IndexError, match="a cache of 8 slots of 256 tokens"):
+        runner.forward(Step.pack(ids, one * slot, one * start, one, one * (start + 1)))
 
 
 def test_blocks_hold_whole_rows_and_no_more_than_asked() -> None:

@@ -103,6 +103,33 @@ def test_adapters_are_asked() -> None:
     torch.testing.assert_close(states(own), states(model), rtol=1e-4, atol=1e-5)
 
 
+class InBfloat16(Doubled):
+    """An adapter that answers in another dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).bfloat16()
+
+
+def test_what_adapters_answer_in_another_dtype_is_left_to_torch() -> None:
+    own, expected = make_model("llama"), make_model("llama")
+    for model in (own, expected):
+        mlp = model.base_model.layers[0].mlp
+        mlp.gate_proj, mlp.up_proj = InBfloat16(mlp.gate_proj), InBfloat16(mlp.up_proj)
+        mlp.down_proj.bfloat16()
+    use_native_layers(own)
+    torch.testing.assert_close(states(own), states(expected), rtol=1e-2, atol=1e-2)
+
+
+def test_dropout_is_left_to_torch() -> None:
+    own = make_model("qwen3")
+    use_native_layers(own)
+    expected = states(own)
+    for layer in own.base_model.layers:
+        layer.self_attn.attention_dropout = 0.9
+    assert states(own).equal(expected)
+    assert not states(own.train()).allclose(expected, atol=1e-2)
+
+
 @pytest.mark.parametrize("size", [8, 20, 33])
 def test_gates_far_from_zero_and_their_gradients(size: int) -> None:
     gate = torch.linspace(-100, 100, 30 * size).view(30, size)
@@ -138,7 +165,7 @@ def test_hooks_still_fire() -> None:
     own, called = make_model("qwen3"), []
     use_native_layers(own)
     attention, mlp = own.base_model.layers[0].self_attn, own.base_model.layers[0].mlp
-    watched = (attention.q_proj, attention.k_norm, attention.o_proj, mlp.gate_proj, own.base_model.norm)
+    watched = (attention.q_proj, attention.k_norm, attention.o_proj, mlp.gate_proj, own.base_model.layers[1].mlp.act_fn)
     expected = states(own)
     for module in watched:
         module.register_forward_hook(lambda module, *_: called.append(module))
