@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import yaml
 from machine import describe_machine
+from slow_lake import SlowLake
 
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.pipelines.agentic import AgenticPipeline
@@ -77,6 +78,7 @@ class Bench:
 
     @contextmanager
     def pipeline(self, config: AgenticConfig, rollouts: Path | None = None) -> Iterator[AgenticPipeline]:
+        SlowLake.forget()
         pipeline = build_agentic(config, start_run(config), is_quiet=True, rollouts=rollouts)
         try:
             yield pipeline
@@ -90,7 +92,7 @@ class Bench:
         rows = read_metrics(pipeline.folder.metrics)
         steps = [row for row in rows if "actor/staleness_max" in row]
         result = {
-            "step_s": seconds(steps),
+            "step_s": mean(steps, "time/step_wall"),
             "waited_for_rollouts_s": mean(steps, "time/step_rollout"),
             "staleness_mean": mean(steps, "actor/staleness_mean"),
             "staleness_max": max(row["actor/staleness_max"] for row in steps),
@@ -118,16 +120,11 @@ class Bench:
             pipeline.run()
         torch.set_num_threads(self.num_cores)
         steps = [row for row in read_metrics(pipeline.folder.metrics) if "time/step_train" in row]
-        return seconds(steps) - mean(steps, "time/step_rollout")
+        return mean(steps, "time/step_wall") - mean(steps, "time/step_rollout")
 
 
 def mean(steps: list[dict[str, Any]], name: str) -> float:
     return statistics.fmean(row.get(name, 0.0) for row in steps[NUM_WARM_UP:])
-
-
-def seconds(steps: list[dict[str, Any]]) -> float:
-    """Of a step with its weight update."""
-    return mean(steps, "time/step_total") + mean(steps, "time/step_model_update")
 
 
 def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:

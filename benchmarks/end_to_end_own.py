@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from end_to_end_job import Job
 from frozen_lake_player import EXAMPLE, TAG
 
 from turnwise.config import AgenticConfig, parse_config
-from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
 from turnwise.tracking.jsonl import read_metrics
@@ -37,24 +35,14 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     """What `Job` says of an answer, and the shares of tokens whose computation siblings share."""
     config = parse_config(settings(job, folder), AgenticConfig)[0]
     pipeline = build_agentic(config, start_run(config), is_quiet=True)
-    starts: list[float] = []
-    update = AgenticPipeline.model_update
-
-    def model_update(self: AgenticPipeline, step: int) -> None:
-        """A step begins with it."""
-        starts.append(time.perf_counter())
-        update(self, step)
-
-    AgenticPipeline.model_update = model_update
     try:
         pipeline.run()
-        starts.append(time.perf_counter())
     finally:
         pipeline.close()
     rows = read_metrics(pipeline.folder.metrics)
     steps = [row for row in rows if "time/step_total" in row]
     # Everything between two steps, metrics and journal included; validation alone is left out.
-    step_s = [end - start - row.get("time/step_val", 0.0) for start, end, row in zip(starts, starts[1:], steps, strict=False)]
+    step_s = [row["time/step_wall"] - row.get("time/step_val", 0.0) for row in steps]
     success = f"val/env/{TAG}/success"
     return {
         "step_s": step_s,

@@ -5,25 +5,33 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Iterator
-from itertools import count
+from collections import Counter
 from typing import Any, ClassVar
 
 from turnwise.envs.base import Step
 from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.types import Observation
 
 MEDIAN_S, SIGMA = 0.018, 1.43
 """Of the log-normal latency of a step: mean 50 ms, 99th percentile 500 ms."""
 
 
 class SlowLake(FrozenLakeEnv):
-    """Waits before each answer. Siblings wait differently: the latencies follow from the number of the environment."""
+    """Waits before each answer. Siblings wait differently: the latencies follow from the seed of the episode and from how many
+    have begun with it since `forget`. Runs of one seed so wait for the same."""
 
-    _numbers_given: ClassVar[Iterator[int]] = count()
+    _begun: ClassVar[Counter[int]] = Counter()
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._latencies = random.Random(f"latency {next(self._numbers_given)}")
+    @classmethod
+    def forget(cls) -> None:
+        """Another run begins."""
+        cls._begun.clear()
+
+    def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
+        assert seed is not None
+        self._begun[seed] += 1
+        self._latencies = random.Random(f"latencies {seed} {self._begun[seed]}")
+        return super().reset(seed=seed)
 
     async def step(self, action: str) -> Step:  # type: ignore[override]
         await asyncio.sleep(self._latencies.lognormvariate(math.log(MEDIAN_S), SIGMA))

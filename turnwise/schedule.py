@@ -7,7 +7,7 @@ between which steps the weights changed, and which groups each batch took. `docs
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,14 +38,16 @@ class Schedule:
         self._file = file.open("a", encoding="utf-8") if file else None
         self._pending = Steps((), 0)
         """Steps that happened and aren't written yet."""
+        self._conditions: dict[str, Any] = {}
         self._batches: dict[int, list[int]] = {}
         self._events: Iterator[Steps | int] = iter(())
         self._next: Steps | int | None = None
         """Steps of the engine, or the version of a weight update."""
         if recorded is not None:
             events = _read(recorded)
+            self._conditions = next((event["on"] for event in events if "on" in event), {})
             self._batches = {event["batch"]: event["groups"] for event in events if "batch" in event}
-            self._events = (_decode(event) for event in events if "batch" not in event)
+            self._events = (_decode(event) for event in events if not event.keys() & {"batch", "on"})
             self._next = next(self._events, None)
 
     # What is to happen
@@ -84,6 +86,21 @@ class Schedule:
         )
 
     # What has happened
+
+    def begin(self, conditions: Mapping[str, Any]) -> None:
+        """Before the first event: what the process computes with, by name. Bits are the same only where that is.
+
+        Raises:
+            DataError: the record was made with something else.
+        """
+        others = {name: value for name, value in self._conditions.items() if conditions.get(name) != value}
+        if others:
+            parts = [f"{name} {value}, and here it is {conditions.get(name)}" for name, value in others.items()]
+            raise DataError(
+                f"{self._recorded} can't be repeated bit by bit: it was recorded with {'; '.join(parts)}. Repeat it where that "
+                "is the same: the version of torch, OMP_NUM_THREADS, TURNWISE_KERNELS and the device decide it"
+            )
+        self._write({"on": dict(conditions)})
 
     def stepped(self, admissions: Admissions) -> None:
         """The engine has made a step, and admitted these in it."""

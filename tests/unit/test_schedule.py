@@ -72,3 +72,22 @@ def test_files_that_hold_no_record_are_refused(tmp_path, file):
     schedule.close()
     with pytest.raises(DataError, match="was resumed"):
         Schedule(recorded=file)
+
+
+def test_a_record_is_followed_only_by_what_computes_alike(tmp_path):
+    recorded, kernels = tmp_path / "schedule.jsonl", {"engine": "own kernels", "threads": 2}
+    schedule = Schedule(recorded)
+    schedule.begin(kernels)
+    schedule.updated(0)
+    schedule.close()
+    again = Schedule(recorded=recorded)
+    again.begin(kernels)
+    assert again.update == 0
+    with pytest.raises(DataError, match=r"with threads 2, and here it is 1\. .*OMP_NUM_THREADS, TURNWISE_KERNELS"):
+        Schedule(recorded=recorded).begin(kernels | {"threads": 1})
+
+
+def test_a_record_of_an_earlier_version_is_followed_as_it_is(file):
+    schedule = Schedule(recorded=file)
+    schedule.begin({"engine": "own kernels", "threads": 2})
+    assert schedule.update == 0

@@ -18,7 +18,7 @@ from turnwise.errors import ConfigError
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.applied import logged
-from turnwise.pipelines.build_cluster import build_cluster, build_schedule
+from turnwise.pipelines.build_cluster import begin_schedule, build_cluster, build_schedule
 from turnwise.pipelines.build_lora import prepare_training
 from turnwise.pipelines.build_roles import batch_plan, critic_strategy, frozen_strategy, train_strategy
 from turnwise.pipelines.build_rollouts import (
@@ -68,6 +68,7 @@ def build_agentic(
     device = choose_device(config)
     is_asynchronous = config.async_generation_ratio > 0 and rollouts is None
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
+    schedule = build_schedule(config, folder, is_asynchronous, replay)
     policy = build_policy(
         config,
         device,
@@ -75,10 +76,12 @@ def build_agentic(
         needs=algorithm.needs,
         is_asynchronous=is_asynchronous,
         stopwatch=stopwatch,
-        schedule=build_schedule(config, folder, is_asynchronous, replay),
+        schedule=schedule,
     )
     with ExitStack() as on_error:
         on_error.callback(policy.close)
+        if schedule is not None:
+            begin_schedule(schedule, policy, device)
         cluster = build_cluster(config, policy, is_asynchronous)
         on_error.callback(cluster.shutdown)
         pipeline = _assemble(config, folder, policy, cluster, device, algorithm, kl_ctrl, is_quiet, rollouts)

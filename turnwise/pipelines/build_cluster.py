@@ -45,6 +45,22 @@ def build_schedule(config: AgenticConfig, folder: RunFolder, is_asynchronous: bo
     return schedule
 
 
+def begin_schedule(schedule: Schedule, policy: ServedPolicy, device: torch.device) -> None:
+    """Notes what the run computes with.
+
+    Raises:
+        DataError: the schedule that it follows was recorded with something else.
+    """
+    schedule.begin(
+        {
+            "torch": torch.__version__,
+            "device": device.type,
+            "threads": torch.get_num_threads(),
+            "engine": policy.servers.facts().engine,
+        }
+    )
+
+
 def _no_replay(config: AgenticConfig, is_asynchronous: bool) -> Iterator[str]:
     """Why a run of this config can't be repeated."""
     if not is_asynchronous:

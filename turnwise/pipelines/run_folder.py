@@ -113,7 +113,8 @@ class RunFolder:
 
     @property
     def timeline(self) -> Path:
-        return self.path / "timeline.json"
+        """One of its own where the run goes on from a checkpoint, beside what the process before has written."""
+        return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
 
     @property
     def curve(self) -> Path:

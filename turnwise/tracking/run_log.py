@@ -103,7 +103,7 @@ class RunLog:
         elapsed_s = self._step_began - began
         shares = time_shares(elapsed_s, self._phases, totals)
         self._totals, self._phases = dict(stopwatch.totals), {}
-        self.add(Metric(name, share) for name, share in shares.items())
+        self.add([Metric("time/step_wall", elapsed_s), *(Metric(name, share) for name, share in shares.items())])
         logger.info("step %d took %.2f s; %s", step, elapsed_s, describe_shares(shares))
 
     def close(self) -> None:

@@ -120,11 +120,11 @@ class Screen:
             text.append(f"  first {column.text(history[0][1])}  best {column.text(best)} after {best_step} steps", "dim")
 
     def _add_phases(self, text: Text, metrics: Mapping[str, float], interval_s: float) -> None:
-        """The shares of the phases in the time since the step before; `total` is a sum of others."""
+        """The shares of the phases in the time since the step before; `total` and `wall` hold others."""
         times = {
             name.removeprefix("time/step_"): value
             for name, value in metrics.items()
-            if name.startswith("time/step_") and name != "time/step_total"
+            if name.startswith("time/step_") and name not in ("time/step_total", "time/step_wall")
         }
         whole = max(interval_s, sum(times.values()))
         if not whole:

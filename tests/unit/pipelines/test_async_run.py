@@ -12,6 +12,7 @@ import torch
 
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import DataError, DeadlineError
+from turnwise.kernels.build import load_kernels
 from turnwise.pipelines.applied import applied_settings
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
@@ -178,6 +179,16 @@ def test_a_run_is_repeated_bit_by_bit(make_config, how):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert max(staleness(first)) > 0
     assert without_times(run(config)) != without_times(first), "time decides where no record does"
+
+
+def test_a_replay_by_other_kernels_is_refused(make_config, monkeypatch):
+    monkeypatch.setattr("turnwise.inference.embedded.native_ops.load_kernels", lambda: None)
+    first = run(make_config(max_steps=1))
+    monkeypatch.undo()
+    if load_kernels() is None:
+        pytest.skip("there is no C compiler here")
+    with pytest.raises(DataError, match=r"fused forward pass, and here it is .*own kernels"):
+        run(make_config(max_steps=1), replay=first.folder.path)
 
 
 def test_what_cannot_be_repeated_is_refused(make_config, tmp_path):

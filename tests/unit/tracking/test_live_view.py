@@ -27,6 +27,7 @@ STEP = {
     "time/step_rollout": 1.0,
     "time/step_train": 2.0,
     "time/step_total": 3.0,
+    "time/step_wall": 4.0,
 }
 
 

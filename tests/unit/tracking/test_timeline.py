@@ -98,6 +98,7 @@ def test_the_shares_of_a_step_add_up_to_one_and_start_anew_with_each(path: Path)
                 pass
         log.end_step(step)
     for metrics in kept:
+        assert metrics["time/step_wall"] >= metrics["time/step_total"] > 0.0
         for who in ("trainer", "rollouts"):
             shares = [value for name, value in metrics.items() if name.startswith(f"time/{who}/")]
             assert sum(shares) == pytest.approx(1.0) and min(shares) >= 0.0
