@@ -40,6 +40,8 @@ class Schedule:
         """Steps that happened and aren't written yet."""
         self._conditions: dict[str, Any] = {}
         self._batches: dict[int, list[int]] = {}
+        self._num_validations = 0
+        """Of the record, that weren't repeated yet."""
         self._events: Iterator[Steps | int] = iter(())
         self._next: Steps | int | None = None
         """Steps of the engine, or the version of a weight update."""
@@ -47,7 +49,8 @@ class Schedule:
             events = _read(recorded)
             self._conditions = next((event["on"] for event in events if "on" in event), {})
             self._batches = {event["batch"]: event["groups"] for event in events if "batch" in event}
-            self._events = (_decode(event) for event in events if not event.keys() & {"batch", "on"})
+            self._num_validations = sum("validation" in event for event in events)
+            self._events = (_decode(event) for event in events if not event.keys() & {"batch", "validation", "on"})
             self._next = next(self._events, None)
 
     # What is to happen
@@ -79,6 +82,14 @@ class Schedule:
         if step not in self._batches:
             raise self._end()
         return self._batches[step]
+
+    def begin_validation(self) -> None:
+        """Raises:
+        DataError: the record ends before this validation, or in it.
+        """
+        if self.is_followed and not self._num_validations:
+            raise self._end()
+        self._num_validations -= 1
 
     def _end(self) -> DataError:
         return DataError(
@@ -121,6 +132,10 @@ class Schedule:
     def took(self, step: int, groups: Sequence[int]) -> None:
         """A step has taken these groups."""
         self._write({"batch": step, "groups": list(groups)})
+
+    def validated(self) -> None:
+        """A validation has been played whole."""
+        self._write({"validation": True})
 
     def resumed(self) -> None:
         """What comes now was not played from the start, so that the file can't be followed."""

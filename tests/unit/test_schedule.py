@@ -87,7 +87,14 @@ def test_a_record_is_followed_only_by_what_computes_alike(tmp_path):
         Schedule(recorded=recorded).begin(kernels | {"threads": 1})
 
 
-def test_a_record_of_an_earlier_version_is_followed_as_it_is(file):
-    schedule = Schedule(recorded=file)
-    schedule.begin({"engine": "own kernels", "threads": 2})
-    assert schedule.update == 0
+def test_a_validation_that_the_record_does_not_hold_whole_is_its_end(tmp_path):
+    recorded = tmp_path / "schedule.jsonl"
+    schedule = Schedule(recorded)
+    schedule.begin_validation()
+    schedule.validated()
+    schedule.begin_validation()
+    schedule.close()
+    again = Schedule(recorded=recorded)
+    again.begin_validation()
+    with pytest.raises(DataError, match="ends after 0 batches"):
+        again.begin_validation()

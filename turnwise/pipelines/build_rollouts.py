@@ -202,7 +202,7 @@ def build_scheduler(
         settings=settings or scheduler_settings(config, split),
         is_fixed=split == "val",
         keep=load_group_filter(config.group_filter) if split == "train" else None,
-        schedule=policy.schedule if split == "train" else None,
+        schedule=policy.schedule,
         watchdog=policy.watchdog,
     )
 

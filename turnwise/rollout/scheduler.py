@@ -104,6 +104,7 @@ class RolloutScheduler:
         Raises:
             RolloutError: more than `max_failed_fraction` of them failed for good, or the filter is broken.
             EnvironmentFault: the siblings of a group did not start in the same state.
+            DataError: the record that is followed ends before this batch.
         """
         if num_trajectories % self.settings.group_size:
             raise ConfigError(
@@ -111,6 +112,7 @@ class RolloutScheduler:
                 "make rollout_batch_size (val_batch_size) a multiple of the environment manager's group_size"
             )
         if self._is_fixed:
+            self._schedule.begin_validation()
             self._buffer = self._new_buffer()
         before = self._buffer.state_dict()
         self.finished, self.rejected = [], []
@@ -139,7 +141,10 @@ class RolloutScheduler:
             stale = self._buffer.take(chosen)
             await cancel(self._running.pop(index) for index in stale if index in self._running)
             on_error.pop_all()
-        self._schedule.took(self._buffer.step, chosen)
+        if self._is_fixed:
+            self._schedule.validated()
+        else:
+            self._schedule.took(self._buffer.step, chosen)
         for index in stale:
             group = self._played.setdefault(index, Group(self._tasks.task(index), [], index))
             group.rejected = "stale"
@@ -156,7 +161,7 @@ class RolloutScheduler:
         """
         self._admit()
         while self._fault is None:
-            recorded = self._schedule.batch(self._buffer.step)
+            recorded = None if self._is_fixed else self._schedule.batch(self._buffer.step)
             chosen = self._buffer.choice() if recorded is None else self._buffer.choice_of(recorded)
             if chosen is not None:
                 return chosen

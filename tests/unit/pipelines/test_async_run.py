@@ -181,6 +181,25 @@ def test_a_run_is_repeated_bit_by_bit(make_config, how):
     assert without_times(run(config)) != without_times(first), "time decides where no record does"
 
 
+def test_refills_for_groups_that_a_filter_rejects_are_repeated(make_config):
+    config = make_config(group_filter="non_zero_variance", max_refill_factor=3.0, async_generation_ratio=2)
+    first = run(config)
+    rows = played(first)
+    assert {row["rejected"] for row in rows} >= {None, "filtered"}, "the filter had something to do"
+    assert without_times(run(config, replay=first.folder.path)) == without_times(first)
+
+
+def test_a_run_that_was_interrupted_in_a_validation_is_repeated_up_to_it(make_config):
+    config = make_config(eval_steps=1)
+    folder = start_run(config)
+    pipeline = build_agentic(config, folder)
+    pipeline.log = Pressing(pipeline.log, "val")
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(folder, lambda: pipeline)
+    with pytest.raises(DataError, match="ends after 2 batches, where its run was ended"):
+        run(config, replay=folder.path)
+
+
 def test_a_replay_by_other_kernels_is_refused(make_config, monkeypatch):
     monkeypatch.setattr("turnwise.inference.embedded.native_ops.load_kernels", lambda: None)
     first = run(make_config(max_steps=1))
