@@ -57,11 +57,21 @@ def test_silu_mul_over_the_whole_range(lib: ctypes.CDLL, size: int) -> None:
 
 
 def attention(
-    lib: ctypes.CDLL, queries: Tensor, keys: Tensor, values: Tensor, slots: Tensor, places: Tensor, threads: int
+    lib: ctypes.CDLL,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    places: Tensor,
+    threads: int,
+    bases: Tensor | None = None,
+    splits: Tensor | None = None,
 ) -> Tensor:
+    bases = torch.arange(len(keys)) if bases is None else bases
+    splits = torch.zeros(len(keys), dtype=torch.int64) if splits is None else splits
     out = torch.empty_like(queries)
     sizes = (len(queries), queries.shape[1], keys.shape[1], keys.shape[3], keys.shape[2])
-    pointers = [tensor.data_ptr() for tensor in (queries, keys, values, slots, places)]
+    pointers = [tensor.data_ptr() for tensor in (queries, keys, values, slots, places, bases, splits)]
     assert not lib.attend(*pointers, 0.3, out.data_ptr(), *sizes, threads)
     return out
 
@@ -95,6 +105,22 @@ def test_a_token_is_the_same_to_the_last_bit_whoever_else_is_computed(lib: ctype
     assert torch.equal(whole, attention(lib, queries, keys, values, slots, places, 1))
     alone = attention(lib, queries[9:10], keys, values, slots[9:10].clone(), places[9:10].clone(), 1)
     assert torch.equal(whole[9:10], alone)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("heads", "size"), [(4, 32), (2, 40), (6, 64)])
+def test_a_context_that_begins_in_another_slot_is_the_same_to_the_last_bit(lib: ctypes.CDLL, heads: int, size: int) -> None:
+    queries, keys, values = normal(30, heads, size), normal(6, 2, 64, size), normal(6, 2, 64, size)
+    slots, places = torch.arange(30) % 6, torch.arange(30) + 24
+    bases, splits = torch.tensor([0, 0, 0, 3, 3, 5]), torch.tensor([0, 24, 8, 0, 16, 0])
+    whole = [cache.clone() for cache in (keys, values)]
+    for slot, (base, split) in enumerate(zip(bases.tolist(), splits.tolist(), strict=True)):
+        for cache, own in zip((keys, values), whole, strict=True):
+            own[slot, :, :split] = cache[base, :, :split]
+            if split:
+                cache[slot, :, :split] = torch.nan
+    shared = attention(lib, queries, keys, values, slots, places, 2, bases, splits)
+    assert torch.equal(shared, attention(lib, queries, *whole, slots, places, 2))
 
 
 @needs_kernels

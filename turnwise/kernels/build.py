@@ -173,7 +173,7 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.rms_norm.argtypes = [pointer, pointer, number, pointer, *[size] * 3]
     library.silu_mul.argtypes = [pointer, pointer, *[size] * 3]
     library.place_heads.argtypes = [pointer, pointer, number, *[pointer] * 6, *[size] * 6]
-    library.attend.argtypes = [*[pointer] * 5, number, pointer, *[size] * 6]
+    library.attend.argtypes = [*[pointer] * 7, number, pointer, *[size] * 6]
     library.silu_mul_backward.argtypes = [*[pointer] * 3, *[size] * 3]
     library.norm_rotate.argtypes = [pointer, size, pointer, number, *[pointer] * 3, *[size] * 4]
     library.norm_rotate_backward.argtypes = [*[pointer] * 2, size, pointer, number, *[pointer] * 4, *[size] * 4]

@@ -54,9 +54,10 @@ void place_heads(const float *qkv, const float *norms, float eps, const float *r
 }
 
 /* Attention of N tokens over the caches [slots, kv_heads, capacity, head_dim]: each sees the positions of its slot up to its
- * own. `head_dim` is a multiple of LANES and `capacity` of LANES too. Returns 0, or 1 where memory was short. */
+ * own, those below splits[slot] in slot bases[slot]. `head_dim`, `capacity` and splits are multiples of LANES. Returns 0, or 1
+ * where memory was short. */
 int attend(const float *queries, const float *keys, const float *values, const int64_t *slots, const int64_t *positions,
-           float scale, float *out, int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+           const int64_t *bases, const int64_t *splits, float scale, float *out, int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
            int64_t capacity, int64_t max_threads) {
     int64_t shared = num_heads / num_kv_heads;
     int failed = 0;
@@ -71,9 +72,11 @@ int attend(const float *queries, const float *keys, const float *values, const i
         for (int64_t unit = 0; unit < num_tokens * num_kv_heads; unit++) {
             if (!scores) continue;
             int64_t token = unit / num_kv_heads, head = unit % num_kv_heads;
-            int64_t cached = (slots[token] * num_kv_heads + head) * capacity * head_dim;
+            int64_t slot = slots[token], own = (slot * num_kv_heads + head) * capacity * head_dim;
+            int64_t base = (bases[slot] * num_kv_heads + head) * capacity * head_dim;
             int64_t first = (token * num_heads + head * shared) * head_dim, num_keys = positions[token] + 1;
-            const float *q = queries + first, *k = keys + cached, *v = values + cached;
+            const float *q = queries + first;
+            context k = {keys + base, keys + own, splits[slot]}, v = {values + base, values + own, splits[slot]};
 #define CALL(dim) attend_queries(q, k, v, scale, scores, out + first, 0, shared, num_keys, dim)
             BY_DIM(head_dim, CALL);
 #undef CALL

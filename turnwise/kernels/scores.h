@@ -1,4 +1,4 @@
-/* A query, or two at once, over the keys and values of their context, which lie one after another. */
+/* A query, or two at once, over the keys and values of their context, which lie one after another in one place or in two. */
 
 #ifndef TURNWISE_SCORES_H
 #define TURNWISE_SCORES_H
@@ -6,6 +6,16 @@
 #include "vectors.h"
 
 #define PADDED(num_keys) (((num_keys) + LANES - 1) / LANES * LANES)
+
+/* Rows of a context: those below `split`, a multiple of LANES, lie at `base`, the others at `own`, each at its place. */
+typedef struct {
+    const float *base, *own;
+    int64_t split;
+} context;
+
+static inline context all_at(const float *place) { return (context){place, place, 0}; }
+
+static inline const float *row_of(context c, int64_t index, int64_t dim) { return (index < c.split ? c.base : c.own) + index * dim; }
 
 /* Sums over lanes of eight vectors, as one. */
 static inline vec sums_of(const vec *x) {
@@ -16,12 +26,13 @@ static inline vec sums_of(const vec *x) {
 }
 
 /* Scores of `num_keys` keys, rounded up to LANES, for one query. Those of keys beyond the last are for the caller to overwrite. */
-static inline __attribute__((always_inline)) void score(const float *query, const float *keys, float scale, float *scores,
+static inline __attribute__((always_inline)) void score(const float *query, context keys, float scale, float *scores,
                                                         int64_t num_keys, int64_t dim) {
     for (int64_t key = 0; key < num_keys; key += LANES) {
+        const float *block = row_of(keys, key, dim);
         vec partial[LANES];
         for (int i = 0; i < LANES; i++) {
-            const float *k = keys + (key + i) * dim;
+            const float *k = block + i * dim;
             vec sum = splat(0);
             for (int64_t d = 0; d < dim; d += LANES) sum += *(const vec *)(query + d) * *(const vec *)(k + d);
             partial[i] = sum;
@@ -57,7 +68,7 @@ static inline float exponentials(float *scores, int64_t num_keys, float *log_sum
 #define WIDTH 4 /* vectors of a head that are mixed together, in registers */
 
 /* out = weights . values / total */
-static inline __attribute__((always_inline)) void mix(const float *weights, const float *values, float total, float *out,
+static inline __attribute__((always_inline)) void mix(const float *weights, context values, float total, float *out,
                                                       int64_t num_keys, int64_t dim) {
     for (int64_t begin = 0; begin < dim; begin += WIDTH * LANES) {
         int width = dim - begin < WIDTH * LANES ? (int)((dim - begin) / LANES) : WIDTH;
@@ -65,7 +76,7 @@ static inline __attribute__((always_inline)) void mix(const float *weights, cons
         int64_t key = 0;
         if (width == WIDTH) {
             for (; key + 2 <= num_keys; key += 2) {
-                const float *v = values + key * dim + begin;
+                const float *v = row_of(values, key, dim) + begin;
                 vec first = splat(weights[key]), second = splat(weights[key + 1]);
                 for (int i = 0; i < WIDTH; i++) {
                     even[i] += first * *(const vec *)(v + i * LANES);
@@ -75,18 +86,19 @@ static inline __attribute__((always_inline)) void mix(const float *weights, cons
         }
         for (; key < num_keys; key++)
             for (int i = 0; i < width; i++)
-                even[i] += splat(weights[key]) * *(const vec *)(values + key * dim + begin + i * LANES);
+                even[i] += splat(weights[key]) * *(const vec *)(row_of(values, key, dim) + begin + i * LANES);
         for (int i = 0; i < width; i++) *(vec *)(out + begin + i * LANES) = (even[i] + odd[i]) / splat(total);
     }
 }
 
 /* The same for two queries at once: keys and values are read from memory once. */
-static inline __attribute__((always_inline)) void score_pair(const float *query, const float *keys, float scale,
+static inline __attribute__((always_inline)) void score_pair(const float *query, context keys, float scale,
                                                              float *scores, int64_t stride, int64_t num_keys, int64_t dim) {
     for (int64_t key = 0; key < num_keys; key += LANES) {
+        const float *block = row_of(keys, key, dim);
         vec first[LANES], second[LANES];
         for (int i = 0; i < LANES; i++) {
-            const float *k = keys + (key + i) * dim;
+            const float *k = block + i * dim;
             vec sum = splat(0), other = splat(0);
             for (int64_t d = 0; d < dim; d += LANES) {
                 vec part = *(const vec *)(k + d);
@@ -101,7 +113,7 @@ static inline __attribute__((always_inline)) void score_pair(const float *query,
     }
 }
 
-static inline __attribute__((always_inline)) void mix_pair(const float *weights, int64_t stride, const float *values,
+static inline __attribute__((always_inline)) void mix_pair(const float *weights, int64_t stride, context values,
                                                            const float *totals, float *out, int64_t num_keys, int64_t dim) {
     for (int64_t begin = 0; begin < dim; begin += WIDTH * LANES) {
         int width = dim - begin < WIDTH * LANES ? (int)((dim - begin) / LANES) : WIDTH;
@@ -110,7 +122,7 @@ static inline __attribute__((always_inline)) void mix_pair(const float *weights,
             for (int64_t key = 0; key < num_keys; key++) {
                 vec one = splat(weights[key]), other = splat(weights[stride + key]);
                 for (int i = 0; i < WIDTH; i++) {
-                    vec part = *(const vec *)(values + key * dim + begin + i * LANES);
+                    vec part = *(const vec *)(row_of(values, key, dim) + begin + i * LANES);
                     first[i] += one * part;
                     second[i] += other * part;
                 }
@@ -118,7 +130,7 @@ static inline __attribute__((always_inline)) void mix_pair(const float *weights,
         else
             for (int64_t key = 0; key < num_keys; key++)
                 for (int i = 0; i < width; i++) {
-                    vec part = *(const vec *)(values + key * dim + begin + i * LANES);
+                    vec part = *(const vec *)(row_of(values, key, dim) + begin + i * LANES);
                     first[i] += splat(weights[key]) * part;
                     second[i] += splat(weights[stride + key]) * part;
                 }
@@ -131,7 +143,7 @@ static inline __attribute__((always_inline)) void mix_pair(const float *weights,
 
 /* Attention of queries [num_queries, dim] over the same keys. `scores` has room for two rows of PADDED(num_keys); `log_sums`
  * [num_queries] may be NULL. */
-static inline __attribute__((always_inline)) void attend_queries(const float *queries, const float *keys, const float *values,
+static inline __attribute__((always_inline)) void attend_queries(const float *queries, context keys, context values,
                                                                  float scale, float *scores, float *out, float *log_sums,
                                                                  int64_t num_queries, int64_t num_keys, int64_t dim) {
     int64_t stride = PADDED(num_keys), q = 0;

@@ -125,7 +125,8 @@ static inline __attribute__((always_inline)) void branch_forward(const float *qu
     for (int64_t token = first; token < t->branches[branch + 1]; token++) {
         int64_t num_keys = num_before + token - first + 1;
         int64_t row = token * t->num_heads + head * shared;
-        attend_queries(queries + row * dim, k, v, scale, scores, out + row * dim, log_sums + row, shared, num_keys, dim);
+        attend_queries(queries + row * dim, all_at(k), all_at(v), scale, scores, out + row * dim, log_sums + row, shared,
+                       num_keys, dim);
     }
 }
 
@@ -140,15 +141,15 @@ static inline __attribute__((always_inline)) void block_backward(const int64_t *
     for (int j = 0; j < num_rows; j++) {
         const float *q = queries + rows[j] * dim, *g = grad + rows[j] * dim;
         float *p = weights + j * stride, *ds = slopes + j * stride, along = dot(g, out + rows[j] * dim, dim);
-        score(q, k, scale, p, num_keys[j], dim);
-        score(g, v, 1.0f, ds, num_keys[j], dim);
+        score(q, all_at(k), scale, p, num_keys[j], dim);
+        score(g, all_at(v), 1.0f, ds, num_keys[j], dim);
         for (int64_t key = num_keys[j]; key < PADDED(most); key++) p[key] = -INFINITY, ds[key] = 0;
         for (int64_t key = 0; key < PADDED(most); key += LANES) {
             vec weight = exp_of(*(vec *)(p + key) - splat(log_sums[rows[j]]));
             *(vec *)(p + key) = weight;
             *(vec *)(ds + key) = weight * (*(vec *)(ds + key) - splat(along)) * splat(scale);
         }
-        mix(ds, k, 1.0f, q_grad + rows[j] * dim, num_keys[j], dim);
+        mix(ds, all_at(k), 1.0f, q_grad + rows[j] * dim, num_keys[j], dim);
     }
     for (int64_t key = 0; key < most; key++) {
         float *to_k = k_grad + key * dim, *to_v = v_grad + key * dim;

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from turnwise.errors import ConfigError
+from turnwise.inference.embedded.shared_prefixes import SharedPrefixes
 from turnwise.kernels.build import LANES
 
 _FIRST_SLOTS = 8
@@ -41,6 +42,8 @@ class KVCache:
         empty = torch.empty((0, num_kv_heads, 0, head_dim), dtype=dtype, device=device)
         self.keys = [empty] * num_layers
         self.values = [empty] * num_layers
+        self.prefixes = SharedPrefixes(self.copy)
+        """What slots read out of others; those who don't look there `copy` instead."""
 
     @property
     def num_slots(self) -> int:
@@ -60,6 +63,7 @@ class KVCache:
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             # Both or none: where memory is too short, a layer's keys and values still have one shape.
             self.keys[layer], self.values[layer] = _grown(keys, slots, tokens), _grown(values, slots, tokens)
+        self.prefixes.reserve(slots)
 
     def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores keys and values [N, kv_heads, head_dim] of the tokens at (slots, positions) [N]."""
@@ -75,6 +79,7 @@ class KVCache:
         """Gives the memory back; everything cached is lost."""
         self.keys = [keys[:0, :, :0].clone() for keys in self.keys]
         self.values = [values[:0, :, :0].clone() for values in self.values]
+        self.prefixes.clear()
 
 
 def num_slots_within(kv_cache_bytes: int, bytes_per_token: int, max_length: int) -> int:

@@ -73,6 +73,7 @@ class FusedRunner:
 
     def refresh(self) -> None:
         model, body = self._model, self._model.model
+        self._cache.prefixes.clear()
         fuse_projections(model)
         self._make_ops = self._chosen_ops or choose_ops(self._shape, {p.dtype for p in model.parameters()}, model.device)
         self.name = "fused" if self._make_ops is TorchOps else "fused (own kernels)"
@@ -107,10 +108,12 @@ class FusedRunner:
         self._cache.reserve(num_slots, length)
 
     def usable_prefix(self, slot: int, num_cached: int, num_common: int) -> int:
+        self._cache.prefixes.keep(slot, num_common)
         return num_common
 
     def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
-        self._cache.copy(source, target, start, stop)
+        copy = self._cache.copy if self._make_ops is TorchOps else self._cache.prefixes.share
+        copy(source, target, start, stop)
 
     def free(self) -> None:
         self._cache.free()

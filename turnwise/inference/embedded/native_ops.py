@@ -31,6 +31,8 @@ class NativeOps:
         self._rotary = rotary
         self._slots = step.slots[step.rows]
         self._positions = step.positions
+        # Where slots read the beginning of their context.
+        self._bases, self._splits = cache.prefixes.bases, cache.prefixes.splits
         if self._slots.max() >= cache.num_slots or self._positions.max() >= min(cache.length, len(rotary)):
             raise IndexError(f"a step goes beyond a cache of {cache.num_slots} slots of {cache.length} tokens")
         self._sizes = (len(step.rows), shape.num_heads, shape.num_kv_heads, shape.head_dim)
@@ -68,6 +70,8 @@ class NativeOps:
             self._cache.values[layer].data_ptr(),
             self._slots.ctypes.data,
             self._positions.ctypes.data,
+            self._bases.ctypes.data,
+            self._splits.ctypes.data,
             self._shape.scale,
             out.data_ptr(),
             *self._sizes,

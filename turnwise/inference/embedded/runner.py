@@ -109,11 +109,12 @@ class Runner(Protocol):
         ...
 
     def usable_prefix(self, slot: int, num_cached: int, num_common: int) -> int:
-        """How many of the `num_common` tokens that the next context shares with the slot's `num_cached` can stay."""
+        """How many of the `num_common` tokens that the next context shares with the slot's `num_cached` can stay. What lies
+        beyond them is overwritten from now on."""
         ...
 
     def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copies what slot `source` has cached of positions `start` to `stop` to slot `target`, where `can_copy`."""
+        """Slot `target` has from now on what slot `source` has cached of positions `start` to `stop`, where `can_copy`."""
         ...
 
     def forward(self, step: Step) -> Tensor:

@@ -1,0 +1,96 @@
+"""Which slots read the beginning of their context out of another slot's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from turnwise.kernels.build import LANES
+from turnwise.types import IntArray
+
+Copy = Callable[[int, int, int, int], None]
+"""Copies positions from one slot to another: source, target, start, stop."""
+
+
+class SharedPrefixes:
+    """Siblings that begin with one prompt keep its keys and values once: they are read from memory once a step, too.
+
+    Slot `s` finds its positions below `splits[s]`, a multiple of `LANES`, in slot `bases[s]`, and the others in itself. A base
+    reads from no other slot. Before what it lends is overwritten, `keep` gives it to a borrower.
+
+    >>> moved = []
+    >>> prefixes = SharedPrefixes(lambda *what: moved.append(what))
+    >>> prefixes.reserve(4)
+    >>> prefixes.share(0, 1, 0, 20), prefixes.share(1, 2, 0, 20)
+    (None, None)
+    >>> prefixes.bases, prefixes.splits, moved
+    (array([0, 0, 0, 3]), array([ 0, 16, 16,  0]), [(0, 1, 16, 20), (1, 2, 16, 20)])
+    >>> prefixes.keep(0, 0)
+    >>> prefixes.bases, prefixes.splits, moved[2:]
+    (array([0, 1, 1, 3]), array([ 0,  0, 16,  0]), [(0, 1, 0, 16)])
+    """
+
+    def __init__(self, copy: Copy) -> None:
+        self._copy = copy
+        self._lent: dict[int, set[int]] = {}
+        """Base → the slots that read from it."""
+        self.bases: IntArray = np.zeros(0, np.int64)
+        self.splits: IntArray = np.zeros(0, np.int64)
+
+    def reserve(self, num_slots: int) -> None:
+        """Makes room for at least this many slots, each for itself."""
+        more = np.arange(len(self.bases), max(num_slots, len(self.bases)))
+        self.bases = np.concatenate((self.bases, more))
+        self.splits = np.concatenate((self.splits, np.zeros_like(more)))
+
+    def clear(self) -> None:
+        """Nothing that is cached will be read again."""
+        self._lent.clear()
+        self.bases, self.splits = np.arange(len(self.bases)), np.zeros_like(self.splits)
+
+    def share(self, source: int, target: int, start: int, stop: int) -> None:
+        """Positions `start` to `stop` of `target` are what `source` has there; before them both have the same already."""
+        split = int(self.splits[source])
+        base = int(self.bases[source]) if split else source
+        length = _whole_vectors(min(split or stop, stop))
+        # A base reads from no other slot, and what is longer than that of another base stays.
+        if length > start and not self._lent.get(target):
+            self._borrow(base, target, length)
+            start = length
+        if start < split:
+            self._copy(base, target, start, min(split, stop))
+        if stop > max(start, split):
+            self._copy(source, target, max(start, split), stop)
+
+    def keep(self, slot: int, num_tokens: int) -> None:
+        """Of what the slot holds, the first `num_tokens` positions stay; the others may be overwritten from now on."""
+        split = int(self.splits[slot])
+        if split > num_tokens:
+            base = int(self.bases[slot])
+            kept = _whole_vectors(num_tokens)
+            self._borrow(base, slot, kept)
+            if kept < num_tokens:
+                self._copy(base, slot, kept, num_tokens)
+        borrowers = [other for other in sorted(self._lent.get(slot, ())) if self.splits[other] > num_tokens]
+        if not borrowers:
+            return
+        heir = max(borrowers, key=lambda other: int(self.splits[other]))
+        length = int(self.splits[heir])
+        self._borrow(slot, heir, 0)
+        self._copy(slot, heir, 0, length)
+        for other in borrowers:
+            if other != heir:
+                self._borrow(heir, other, int(self.splits[other]))
+
+    def _borrow(self, base: int, slot: int, split: int) -> None:
+        """From now on the slot reads its first `split` positions from `base`."""
+        self._lent.get(int(self.bases[slot]), set()).discard(slot)
+        self.splits[slot] = split
+        self.bases[slot] = base if split else slot
+        if split:
+            self._lent.setdefault(base, set()).add(slot)
+
+
+def _whole_vectors(num_tokens: int) -> int:
+    return num_tokens // LANES * LANES
