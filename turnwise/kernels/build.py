@@ -179,6 +179,12 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.norm_rotate_backward.argtypes = [*[pointer] * 2, size, pointer, number, *[pointer] * 4, *[size] * 4]
     library.attend_branches.argtypes = [*[pointer] * 6, number, *[pointer] * 2, *[size] * 6]
     library.attend_branches_backward.argtypes = [*[pointer] * 9, number, *[pointer] * 5, *[size] * 6]
+    library.draw.argtypes = [*[pointer] * 5, *[size] * 3]
+    library.draw.restype = ctypes.c_int
+    library.workspace_size.argtypes = [pointer, size, size]
+    library.workspace_size.restype = size
+    library.forward.argtypes = [*[pointer] * 4, size]
+    library.forward.restype = None
     for function in (library.attend, library.norm_rotate_backward, library.attend_branches, library.attend_branches_backward):
         function.restype = ctypes.c_int
     for function in (library.rms_norm, library.silu_mul, library.place_heads, library.silu_mul_backward, library.norm_rotate):

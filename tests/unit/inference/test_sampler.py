@@ -1,10 +1,19 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from turnwise.inference.embedded import sampler
 from turnwise.inference.embedded.rows import ROW
 from turnwise.inference.embedded.sampler import sample, uniforms
+
+
+@pytest.fixture(autouse=True, params=["kernels", "torch"])
+def who_draws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test here holds for both."""
+    if request.param == "torch":
+        monkeypatch.setattr(sampler, "load_kernels", lambda: None)
 
 
 def rows(count: int, **fields: object) -> np.ndarray:
@@ -86,3 +95,28 @@ def test_the_penalty_counts_a_row_s_own_context_only() -> None:
     ids = np.array([[0, 0, 1], [2, 1, 1]])
     tokens, _ = sample(logits.clone(), state, ids, np.array([0, 1]))
     assert tokens.tolist() == [1, 0]
+
+
+def test_the_same_numbers_draw_the_same_tokens_by_kernels_and_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(500, 341, generator=torch.Generator().manual_seed(0)) * 4
+    state = rows(500)
+    state["is_greedy"][::7] = True
+    state["top_k"][::3] = 20
+    ours = draw(logits, state)
+    monkeypatch.setattr(sampler, "load_kernels", lambda: None)
+    tokens, logprobs = draw(logits, state)
+    # A number that lies between two tokens to the last bit may fall to either.
+    assert (ours[0] != tokens).sum() <= 1
+    is_same = ours[0] == tokens
+    np.testing.assert_allclose(ours[1][is_same], logprobs[is_same], atol=2e-6)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("is_greedy", [False, True])
+def test_logits_that_are_not_finite_are_refused(bad: float, is_greedy: bool) -> None:
+    logits = torch.zeros(20, 21)
+    logits[3, 20] = bad
+    with pytest.raises(FloatingPointError, match="aren't finite"):
+        draw(logits, rows(20, is_greedy=is_greedy))
+    with pytest.raises(FloatingPointError, match="aren't finite"):
+        draw(torch.full((1, 9), -torch.inf), rows(1, is_greedy=is_greedy))

@@ -5,7 +5,7 @@ It reads the parameters of the model it was given, without a copy: an in-place w
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,27 +13,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from turnwise.inference.embedded.cache import KVCache
-from turnwise.inference.embedded.layer_ops import HeadShape, MakeOps
+from turnwise.inference.embedded.layer_ops import HeadShape, LayerWeights, MakeOps
+from turnwise.inference.embedded.native_forward import MAX_BYTES, NativeForward
 from turnwise.inference.embedded.native_ops import choose_ops
 from turnwise.inference.embedded.runner import Step
 from turnwise.inference.embedded.torch_ops import TorchOps
+from turnwise.kernels.build import load_kernels
 from turnwise.models.fused import FusedLinear, fuse_projections, fused_gate_up, fused_qkv
 
 _BLOCK_TOKENS = 1024
 """Tokens that go through all layers together on a CPU: what a layer makes of them stays in its caches then."""
-
-
-class LayerWeights(NamedTuple):
-    """One decoder layer's parameters, as tensors that share the model's memory unless it says otherwise."""
-
-    input_norm: Tensor
-    qkv: FusedLinear
-    head_norms: Tensor | None
-    """[heads + kv_heads, head_dim]: query and key norms (Qwen3), copied."""
-    output: FusedLinear
-    post_norm: Tensor
-    gate_up: FusedLinear
-    down: FusedLinear
 
 
 class FusedRunner:
@@ -87,6 +76,24 @@ class FusedRunner:
         half = self._shape.head_dim // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
         self._rotary = torch.stack((cos[0], sin[0]), 1)
+        self._native = self._native_forward()
+
+    def _native_forward(self) -> NativeForward | None:
+        """All layers in one call, where the kernels are there and the model is small."""
+        kernels = load_kernels() if self._chosen_ops is None and self._make_ops is not TorchOps else None
+        num_bytes = sum(parameter.nbytes for parameter in self._model.parameters())
+        if kernels is None or num_bytes > MAX_BYTES or self._unembedding.is_cuda:
+            return None
+        return NativeForward(
+            kernels,
+            self._layers,
+            self._shape,
+            self._cache,
+            embedding=self._embedding,
+            rotary=self._rotary,
+            final_norm=self._final_norm,
+            unembedding=self._unembedding,
+        )
 
     def _layer_weights(self, layer: Any) -> LayerWeights:
         attention, head_norms = layer.self_attn, None
@@ -124,6 +131,8 @@ class FusedRunner:
         return torch.cat([self._forward(block) for block in step.cut(_BLOCK_TOKENS)])
 
     def _forward(self, step: Step) -> Tensor:
+        if self._native is not None:
+            return self._native(step)
         device = self._embedding.device
         ops = self._make_ops(step, self._shape, self._cache, self._rotary)
         hidden = F.embedding(torch.from_numpy(step.token_ids).to(device), self._embedding)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.runner import Step
+from turnwise.models.fused import FusedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,19 @@ class HeadShape:
     @property
     def num_rotated(self) -> int:
         return self.num_heads + self.num_kv_heads
+
+
+class LayerWeights(NamedTuple):
+    """One decoder layer's parameters, as tensors that share the model's memory unless it says otherwise."""
+
+    input_norm: Tensor
+    qkv: FusedLinear
+    head_norms: Tensor | None
+    """[heads + kv_heads, head_dim]: query and key norms (Qwen3), copied."""
+    output: FusedLinear
+    post_norm: Tensor
+    gate_up: FusedLinear
+    down: FusedLinear
 
 
 class LayerOps(Protocol):

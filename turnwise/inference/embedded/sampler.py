@@ -6,6 +6,7 @@ drawn before, or on the device.
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import numpy as np
@@ -13,9 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnwise.kernels.build import load_kernels
 from turnwise.types import FloatArray, IntArray
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NOT_FINITE = "the model's logits aren't finite: its weights have diverged or its dtype overflows"
 
 
 def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -48,36 +51,54 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> tup
     is_penalised = rows["repetition_penalty"] != 1.0
     if is_penalised.any():
         _penalise(logits, np.flatnonzero(is_penalised), rows, ids, slots)
-    is_greedy = rows["is_greedy"]
-    if is_greedy.all():
-        return _checked(logits).argmax(-1).cpu().numpy(), np.zeros(len(rows), np.float32)
-    device = logits.device
     scores = logits
     if (rows["temperature"] != 1.0).any():
-        scores = logits / torch.from_numpy(rows["temperature"].copy()).to(device)[:, None]
-    is_cut = ((rows["top_p"] < 1.0) | (rows["top_k"] > 0)) & ~is_greedy
+        scores = logits / torch.from_numpy(rows["temperature"].copy()).to(logits.device)[:, None]
+    is_cut = ((rows["top_p"] < 1.0) | (rows["top_k"] > 0)) & ~rows["is_greedy"]
     if is_cut.any():
         _truncate(scores, np.flatnonzero(is_cut), rows)
+    numbers = uniforms(rows["seed"], rows["length"] - rows["prompt_length"])
+    kernels = load_kernels() if scores.device.type == "cpu" else None
+    if kernels is None:
+        return _draw(scores, rows["is_greedy"], numbers)
+    return _draw_natively(kernels, scores.contiguous(), rows["is_greedy"], numbers)
+
+
+def _draw(scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray) -> tuple[IntArray, FloatArray]:
+    """By torch's operations."""
+    if is_greedy.all():
+        return _checked(scores).argmax(-1).cpu().numpy(), np.zeros(len(scores), np.float32)
     probs = torch.softmax(scores, -1)
     cdf = probs.cumsum(-1)
     total = _checked(cdf[:, -1:])
-    numbers = uniforms(rows["seed"], rows["length"] - rows["prompt_length"])
     # The first token whose cumulative probability exceeds the threshold has a probability above 0 itself.
-    threshold = torch.from_numpy(numbers).to(device)[:, None] * total
+    threshold = torch.from_numpy(numbers).to(scores.device)[:, None] * total
     tokens = torch.searchsorted(cdf, threshold, right=True)
     drawn = probs.gather(-1, tokens).log_()[:, 0]
     tokens = tokens[:, 0]
     if is_greedy.any():
-        greedy = torch.from_numpy(is_greedy.copy()).to(device)
-        tokens = torch.where(greedy, logits.argmax(-1), tokens)
+        greedy = torch.from_numpy(is_greedy.copy()).to(scores.device)
+        tokens = torch.where(greedy, scores.argmax(-1), tokens)
         drawn = drawn.masked_fill(greedy, 0.0)
     return tokens.cpu().numpy(), drawn.cpu().numpy()
+
+
+def _draw_natively(
+    kernels: ctypes.CDLL, scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray
+) -> tuple[IntArray, FloatArray]:
+    """The same by `kernels/sampler.c`; overwrites the scores."""
+    greedy = np.ascontiguousarray(is_greedy)
+    tokens, log_probs = np.empty(len(greedy), np.int64), np.empty(len(greedy), np.float32)
+    arrays = [array.ctypes.data for array in (greedy, numbers, tokens, log_probs)]
+    if kernels.draw(scores.data_ptr(), *arrays, *scores.shape, torch.get_num_threads()):
+        raise FloatingPointError(_NOT_FINITE)
+    return tokens, log_probs
 
 
 def _checked(values: Tensor) -> Tensor:
     # A sum is finite where all its terms are, unless it overflows, and logits so large are no better.
     if not math.isfinite(values.sum().item()):
-        raise FloatingPointError("the model's logits aren't finite: its weights have diverged or its dtype overflows")
+        raise FloatingPointError(_NOT_FINITE)
     return values
 
 

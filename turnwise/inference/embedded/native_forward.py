@@ -1,0 +1,147 @@
+"""A small model's whole forward pass in one call of the library's own kernels, products included."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from turnwise.inference.embedded.cache import KVCache
+from turnwise.inference.embedded.layer_ops import HeadShape, LayerWeights
+from turnwise.inference.embedded.runner import Step
+from turnwise.models.fused import FusedLinear
+
+PANEL = 16
+"""Outputs whose weights lie together, as `kernels/products.h` has it."""
+MAX_BYTES = 2**24
+"""Weights up to which they stay in the caches of a processor from step to step; torch's products are better beyond."""
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [
+        ("panels", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+    ]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("input_norm", "head_norms", "post_norm")],
+        *[(name, _Linear) for name in ("qkv", "output", "gate_up", "down")],
+        *[(name, ctypes.c_void_p) for name in ("keys", "values")],
+        ("capacity", ctypes.c_int64),
+    ]
+
+
+class _Decoder(ctypes.Structure):
+    _fields_ = [
+        ("layers", ctypes.POINTER(_Layer)),
+        *[(name, ctypes.c_void_p) for name in ("embedding", "rotary", "final_norm")],
+        ("unembedding", _Linear),
+        *[(name, ctypes.c_void_p) for name in ("bases", "splits")],
+        *[(name, ctypes.c_int64) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim")],
+        *[(name, ctypes.c_float) for name in ("scale", "eps")],
+    ]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("token_ids", "slots", "positions", "last_tokens")],
+        *[(name, ctypes.c_int64) for name in ("num_tokens", "num_last")],
+    ]
+
+
+class NativeForward:
+    """Forward passes over weights as they are when this is made: they are copied into panels that the kernels read in order.
+
+    What comes of a token depends neither on the number of threads nor on what else is in the batch.
+    """
+
+    def __init__(
+        self,
+        kernels: ctypes.CDLL,
+        layers: Sequence[LayerWeights],
+        shape: HeadShape,
+        cache: KVCache,
+        *,
+        embedding: Tensor,
+        rotary: Tensor,
+        final_norm: Tensor,
+        unembedding: Tensor,
+    ) -> None:
+        self._kernels = kernels
+        self._cache = cache
+        self._length = len(rotary)
+        self._vocab_size = len(unembedding)
+        self._kept: list[Tensor] = []
+        """What the structures point to."""
+        self._layers = (_Layer * len(layers))(*(self._layer(layer) for layer in layers))
+        self._decoder = _Decoder(
+            layers=self._layers,
+            embedding=self._pointer(embedding),
+            rotary=self._pointer(rotary),
+            final_norm=self._pointer(final_norm),
+            unembedding=self._linear(FusedLinear(unembedding, None)),
+            num_layers=len(layers),
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            scale=shape.scale,
+            eps=shape.eps,
+        )
+        self._workspace = embedding.new_empty(0)
+
+    def _layer(self, layer: LayerWeights) -> _Layer:
+        return _Layer(
+            input_norm=self._pointer(layer.input_norm),
+            head_norms=self._pointer(layer.head_norms),
+            post_norm=self._pointer(layer.post_norm),
+            qkv=self._linear(layer.qkv),
+            output=self._linear(layer.output),
+            gate_up=self._linear(layer.gate_up),
+            down=self._linear(layer.down),
+        )
+
+    def _linear(self, linear: FusedLinear) -> _Linear:
+        num_outputs, num_inputs = linear.weight.shape
+        num_panels = -(-num_outputs // PANEL)
+        padded = F.pad(linear.weight, (0, 0, 0, num_panels * PANEL - num_outputs))
+        panels = padded.view(num_panels, PANEL, num_inputs).transpose(1, 2).contiguous()
+        return _Linear(self._pointer(panels), self._pointer(linear.bias), num_inputs, num_outputs)
+
+    def _pointer(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        self._kept.append(tensor.contiguous())
+        return self._kept[-1].data_ptr()
+
+    def __call__(self, step: Step) -> Tensor:
+        """Logits [C, V] after the contexts that end with this step.
+
+        Raises:
+            IndexError: the cache has no such slot or position.
+        """
+        cache, num_tokens = self._cache, len(step.token_ids)
+        slots = step.slots[step.rows]
+        if slots.max() >= cache.num_slots or step.positions.max() >= min(cache.length, self._length):
+            raise IndexError(f"a step goes beyond a cache of {cache.num_slots} slots of {cache.length} tokens")
+        for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
+            layer.keys, layer.values, layer.capacity = keys.data_ptr(), values.data_ptr(), keys.shape[2]
+        bases, splits = cache.prefixes.bases, cache.prefixes.splits
+        decoder, num_threads = self._decoder, torch.get_num_threads()
+        decoder.bases, decoder.splits = bases.ctypes.data, splits.ctypes.data
+        size = self._kernels.workspace_size(ctypes.byref(decoder), num_tokens, num_threads)
+        if size > len(self._workspace):
+            self._workspace = self._workspace.new_empty(size)
+        logits = self._workspace.new_empty(len(step.last_tokens), self._vocab_size)
+        arrays = step.token_ids, slots, step.positions, step.last_tokens
+        asked = _Step(*(array.ctypes.data for array in arrays), num_tokens, len(step.last_tokens))
+        self._kernels.forward(
+            ctypes.byref(decoder), ctypes.byref(asked), self._workspace.data_ptr(), logits.data_ptr(), num_threads
+        )
+        return logits
