@@ -287,6 +287,9 @@ TRACKERS: dict[str, TrackerSpec] = {
     "mlflow": TrackerSpec("mlflow"),
 }
 
+MAX_PACKED_BYTES = 2**28
+"""Of a float32 model of which the embedded server keeps a copy on a CPU, in the order in which its kernels read."""
+
 ContextMode = Literal["trajectory", "step"]
 """One growing context an episode, or a fresh one each turn."""
 

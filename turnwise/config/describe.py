@@ -21,7 +21,7 @@ from turnwise.config.roles import ModelArgs, Role, TrainingArgs
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import nearest
-from turnwise.spec import ENVS, STRATEGIES
+from turnwise.spec import ENVS, MAX_PACKED_BYTES, STRATEGIES
 
 TRAINED_BYTES = 16
 """Bytes of a trained parameter: fp32 weight, gradient and the two moments of Adam."""
@@ -293,6 +293,8 @@ def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
     episodes = _episodes_at_once(config)
     kv = facts.kv_bytes_per_token(dtype) * config.sequence_length * episodes
     parts.append(f"at most {bytes_text(kv)} keys and values of {episodes} contexts")
+    if dtype == "fp32" and BYTES[dtype] * num <= MAX_PACKED_BYTES:
+        parts.append(f"on a CPU {bytes_text(BYTES[dtype] * num)} packed weights of the sampler")
     return ", ".join(parts) + " (estimated; activations come on top)"
 
 

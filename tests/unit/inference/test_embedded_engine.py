@@ -176,6 +176,7 @@ def test_non_finite_logits_are_an_error() -> None:
     engine, runner = make_engine()
     with torch.no_grad():
         runner._final_norm.fill_(torch.nan)
+    runner.refresh()
     engine.add(request("a", [1]))
     with pytest.raises(FloatingPointError, match="diverged"):
         engine.step()

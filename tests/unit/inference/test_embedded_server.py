@@ -115,12 +115,16 @@ def test_a_model_error_fails_the_batch_and_not_the_server() -> None:
         old = weight.detach().clone()
         with torch.no_grad():
             weight.fill_(torch.nan)
+        await server.suspend()
+        await server.resume(1)
         failures = await asyncio.gather(
             *(server.generate([1, 2, 3], SamplingParams(3), name) for name in "ab"), return_exceptions=True
         )
         assert all(isinstance(failure, ServerError) and "diverged" in str(failure) for failure in failures)
         with torch.no_grad():
             weight.copy_(old)
+        await server.suspend()
+        await server.resume(2)
         again = await server.generate([1, 2], SamplingParams(3), "a")
         assert again.token_ids.tolist() == expected.token_ids.tolist()
 

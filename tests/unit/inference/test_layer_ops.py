@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from turnwise.inference.embedded import cache, fused_runner
 from turnwise.inference.embedded.fused_runner import FusedRunner
-from turnwise.inference.embedded.layer_ops import HeadShape, MakeOps
+from turnwise.inference.embedded.layer_ops import HeadShape, LayerOps, MakeOps
 from turnwise.inference.embedded.native_ops import choose_ops
 from turnwise.inference.embedded.runner import Step
 from turnwise.inference.embedded.torch_ops import TorchOps
@@ -47,6 +47,16 @@ def step(slots: IntArray, starts: IntArray, counts: IntArray) -> Step:
     return Step.pack(CONTEXTS, slots, starts, counts, starts + counts)
 
 
+def own_ops(*arguments: Any) -> LayerOps:
+    """Own kernels between torch's products, as large models have them."""
+    shape = arguments[1]
+    return choose_ops(shape, {torch.float32}, torch.device("cpu"))(*arguments)
+
+
+WAYS = [None, own_ops, TorchOps]
+"""Of a forward pass: whole in own kernels, between torch's products, and torch's alone."""
+
+
 def logits_of(model: Qwen3ForCausalLM | LlamaForCausalLM, make_ops: MakeOps | None) -> list[Tensor]:
     runner = FusedRunner(model, max_length=64, kv_cache_bytes=2**22, make_ops=make_ops)
     runner.reserve(6, 64)
@@ -55,14 +65,15 @@ def logits_of(model: Qwen3ForCausalLM | LlamaForCausalLM, make_ops: MakeOps | No
 
 
 @pytest.mark.skipif(load_kernels() is None, reason="no C compiler")
+@pytest.mark.parametrize("make_ops", WAYS[:2])
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_own_kernels_and_torch_agree(kind: str) -> None:
+def test_own_kernels_and_torch_agree(kind: str, make_ops: MakeOps | None) -> None:
     model = make_model(kind)
-    for own, right in zip(logits_of(model, None), logits_of(model, TorchOps), strict=True):
+    for own, right in zip(logits_of(model, make_ops), logits_of(model, TorchOps), strict=True):
         torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("make_ops", [None, TorchOps])
+@pytest.mark.parametrize("make_ops", WAYS)
 def test_logits_and_keys_are_those_of_token_by_token(make_ops: MakeOps | None) -> None:
     """The last layer is computed whole for last tokens only: what others leave in the cache is all that later ones see."""
     model = make_model("qwen3")
@@ -80,7 +91,7 @@ def test_logits_and_keys_are_those_of_token_by_token(make_ops: MakeOps | None) -
         torch.testing.assert_close(runner.forward(last), right[:, 11], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("make_ops", [None, TorchOps])
+@pytest.mark.parametrize("make_ops", WAYS)
 def test_a_pass_in_blocks_is_the_whole_pass(monkeypatch: pytest.MonkeyPatch, make_ops: MakeOps | None) -> None:
     model = make_model("qwen3")
     whole = logits_of(model, make_ops)
@@ -89,7 +100,7 @@ def test_a_pass_in_blocks_is_the_whole_pass(monkeypatch: pytest.MonkeyPatch, mak
         torch.testing.assert_close(cut, right, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("make_ops", [None, TorchOps])
+@pytest.mark.parametrize("make_ops", WAYS)
 def test_a_cache_that_could_grow_only_in_part_answers_as_before(
     monkeypatch: pytest.MonkeyPatch, make_ops: MakeOps | None
 ) -> None:

@@ -1,6 +1,7 @@
 """The fast path: an own forward pass of the Llama, Qwen2, Qwen3 and Mistral shape over fused projections.
 
-It reads the parameters of the model it was given, without a copy: an in-place weight update is an update here.
+It reads the parameters of the model it was given; a small model's in float32 on a CPU are copied, at every `refresh`, into the order
+in which own kernels read them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from transformers import PreTrainedModel
 
 from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.layer_ops import HeadShape, LayerWeights, MakeOps
-from turnwise.inference.embedded.native_forward import MAX_BYTES, NativeForward
+from turnwise.inference.embedded.native_forward import NativeForward
 from turnwise.inference.embedded.native_ops import choose_ops
 from turnwise.inference.embedded.runner import Step
 from turnwise.inference.embedded.torch_ops import TorchOps
 from turnwise.kernels.build import load_kernels
 from turnwise.models.fused import FusedLinear, fuse_projections, fused_gate_up, fused_qkv
+from turnwise.spec import MAX_PACKED_BYTES
 
 _BLOCK_TOKENS = 1024
 """Tokens that go through all layers together on a CPU: what a layer makes of them stays in its caches then."""
@@ -82,7 +84,7 @@ class FusedRunner:
         """All layers in one call, where the kernels are there and the model is small."""
         kernels = load_kernels() if self._chosen_ops is None and self._make_ops is not TorchOps else None
         num_bytes = sum(parameter.nbytes for parameter in self._model.parameters())
-        if kernels is None or num_bytes > MAX_BYTES or self._unembedding.is_cuda:
+        if kernels is None or num_bytes > MAX_PACKED_BYTES or self._unembedding.is_cuda:
             return None
         return NativeForward(
             kernels,

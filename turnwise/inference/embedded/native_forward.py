@@ -16,8 +16,6 @@ from turnwise.models.fused import FusedLinear
 
 PANEL = 16
 """Outputs whose weights lie together, as `kernels/products.h` has it."""
-MAX_BYTES = 2**24
-"""Weights up to which they stay in the caches of a processor from step to step; torch's products are better beyond."""
 
 
 class _Linear(ctypes.Structure):
@@ -57,7 +55,7 @@ class _Step(ctypes.Structure):
 
 
 class NativeForward:
-    """Forward passes over weights as they are when this is made: they are copied into panels that the kernels read in order.
+    """Forward passes over a copy of the weights as they are when this is made, in panels that the kernels read in order.
 
     What comes of a token depends neither on the number of threads nor on what else is in the batch.
     """
@@ -111,13 +109,14 @@ class NativeForward:
         num_outputs, num_inputs = linear.weight.shape
         num_panels = -(-num_outputs // PANEL)
         padded = F.pad(linear.weight, (0, 0, 0, num_panels * PANEL - num_outputs))
-        panels = padded.view(num_panels, PANEL, num_inputs).transpose(1, 2).contiguous()
+        panels = padded.view(num_panels, PANEL, num_inputs).transpose(1, 2)
         return _Linear(self._pointer(panels), self._pointer(linear.bias), num_inputs, num_outputs)
 
     def _pointer(self, tensor: Tensor | None) -> int | None:
+        """To a copy of the tensor."""
         if tensor is None:
             return None
-        self._kept.append(tensor.contiguous())
+        self._kept.append(tensor.clone(memory_format=torch.contiguous_format))
         return self._kept[-1].data_ptr()
 
     def __call__(self, step: Step) -> Tensor:

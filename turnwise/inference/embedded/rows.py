@@ -54,8 +54,8 @@ class Rows:
     def common_prefix(self, slot: int, context_ids: IntArray) -> int:
         """With how many tokens of the context the slot's own context begins, computed or not."""
         own = self.ids[slot, : min(self.state["length"][slot], len(context_ids))]
-        differing = np.flatnonzero(own != context_ids[: len(own)])
-        return int(differing[0]) if len(differing) else len(own)
+        is_same = own == context_ids[: len(own)]
+        return len(own) if is_same.all() else int(is_same.argmin())
 
     def context(self, slot: int) -> IntArray:
         """The tokens of a slot's context."""
