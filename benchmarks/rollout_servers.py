@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ class GenerateServer:
 class VLLMServer:
     """vLLM's asynchronous engine, in its own process as it always is, with prefix caching and the log-prob of each token."""
 
-    def __init__(self, folder: str, *, dtype: str, max_length: int, block_size: int) -> None:
+    def __init__(self, folder: str, *, dtype: str, max_length: int, arguments: Mapping[str, Any]) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -91,11 +91,14 @@ class VLLMServer:
                 model=folder,
                 dtype={"fp32": "float32", "bf16": "bfloat16"}[dtype],
                 max_model_len=max_length,
-                max_num_seqs=256,
-                block_size=block_size,
-                enable_prefix_caching=True,
-                enforce_eager=True,
-                disable_log_stats=True,
+                **{
+                    "max_num_seqs": 256,
+                    "block_size": 32,
+                    "enable_prefix_caching": True,
+                    "enforce_eager": True,
+                    "disable_log_stats": True,
+                    **arguments,
+                },
             )
         )
         self._num_requests = 0

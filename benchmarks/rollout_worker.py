@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--block-size", type=int, required=True)
+    parser.add_argument("--vllm-arguments", type=json.loads, default={})
     asyncio.run(serve(parser.parse_args()))
 
 
@@ -69,7 +69,9 @@ class Worker:
         elif options.contender == "generate":
             self.server = GenerateServer(self.model, tokenizer.pad_token_id)
         else:
-            self.server = VLLMServer(options.model, dtype=options.dtype, max_length=MAX_LENGTH, block_size=options.block_size)
+            self.server = VLLMServer(
+                options.model, dtype=options.dtype, max_length=MAX_LENGTH, arguments=options.vllm_arguments
+            )
         self.player = Player(options.model, self.model, max_length=MAX_LENGTH, partition=NUM_GROUPS)
 
     async def forget(self) -> None:

@@ -294,7 +294,7 @@ def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
     kv = facts.kv_bytes_per_token(dtype) * config.sequence_length * episodes
     parts.append(f"at most {bytes_text(kv)} keys and values of {episodes} contexts")
     if dtype == "fp32" and BYTES[dtype] * num <= MAX_PACKED_BYTES:
-        parts.append(f"on a CPU {bytes_text(BYTES[dtype] * num)} packed weights of the sampler")
+        parts.append(f"on a CPU {bytes_text(BYTES[dtype] * num)} weights packed for its kernels")
     return ", ".join(parts) + " (estimated; activations come on top)"
 
 

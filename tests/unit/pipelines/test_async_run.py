@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import DataError, DeadlineError
+from turnwise.inference.embedded.engine import Engine
 from turnwise.kernels.build import load_kernels
 from turnwise.pipelines.applied import applied_settings
 from turnwise.pipelines.build import build_agentic
@@ -98,8 +100,20 @@ def test_the_table_says_how_the_threads_are_split(make_config):
     assert "a copy of the parameters" in table
 
 
+@pytest.fixture
+def slow_engine(monkeypatch):
+    """Steps that take longer than the trainer does, so that something is in flight whenever weights change."""
+    step = Engine.step
+
+    def slow_step(self):
+        time.sleep(0.003)
+        return step(self)
+
+    monkeypatch.setattr(Engine, "step", slow_step)
+
+
 @pytest.mark.parametrize("how", ["finish", "abort_continue", "abort_restart"])
-def test_responses_over_a_weight_update_know_their_versions(make_config, how):
+def test_responses_over_a_weight_update_know_their_versions(make_config, slow_engine, how):
     envs = {"Letters": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 2, "max_tokens_per_step": 60}}
     envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
     pipeline = run(make_config(on_weight_update=how, custom_envs=envs, max_steps=4))
@@ -168,7 +182,7 @@ def weights(pipeline):
 
 
 @pytest.mark.parametrize("how", ["finish", "abort_continue"])
-def test_a_run_is_repeated_bit_by_bit(make_config, how):
+def test_a_run_is_repeated_bit_by_bit(make_config, slow_engine, how):
     envs = {"Letters": {"env_type": "turnwise.testing.toy_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
     envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
     config = make_config(async_generation_ratio=2, on_weight_update=how, eval_steps=2, custom_envs=envs)
@@ -178,7 +192,8 @@ def test_a_run_is_repeated_bit_by_bit(make_config, how):
     ours, theirs = weights(again), weights(first)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert max(staleness(first)) > 0
-    assert without_times(run(config)) != without_times(first), "time decides where no record does"
+    others = (without_times(run(config)) for _ in range(5))
+    assert any(other != without_times(first) for other in others), "time decides where no record does"
 
 
 def test_refills_for_groups_that_a_filter_rejects_are_repeated(make_config):

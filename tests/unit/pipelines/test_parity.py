@@ -168,6 +168,7 @@ class KeepsOldPrefixes(EmbeddedServer):
 
     async def resume(self, version):
         self._engine.version = version
+        self._runner.refresh()
         self._engine.is_admitting = True
 
 
