@@ -20,6 +20,7 @@ from frozen_lake_player import Player
 from rollout_limits import measure_limits
 from rollout_servers import GenerateServer, VLLMServer
 
+from turnwise.event_loop import seldom_collecting
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.models.load import DTYPES, load_model, load_tokenizer
 from turnwise.types import SamplingParams
@@ -36,7 +37,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--vllm-arguments", type=json.loads, default={})
-    asyncio.run(serve(parser.parse_args()))
+    with seldom_collecting():  # as a run's event loop has it
+        asyncio.run(serve(parser.parse_args()))
 
 
 async def serve(options: argparse.Namespace) -> None:

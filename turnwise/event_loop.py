@@ -117,13 +117,16 @@ class WatchedRunner:
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
     """Raises the thresholds of the collector of cycles, unless it is switched off, and puts them back."""
-    before = gc.get_threshold()
+    before = within = gc.get_threshold()
     if before[0]:
-        gc.set_threshold(*(max(own, theirs) for own, theirs in zip(_COLLECTOR, before, strict=True)))
+        within = tuple(max(own, theirs) for own, theirs in zip(_COLLECTOR, before, strict=True))
+        gc.set_threshold(*within)
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        # What somebody else has set meanwhile stays.
+        if gc.get_threshold() == within:
+            gc.set_threshold(*before)
 
 
 class IdleSelector(selectors.DefaultSelector):

@@ -40,8 +40,10 @@ class Schedule:
         """Steps that happened and aren't written yet."""
         self._conditions: dict[str, Any] = {}
         self._batches: dict[int, list[int]] = {}
-        self._num_validations = 0
-        """Of the record, that weren't repeated yet."""
+        self._validations: set[int] = set()
+        """After how many batches the record has a validation that was played whole."""
+        self._num_taken = 0
+        """Batches that were taken."""
         self._events: Iterator[Steps | int] = iter(())
         self._next: Steps | int | None = None
         """Steps of the engine, or the version of a weight update."""
@@ -49,7 +51,7 @@ class Schedule:
             events = _read(recorded)
             self._conditions = next((event["on"] for event in events if "on" in event), {})
             self._batches = {event["batch"]: event["groups"] for event in events if "batch" in event}
-            self._num_validations = sum("validation" in event for event in events)
+            self._validations = {event["validation"] for event in events if "validation" in event}
             self._events = (_decode(event) for event in events if not event.keys() & {"batch", "validation", "on"})
             self._next = next(self._events, None)
 
@@ -87,9 +89,12 @@ class Schedule:
         """Raises:
         DataError: the record ends before this validation, or in it.
         """
-        if self.is_followed and not self._num_validations:
-            raise self._end()
-        self._num_validations -= 1
+        # Before there were conditions, there were no validations in a record either.
+        if self._conditions and self._num_taken not in self._validations:
+            raise DataError(
+                f"{self._recorded} holds no whole validation after {self._num_taken} batches: its run was ended there, or had "
+                "another eval_steps; there is no more to repeat"
+            )
 
     def _end(self) -> DataError:
         return DataError(
@@ -109,7 +114,7 @@ class Schedule:
             parts = [f"{name} {value}, and here it is {conditions.get(name)}" for name, value in others.items()]
             raise DataError(
                 f"{self._recorded} can't be repeated bit by bit: it was recorded with {'; '.join(parts)}. Repeat it where that "
-                "is the same: the version of torch, OMP_NUM_THREADS, TURNWISE_KERNELS and the device decide it"
+                "is the same: the version of torch, OMP_NUM_THREADS, TURNWISE_KERNELS, device and processor decide it"
             )
         self._write({"on": dict(conditions)})
 
@@ -131,11 +136,12 @@ class Schedule:
 
     def took(self, step: int, groups: Sequence[int]) -> None:
         """A step has taken these groups."""
+        self._num_taken += 1
         self._write({"batch": step, "groups": list(groups)})
 
     def validated(self) -> None:
         """A validation has been played whole."""
-        self._write({"validation": True})
+        self._write({"validation": self._num_taken})
 
     def resumed(self) -> None:
         """What comes now was not played from the start, so that the file can't be followed."""

@@ -90,11 +90,22 @@ def test_a_record_is_followed_only_by_what_computes_alike(tmp_path):
 def test_a_validation_that_the_record_does_not_hold_whole_is_its_end(tmp_path):
     recorded = tmp_path / "schedule.jsonl"
     schedule = Schedule(recorded)
-    schedule.begin_validation()
-    schedule.validated()
-    schedule.begin_validation()
+    schedule.begin({"threads": 2})
+    for step in range(2):
+        schedule.begin_validation()
+        if step == 0:
+            schedule.validated()
+            schedule.took(0, [0])
     schedule.close()
     again = Schedule(recorded=recorded)
     again.begin_validation()
-    with pytest.raises(DataError, match="ends after 0 batches"):
+    again.took(0, [0])
+    with pytest.raises(DataError, match="no whole validation after 1 batches: its run was ended there, or had another"):
         again.begin_validation()
+
+
+def test_a_record_from_before_there_were_conditions_is_followed_without(file):
+    schedule = Schedule(recorded=file)
+    schedule.begin({"threads": 2})
+    schedule.begin_validation()
+    assert schedule.update == 0

@@ -293,8 +293,9 @@ def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
     episodes = _episodes_at_once(config)
     kv = facts.kv_bytes_per_token(dtype) * config.sequence_length * episodes
     parts.append(f"at most {bytes_text(kv)} keys and values of {episodes} contexts")
-    if dtype == "fp32" and BYTES[dtype] * num <= MAX_PACKED_BYTES:
-        parts.append(f"on a CPU {bytes_text(BYTES[dtype] * num)} weights packed for its kernels")
+    sampler = config.actor_infer.strategy_args.strategy_name
+    if sampler == "embedded" and dtype == "fp32" and BYTES[dtype] * num <= MAX_PACKED_BYTES:
+        parts.append(f"on a CPU about {bytes_text(BYTES[dtype] * num)} weights packed for its kernels")
     return ", ".join(parts) + " (estimated; activations come on top)"
 
 

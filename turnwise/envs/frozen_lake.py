@@ -118,6 +118,8 @@ class FrozenLakeEnv(TextEnv):
         self._letters = "".join(self.rows)
         self._map_id = f"{map_hash(self.rows):016x}"
         self._moves = neighbours(len(self.rows), len(self.rows[0]))
+        letters = [(letter, place) for letter in "GH" for place, found in enumerate(self._letters) if found == letter]
+        self._marks = [self._alone[letter] + self._place(place) for letter, place in letters]
         # A stream of its own: slips drawn from the map's stream would tell where the holes are.
         self._slips = np.random.default_rng(derive_seed(self._seed, "slips")) if self.is_slippery else None
         self.position = self._letters.index("S")
@@ -177,11 +179,7 @@ class FrozenLakeEnv(TextEnv):
 
     def _coordinates(self) -> str:
         """Player, goal and holes as `symbol row,column`, the player first; ice is what isn't named."""
-        player = self._with_player[self._letters[self.position]]
-        places = [f"{player}{self._place(self.position)}"]
-        for letter in "GH":
-            places += [self._alone[letter] + self._place(i) for i, found in enumerate(self._letters) if found == letter]
-        return " ".join(places)
+        return " ".join([self._with_player[self._letters[self.position]] + self._place(self.position), *self._marks])
 
     def _place(self, position: int) -> str:
         row, column = divmod(position, len(self.rows[0]))

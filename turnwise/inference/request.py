@@ -32,7 +32,7 @@ class Request:
 
     @property
     def context_ids(self) -> IntArray:
-        return np.concatenate((self.prompt_ids, self.partial_ids))
+        return np.concatenate((self.prompt_ids, self.partial_ids)) if len(self.partial_ids) else self.prompt_ids
 
     def keep(self, token_ids: IntArray, logprobs: FloatArray, version: int) -> None:
         """Makes all response tokens so far the partial ones; those that are new were sampled by `version`."""

@@ -18,7 +18,8 @@ from turnwise.watchdog import Watchdog
 class InProcessTransfer:
     """Makes servers sample from the trainer's current weights: `protocols.WeightTransfer` without a process boundary.
 
-    Servers that read the trainer's own parameters only need their caches dropped. `copies` are the servers' models that
+    Servers that read the trainer's own parameters only need to be suspended and resumed: they drop their caches, and what they
+    keep of the weights in another order. `copies` are the servers' models that
     are not the trainer's (another dtype or device): they are written in place from `weights`, the trainer's
     `(Hugging Face name, tensor)` pairs. An update may take `timeout_s` seconds.
 

@@ -32,6 +32,16 @@ typedef struct {
 
 static int64_t most(int64_t x, int64_t y) { return x > y ? x : y; }
 
+#define LITTLE 12000000 /* products below which starting other threads costs more than they save */
+
+static int64_t num_weights(const decoder *d) {
+    int64_t sum = 0;
+    for (const layer *l = d->layers; l < d->layers + d->num_layers; l++)
+        sum += l->qkv.inputs * l->qkv.outputs + l->output.inputs * l->output.outputs + l->gate_up.inputs * l->gate_up.outputs +
+               l->down.inputs * l->down.outputs;
+    return sum;
+}
+
 /* Numbers that a thread needs for a block. */
 static int64_t block_size(const decoder *d) {
     int64_t row = 0, capacity = 0;
@@ -91,7 +101,7 @@ static void finish_rows(const decoder *d, const layer *l, const attention *a, co
 /* Logits [num_last, vocabulary] after the tokens `last_tokens`. `workspace` has room for `workspace_size` numbers. */
 void forward(const decoder *d, const step *s, float *workspace, float *logits, int64_t max_threads) {
     int64_t size = d->layers->qkv.inputs, heads = d->layers->output.inputs, num_tokens = s->num_tokens;
-    int64_t num_threads = most(1, num_tokens < FEW ? 1 : max_threads);
+    int64_t num_threads = num_tokens * num_weights(d) < LITTLE ? 1 : most(1, max_threads);
     int64_t block = (num_tokens + num_threads - 1) / num_threads, last_block = (s->num_last + num_threads - 1) / num_threads;
     block = block < BLOCK ? block : BLOCK;
     last_block = most(1, last_block < BLOCK ? last_block : BLOCK);

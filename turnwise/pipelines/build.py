@@ -81,7 +81,7 @@ def build_agentic(
     with ExitStack() as on_error:
         on_error.callback(policy.close)
         if schedule is not None:
-            begin_schedule(schedule, policy, device)
+            begin_schedule(schedule, config, policy, device)
         cluster = build_cluster(config, policy, is_asynchronous)
         on_error.callback(cluster.shutdown)
         pipeline = _assemble(config, folder, policy, cluster, device, algorithm, kl_ctrl, is_quiet, rollouts)

@@ -12,6 +12,7 @@ from turnwise.cluster.local import LocalCluster
 from turnwise.cluster.threads import CpuThreads, ThreadCluster
 from turnwise.config import AgenticConfig
 from turnwise.errors import DataError
+from turnwise.kernels.build import load_kernels
 from turnwise.pipelines.build_rollouts import ServedPolicy
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Cluster
@@ -45,17 +46,20 @@ def build_schedule(config: AgenticConfig, folder: RunFolder, is_asynchronous: bo
     return schedule
 
 
-def begin_schedule(schedule: Schedule, policy: ServedPolicy, device: torch.device) -> None:
+def begin_schedule(schedule: Schedule, config: AgenticConfig, policy: ServedPolicy, device: torch.device) -> None:
     """Notes what the run computes with.
 
     Raises:
         DataError: the schedule that it follows was recorded with something else.
     """
+    threads = cpu_threads(config, torch.get_num_threads())
     schedule.begin(
         {
             "torch": torch.__version__,
             "device": device.type,
-            "threads": torch.get_num_threads(),
+            "processor": torch.backends.cpu.get_cpu_capability(),
+            "threads": f"{threads.train} to train and {threads.rollout} to play",
+            "kernels": "torch's" if load_kernels() is None else "the library's",
             "engine": policy.servers.facts().engine,
         }
     )

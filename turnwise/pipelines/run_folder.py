@@ -113,7 +113,7 @@ class RunFolder:
 
     @property
     def timeline(self) -> Path:
-        """One of its own where the run goes on from a checkpoint, beside what the process before has written."""
+        """Of a run that goes on from a checkpoint: beside that of the steps before."""
         return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
 
     @property

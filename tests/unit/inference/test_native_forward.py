@@ -18,6 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from turnwise.errors import ModelError
 from turnwise.inference.embedded import fused_runner
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.runner import Step
@@ -142,3 +143,19 @@ def test_a_step_beyond_the_cache_is_an_error_and_no_write_into_foreign_memory(sl
     step = Step.pack(ids, np.array([slot]), np.array([start]), np.ones(1, np.int64), np.array([start + 1]))
     with pytest.raises(IndexError, match="goes beyond a cache"):
         runner.forward(step)
+
+
+def test_tokens_that_the_model_does_not_embed_are_an_error() -> None:
+    runner, ids = make_runner(make_model("qwen3")), np.array([[37]])
+    for token in (37, -1):
+        ids[:] = token
+        with pytest.raises(IndexError, match="token ids beyond the 37"):
+            runner.forward(Step.pack(ids, np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)))
+
+
+def test_a_model_that_left_its_dtype_is_refused() -> None:
+    model = make_model("qwen3").to(torch.bfloat16)
+    runner = FusedRunner(model, max_length=100, kv_cache_bytes=2**26)
+    model.float()
+    with pytest.raises(ModelError, match=r"served in torch\.bfloat16 on cpu and is now in torch\.float32"):
+        runner.refresh()

@@ -211,7 +211,7 @@ def test_a_run_that_was_interrupted_in_a_validation_is_repeated_up_to_it(make_co
     pipeline.log = Pressing(pipeline.log, "val")
     with pytest.raises(KeyboardInterrupt):
         run_to_end(folder, lambda: pipeline)
-    with pytest.raises(DataError, match="ends after 2 batches, where its run was ended"):
+    with pytest.raises(DataError, match="no whole validation after 2 batches: its run was ended there"):
         run(config, replay=folder.path)
 
 

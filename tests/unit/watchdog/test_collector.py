@@ -35,3 +35,13 @@ def test_it_looks_less_often_and_as_before_afterwards(before, within):
         with pytest.raises(KeyError):
             runner.run(threshold(KeyError("x")))
         assert gc.get_threshold() == before
+
+
+async def set_by_somebody():
+    gc.set_threshold(123, 4, 5)
+
+
+def test_what_somebody_sets_meanwhile_stays():
+    with WatchedRunner(Watchdog()) as runner:
+        runner.run(set_by_somebody())
+        assert gc.get_threshold() == (123, 4, 5)

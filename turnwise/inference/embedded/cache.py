@@ -39,6 +39,7 @@ class KVCache:
         self.max_slots = num_slots_within(num_bytes, 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize, max_length)
         # Kernels read whole vectors of keys: a slot has room for a few tokens more.
         self._most_tokens = -(-max_length // LANES) * LANES
+        self.dtype, self.device = dtype, device
         empty = torch.empty((0, num_kv_heads, 0, head_dim), dtype=dtype, device=device)
         self.keys = [empty] * num_layers
         self.values = [empty] * num_layers

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from turnwise.errors import ModelError
 from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.layer_ops import HeadShape, LayerWeights, MakeOps
 from turnwise.inference.embedded.native_forward import NativeForward
@@ -64,6 +65,11 @@ class FusedRunner:
 
     def refresh(self) -> None:
         model, body = self._model, self._model.model
+        if (model.dtype, model.device) != (self._cache.dtype, self._cache.device):
+            raise ModelError(
+                f"the model was served in {self._cache.dtype} on {self._cache.device} and is now in {model.dtype} on "
+                f"{model.device}; make a new server for it, or move it back before `resume`"
+            )
         self._cache.prefixes.clear()
         fuse_projections(model)
         self._make_ops = self._chosen_ops or choose_ops(self._shape, {p.dtype for p in model.parameters()}, model.device)
@@ -78,6 +84,7 @@ class FusedRunner:
         half = self._shape.head_dim // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
         self._rotary = torch.stack((cos[0], sin[0]), 1)
+        self._native = None  # its memory goes before another copy is made
         self._native = self._native_forward()
 
     def _native_forward(self) -> NativeForward | None:

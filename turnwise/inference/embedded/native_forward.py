@@ -75,7 +75,7 @@ class NativeForward:
         self._kernels = kernels
         self._cache = cache
         self._length = len(rotary)
-        self._vocab_size = len(unembedding)
+        self._vocab_size, self._num_embeddings = len(unembedding), len(embedding)
         self._kept: list[Tensor] = []
         """What the structures point to."""
         self._layers = (_Layer * len(layers))(*(self._layer(layer) for layer in layers))
@@ -123,9 +123,11 @@ class NativeForward:
         """Logits [C, V] after the contexts that end with this step.
 
         Raises:
-            IndexError: the cache has no such slot or position.
+            IndexError: the cache has no such slot or position, or the model no such token.
         """
         cache, num_tokens = self._cache, len(step.token_ids)
+        if step.token_ids.min() < 0 or step.token_ids.max() >= self._num_embeddings:
+            raise IndexError(f"a step has token ids beyond the {self._num_embeddings} that the model embeds")
         slots = step.slots[step.rows]
         if slots.max() >= cache.num_slots or step.positions.max() >= min(cache.length, self._length):
             raise IndexError(f"a step goes beyond a cache of {cache.num_slots} slots of {cache.length} tokens")

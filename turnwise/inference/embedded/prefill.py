@@ -8,7 +8,7 @@ from turnwise.inference.embedded.runner import Runner
 from turnwise.inference.request import Request
 
 _WORTH_SHARING = 16
-"""Tokens below which computing them again is as cheap as copying or waiting for them."""
+"""Tokens below which computing them again is as cheap as looking for them and waiting."""
 
 
 class Prefill:

@@ -30,8 +30,10 @@ _QUIET_ROUNDS = 3
 
 
 class EmbeddedServer:
-    """Samples from a Hugging Face causal LM in this process, on its device and in its dtype, sharing its parameters.
+    """Samples from a Hugging Face causal LM in this process, on its device and in its dtype.
 
+    It samples with the parameters as they were at its construction or at the last `resume`: who changes them in place suspends
+    it before and resumes it afterwards.
     Up to `max_concurrency` requests are decoded together, in contexts of up to `max_length` tokens (default: the model's
     own). `kv_cache_bytes` bounds the cache of running and idle conversations. `decode` turns ids into text, for stop strings.
     `schedule` notes what each step admits, or says it.

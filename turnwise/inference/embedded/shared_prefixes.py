@@ -77,8 +77,8 @@ class SharedPrefixes:
             return
         heir = max(borrowers, key=lambda other: int(self.splits[other]))
         length = int(self.splits[heir])
-        self._borrow(slot, heir, 0)
         self._copy(slot, heir, 0, length)
+        self._borrow(slot, heir, 0)
         for other in borrowers:
             if other != heir:
                 self._borrow(heir, other, int(self.splits[other]))
