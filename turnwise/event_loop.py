@@ -119,7 +119,8 @@ def seldom_collecting() -> Iterator[None]:
     """Raises the thresholds of the collector of cycles, unless it is switched off, and puts them back."""
     before = within = gc.get_threshold()
     if before[0]:
-        within = tuple(max(own, theirs) for own, theirs in zip(_COLLECTOR, before, strict=True))
+        first, second, third = (max(own, theirs) for own, theirs in zip(_COLLECTOR, before, strict=True))
+        within = (first, second, third)
         gc.set_threshold(*within)
     try:
         yield
