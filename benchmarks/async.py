@@ -128,30 +128,37 @@ def mean(steps: list[dict[str, Any]], name: str) -> float:
 
 
 def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
-    """Times of a step, and distances to the bound; each ratio is run right after a synchronous run."""
-    trainer_s, result = 0.0, {}
+    """Times of a step, and distances to the bound. What is compared runs in turn, since the machine's speed drifts: a
+    synchronous run, one ahead, its trainer alone, its rollouts alone.
+
+    Within a bound of staleness the two sides can't overlap at will. The groups of a batch start with the weights of `ratio`
+    steps before, all at once, and the batch waits for its last: (ratio + 1) steps take no less than that group and one
+    training. `least_s` has that as well: rollouts alone, which are limited in the same way, and the trainer's share of it.
+    """
+    result = {}
     for ratio in ratios:
         pairs = []
-        for number in range(num_pairs):
-            synchronous, ahead = bench.train(0, seed=number), bench.train(ratio, seed=number)
-            pairs.append((synchronous["step_s"], ahead["step_s"], ahead))
-            print(f"ratio {ratio}, pair {number}: {synchronous['step_s']:.3f} s, {ahead['step_s']:.3f} s", flush=True)
-        trainer_s = trainer_s or bench.trainer_alone(Path(synchronous["rollouts"]))
-        rollouts_s = bench.rollouts_alone(ratio)
-        sync_s, async_s = (statistics.fmean(pair[side] for pair in pairs) for side in (0, 1))
-        bound_s = max(trainer_s, rollouts_s)
-        result[f"ratio_{ratio}"] = {
-            "sync_step_s": sync_s,
-            "async_step_s": async_s,
-            "faster": sync_s / async_s,
-            "trainer_alone_s": trainer_s,
-            "rollouts_alone_s": rollouts_s,
-            "distance_to_bound": async_s / bound_s - 1,
-            "staleness_mean": pairs[-1][2]["staleness_mean"],
-            "waited_for_rollouts_s": pairs[-1][2]["waited_for_rollouts_s"],
-        }
-        line = {name: round(value, 3) for name, value in result[f"ratio_{ratio}"].items()}
-        print(f"ratio {ratio}: {line}", flush=True)
+        for seed in range(num_pairs):
+            synchronous, ahead = bench.train(0, seed), bench.train(ratio, seed)
+            trainer_s, rollouts_s = bench.trainer_alone(Path(ahead["rollouts"])), bench.rollouts_alone(ratio)
+            bound_s = max(trainer_s, rollouts_s)
+            least_s = max(trainer_s, rollouts_s + trainer_s / (ratio + 1))
+            pair = {
+                "sync_step_s": synchronous["step_s"],
+                "async_step_s": ahead["step_s"],
+                "faster": synchronous["step_s"] / ahead["step_s"],
+                "trainer_alone_s": trainer_s,
+                "rollouts_alone_s": rollouts_s,
+                "distance_to_bound": ahead["step_s"] / bound_s - 1,
+                "least_s": least_s,
+                "distance_to_least": ahead["step_s"] / least_s - 1,
+                "staleness_mean": ahead["staleness_mean"],
+                "waited_for_rollouts_s": ahead["waited_for_rollouts_s"],
+            }
+            pairs.append(pair)
+            print(f"ratio {ratio}, pair {seed}: { {name: round(value, 3) for name, value in pair.items()} }", flush=True)
+        means = {name: statistics.fmean(pair[name] for pair in pairs) for name in pairs[0]}
+        result[f"ratio_{ratio}"] = means | {"pairs": pairs}
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from turnwise.watchdog import Watchdog
 RunAsync = Callable[[Coroutine[Any, Any, Any]], Any]
 _END_S = 60.0
 """That the end of a run waits for a call which still goes on."""
+_SWITCH_S = 5e-4
+"""After which a thread that runs Python lets the other one do so: with Python's own 5 ms a trainer that needs the interpreter
+for microseconds between two operators waits for the end of what an agent does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,8 @@ class ThreadCluster:
         self.num_threads = num_threads
         self._set_num_threads = set_num_threads
         self._thread = TrainerThread(run_async, watchdog)
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(_SWITCH_S, self._switch_s))
         self._thread.start("set_num_threads", partial(set_num_threads, num_threads.train)).future.result()
         set_num_threads(num_threads.rollout)
 
@@ -121,4 +127,5 @@ class ThreadCluster:
     def shutdown(self) -> None:
         """Waits for the call that goes on, if it ends within its deadline."""
         self._set_num_threads(self.num_threads.both)
+        sys.setswitchinterval(self._switch_s)
         self._thread.end()
