@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 
 import pytest
@@ -76,3 +77,12 @@ def test_a_call_without_end_is_named_and_nothing_waits_behind_it(cluster):
     with pytest.raises(DeadlineError, match=r"count can't be called: actor_train.wait is past its deadline"):
         workers.call("count")
     workers.worker.may_go_on.set()
+
+
+def test_the_interpreter_changes_hands_sooner_while_both_need_it(runner):
+    before = sys.getswitchinterval()
+    threads = CpuThreads(train=1, rollout=1, both=torch.get_num_threads())
+    cluster = ThreadCluster(runner.run, runner.watchdog, threads, set_torch_threads)
+    during = sys.getswitchinterval()
+    cluster.shutdown()
+    assert during < before == sys.getswitchinterval()
