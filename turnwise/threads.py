@@ -24,7 +24,8 @@ class DaemonThread:
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        threading.Thread(target=self._serve, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
 
     def start(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Queues a call. A future that is cancelled before its turn is never called."""
@@ -35,6 +36,10 @@ class DaemonThread:
     def end(self) -> None:
         """Ends the thread after the calls that were started."""
         self._calls.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Waits until the thread is gone after its `end`, or for `timeout_s`."""
+        self._thread.join(timeout_s)
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -65,10 +65,10 @@ class TrainerThread:
             raise
 
     def end(self) -> None:
-        """Ends the thread after the call that it is in, unless it is stuck there."""
-        if not self._stuck_in:
-            wait([self._thread.start(int)], timeout=_END_S)
+        """Ends the thread after the call that it is in, and waits for that unless it is stuck there."""
         self._thread.end()
+        if not self._stuck_in:
+            self._thread.join(_END_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from turnwise.cluster.threads import CpuThreads, ThreadCluster
 from turnwise.errors import DeadlineError
 from turnwise.event_loop import WatchedRunner
 from turnwise.pipelines.build_cluster import set_torch_threads
+from turnwise.threads import DaemonThread
 from turnwise.watchdog import Watchdog
 
 
@@ -86,3 +88,16 @@ def test_the_interpreter_changes_hands_sooner_while_both_need_it(runner):
     during = sys.getswitchinterval()
     cluster.shutdown()
     assert during < before == sys.getswitchinterval()
+
+
+def test_the_thread_is_gone_after_shutdown(runner, monkeypatch):
+    serve = DaemonThread._serve
+
+    def serve_and_linger(self):
+        serve(self)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(DaemonThread, "_serve", serve_and_linger)
+    threads = CpuThreads(train=1, rollout=1, both=torch.get_num_threads())
+    ThreadCluster(runner.run, runner.watchdog, threads, set_torch_threads).shutdown()
+    assert "trainer" not in {thread.name for thread in threading.enumerate()}
