@@ -53,14 +53,14 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", default=["embedded", "generate", "vllm"])
     parser.add_argument("--model", help="a model folder in place of the preset `tiny`")
     parser.add_argument("--vllm-python", help="an interpreter that can import vllm")
-    parser.add_argument("--vllm-arguments", default="{}", help="JSON of further arguments of its engine")
+    parser.add_argument("--vllm-arguments", type=json.loads, default={}, help="JSON of further arguments of its engine")
     parser.add_argument("--out", default=str(HERE / "results" / "rollout.json"))
     options = parser.parse_args()
     contenders = [name for name in options.contenders if name != "vllm" or has_vllm(options.vllm_python)]
     result: dict[str, Any] = {
         "machine": describe_machine() | {"threads": options.threads},
         "rounds": options.rounds,
-        "vllm_arguments": json.loads(options.vllm_arguments),
+        "vllm_arguments": options.vllm_arguments,
         "cases": {},
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ class Worker:
     def __init__(self, name: str, model: str, dtype: str, options: argparse.Namespace) -> None:
         command = [options.vllm_python if name == "vllm" else sys.executable, str(HERE / "rollout_worker.py"), name]
         command += ["--model", model, "--dtype", dtype, "--threads", str(options.threads)]
-        command += ["--vllm-arguments", options.vllm_arguments]
+        command += ["--vllm-arguments", json.dumps(options.vllm_arguments)]
         paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,

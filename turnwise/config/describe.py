@@ -278,7 +278,8 @@ def _critic(config: AgenticConfig) -> str:
 
 
 def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
-    """An estimate without activations. The sampler reads the trainer's fp32 weights where it wants them so, and always new."""
+    """An estimate without activations. The sampler reads the trainer's fp32 weights where it wants them so, always new, and
+    nothing trains while it plays."""
     num = facts.num_parameters
     policy = config.actor_train.model_args
     parts = [_trained_memory(policy, facts)]
@@ -288,7 +289,8 @@ def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
     if config.needs_reference and not config.is_reference_in_policy:
         parts.append(f"{bytes_text(4 * num)} reference")
     dtype = config.actor_infer.model_args.dtype
-    if dtype != "fp32" or config.actor_train.model_update_frequency > 1 or policy.has_adapter:
+    is_late = config.actor_train.model_update_frequency > 1 or config.async_generation_ratio > 0
+    if dtype != "fp32" or is_late or policy.has_adapter:
         parts.append(f"{bytes_text(BYTES[dtype] * num)} sampler")
     episodes = _episodes_at_once(config)
     kv = facts.kv_bytes_per_token(dtype) * config.sequence_length * episodes

@@ -74,7 +74,7 @@ static void finish_rows(const decoder *d, const layer *l, const attention *a, co
                         float *scratch) {
     int64_t size = l->qkv.inputs, heads = l->output.inputs, shared = d->num_heads / d->num_kv_heads * d->head_dim;
     float *mixed = scratch, *rows = mixed + BLOCK * most(size, heads), *gates = rows + BLOCK * size;
-    float *let = gates + BLOCK * most(l->qkv.outputs, l->gate_up.outputs), *scores = let + BLOCK * l->down.inputs;
+    float *gated = gates + BLOCK * most(l->qkv.outputs, l->gate_up.outputs), *scores = gated + BLOCK * l->down.inputs;
     for (int64_t row = 0; row < num_rows; row++) {
         int64_t token = tokens ? tokens[first + row] : first + row;
         for (int64_t head = 0; head < d->num_kv_heads; head++)
@@ -87,8 +87,8 @@ static void finish_rows(const decoder *d, const layer *l, const attention *a, co
         norm_row(rows + row * size, l->post_norm, d->eps, mixed + row * size, size);
     multiply(mixed, num_rows, l->gate_up, gates, 0);
     for (int64_t row = 0; row < num_rows; row++)
-        gate_row(gates + row * l->gate_up.outputs, let + row * l->down.inputs, l->down.inputs);
-    multiply(let, num_rows, l->down, rows, 1);
+        gate_row(gates + row * l->gate_up.outputs, gated + row * l->down.inputs, l->down.inputs);
+    multiply(gated, num_rows, l->down, rows, 1);
     if (!tokens) {
         memcpy(hidden + first * size, rows, num_rows * size * sizeof(float));
         return;

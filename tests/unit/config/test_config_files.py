@@ -224,14 +224,33 @@ def test_tags_are_said_as_they_are_played() -> None:
     assert rows["validation"] == f"every 5 steps, temperature 1, 2 trajectories from A, B, C (groups 3 : 3 : 2); {few}"
 
 
-def test_memory_is_estimated_from_config_json(main_file: Path, tmp_path: Path) -> None:
+def memory_of_a_llama(main_file: Path, folder: Path, *overrides: str) -> dict[str, str]:
     shape = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 1000, "intermediate_size": 1000}
     content = shape | {"vocab_size": 1000, "num_attention_heads": 10, "max_position_embeddings": 100}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    config, _ = load_config(main_file, [f"pretrain={tmp_path}", "custom_envs.Lake.max_tokens_per_step=8"])
-    rows = dict(describe(config).rows)
+    (folder / "config.json").write_text(json.dumps(content))
+    config, _ = load_config(main_file, [f"pretrain={folder}", "custom_envs.Lake.max_tokens_per_step=8", *overrides])
+    return dict(describe(config).rows)
+
+
+def test_memory_is_estimated_from_config_json(main_file: Path, tmp_path: Path) -> None:
+    rows = memory_of_a_llama(main_file, tmp_path)
     assert "9.00 M parameters, context 100" in rows["model"]
     assert rows["memory"].startswith("144.0 MB weights, gradients, optimiser, at most 51.2 MB keys and values of 64 contexts")
+    assert ", on a CPU about 36.0 MB weights packed for its kernels (estimated" in rows["memory"]
+    assert "sampler" not in rows["memory"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "has_copy", "has_packed"),
+    [
+        (["actor_infer.strategy_args.strategy_name=hf"], False, False),
+        (["async_generation_ratio=1"], True, True),
+        (["actor_infer.model_args.dtype=bf16"], True, False),
+    ],
+)
+def test_memory_has_every_copy_of_the_weights(main_file: Path, tmp_path: Path, overrides, has_copy, has_packed) -> None:
+    memory = memory_of_a_llama(main_file, tmp_path, *overrides)["memory"]
+    assert ("sampler" in memory, "packed for its kernels" in memory) == (has_copy, has_packed)
 
 
 def test_importing_and_using_the_config_loads_no_heavy_library() -> None:

@@ -225,6 +225,20 @@ def test_a_replay_by_other_kernels_is_refused(make_config, monkeypatch):
         run(make_config(max_steps=1), replay=first.folder.path)
 
 
+def test_a_replay_by_other_kernels_of_the_trainer_is_refused(make_config, monkeypatch):
+    first = run(make_config(max_steps=1))
+    others = object() if load_kernels() is None else None
+    monkeypatch.setattr("turnwise.pipelines.build_cluster.load_kernels", lambda: others)
+    with pytest.raises(DataError, match=r"recorded with kernels (torch|the library)'s, and here it is"):
+        run(make_config(max_steps=1), replay=first.folder.path)
+
+
+def test_a_replay_on_another_split_of_the_threads_is_refused(make_config):
+    first = run(make_config(max_steps=1, cpu_split={"rollout": 1}))
+    with pytest.raises(DataError, match=r"recorded with threads \d+ to train and 1 to play, and here it is 9 to train"):
+        run(make_config(max_steps=1, cpu_split={"train": 9, "rollout": 1}), replay=first.folder.path)
+
+
 def test_what_cannot_be_repeated_is_refused(make_config, tmp_path):
     for changes, message in (
         ({"async_generation_ratio": 0}, "trained synchronously"),

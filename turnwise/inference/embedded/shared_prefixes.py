@@ -33,8 +33,6 @@ class SharedPrefixes:
 
     def __init__(self, copy: Copy) -> None:
         self._copy = copy
-        self._lent: dict[int, set[int]] = {}
-        """Base → the slots that read from it."""
         self.bases: IntArray = np.zeros(0, np.int64)
         self.splits: IntArray = np.zeros(0, np.int64)
 
@@ -46,7 +44,6 @@ class SharedPrefixes:
 
     def clear(self) -> None:
         """Nothing that is cached will be read again."""
-        self._lent.clear()
         self.bases, self.splits = np.arange(len(self.bases)), np.zeros_like(self.splits)
 
     def share(self, source: int, target: int, start: int, stop: int) -> None:
@@ -55,7 +52,7 @@ class SharedPrefixes:
         base = int(self.bases[source]) if split else source
         length = _whole_vectors(min(split or stop, stop))
         # A base reads from no other slot, and what is longer than that of another base stays.
-        if length > start and not self._lent.get(target):
+        if length > start and not self._borrowers(target, longer_than=0):
             self._borrow(base, target, length)
             start = length
         if start < split:
@@ -72,7 +69,7 @@ class SharedPrefixes:
             self._borrow(base, slot, kept)
             if kept < num_tokens:
                 self._copy(base, slot, kept, num_tokens)
-        borrowers = [other for other in sorted(self._lent.get(slot, ())) if self.splits[other] > num_tokens]
+        borrowers = self._borrowers(slot, longer_than=num_tokens)
         if not borrowers:
             return
         heir = max(borrowers, key=lambda other: int(self.splits[other]))
@@ -85,11 +82,12 @@ class SharedPrefixes:
 
     def _borrow(self, base: int, slot: int, split: int) -> None:
         """From now on the slot reads its first `split` positions from `base`."""
-        self._lent.get(int(self.bases[slot]), set()).discard(slot)
         self.splits[slot] = split
         self.bases[slot] = base if split else slot
-        if split:
-            self._lent.setdefault(base, set()).add(slot)
+
+    def _borrowers(self, base: int, longer_than: int) -> list[int]:
+        """The slots that read more than this many positions from `base`."""
+        return [int(slot) for slot in np.flatnonzero((self.bases == base) & (self.splits > longer_than))]
 
 
 def _whole_vectors(num_tokens: int) -> int:
