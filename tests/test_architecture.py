@@ -61,7 +61,7 @@ ONLY: dict[str, set[str]] = {
     "token_counts": set(),
     "watchdog": {"errors", "expiry", "stacks"},
     "event_loop": {"errors", "stopwatch", "threads", "watchdog"},
-    "protocols": {"token_counts", "types"},
+    "protocols": {"stopwatch", "token_counts", "types"},
     "config": {"spec", "errors"},
     **dict.fromkeys(SIDE_ROOMS, LAYERS[0]),
     "testing": LAYERS[0] | LAYERS[1] | LAYERS[2],
@@ -94,6 +94,7 @@ HEAVY: dict[str, str] = {
 """Optional libraries and the one module or folder that imports each."""
 
 BROAD_EXCEPT = {
+    "cluster/child.py",
     "entry_points.py",
     "inference/embedded/server.py",
     "inference/server_manager.py",

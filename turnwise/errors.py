@@ -54,6 +54,10 @@ class ServerError(TurnwiseError):
     """A request that an inference server can't serve. Only that request fails."""
 
 
+class WorkerError(TurnwiseError):
+    """A process of a role that has ended, or that can't be given what it should work on."""
+
+
 class ReplicasDeadError(ServerError):
     """No inference server is left: the run can't go on, and no environment is to blame."""
 

@@ -6,11 +6,12 @@ transfer, Megatron with pipeline stages, DeepSpeed engines, image observations a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from turnwise.stopwatch import Stopwatch
 from turnwise.token_counts import TokenCounts
 from turnwise.types import (
     Batch,
@@ -356,6 +357,8 @@ class Pending(Protocol):
         """
         ...
 
+    def __await__(self) -> Generator[Any, None, Any]: ...
+
 
 class Workers(Protocol):
     """The ranks of one role. Calls don't block; how arguments go to ranks is said at the call."""
@@ -370,9 +373,11 @@ class Workers(Protocol):
 
 
 class Cluster(Protocol):
-    """Where roles live: in this process, or as Ray actors."""
+    """Where roles live: in this process, in one beside it, or as Ray actors."""
 
-    def spawn(self, role: str, factory: Callable[[], Any], devices: Sequence[int] | None = None) -> Workers: ...
+    def spawn(self, role: str, factory: Callable[[Stopwatch], Any], devices: Sequence[int] | None = None) -> Workers:
+        """Each rank is what `factory` makes there; it is given a stopwatch whose notes reach the run's own."""
+        ...
 
     def shutdown(self) -> None: ...
 

@@ -24,9 +24,10 @@ class Stopwatch:
     def __init__(self) -> None:
         self.totals: dict[str, float] = {}
 
-    def add(self, track: str, name: str, started: float, **facts: Any) -> None:
-        """Something called `name` has run on `track` since `started`, in seconds of `now`. Each track has one thread."""
-        self._spent(track, self.now() - started)
+    def add(self, track: str, name: str, started: float, ended: float | None = None, **facts: Any) -> None:
+        """Something called `name` has run on `track` from `started` to `ended`, in seconds of `now`, or until now. Each track
+        has one thread."""
+        self._spent(track, (self.now() if ended is None else ended) - started)
 
     def close(self) -> None:
         """What is kept is written."""

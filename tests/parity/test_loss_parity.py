@@ -26,7 +26,7 @@ CORRECTION = Correction(ImportanceWeight("segment", 1.5), (RatioBand("token", 0.
 def role(**plan: Any) -> ModelRole:
     strategy = TorchStrategy(toy_model(), optimizer=OptimizerSettings(learning_rate=1e-2), max_grad_norm=None)
     settings = BatchPlan(samples_per_step=5, max_length=64, seed=3, num_epochs=1, **plan)
-    return ModelRole("actor_train", LocalCluster().spawn("actor_train", lambda: strategy), settings, Watchdog())
+    return ModelRole("actor_train", LocalCluster().spawn("actor_train", lambda _: strategy), settings, Watchdog())
 
 
 def drifted_samples(actor: ModelRole) -> list[Sample]:

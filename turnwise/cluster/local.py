@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from turnwise.errors import NotAvailableError
 from turnwise.protocols import Route
+from turnwise.stopwatch import Stopwatch
 
 
 class Done:
@@ -16,6 +17,10 @@ class Done:
         self._value = value
 
     def result(self, timeout_s: float | None = None) -> Any:
+        return self._value
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from ()
         return self._value
 
 
@@ -35,14 +40,15 @@ class LocalWorkers:
 
 
 class LocalCluster:
-    """Spawns each role as one object here."""
+    """Spawns each role as one object here. Its factory gets `stopwatch`."""
 
-    def __init__(self) -> None:
+    def __init__(self, stopwatch: Stopwatch | None = None) -> None:
+        self._stopwatch = stopwatch or Stopwatch()
         self._roles: dict[str, LocalWorkers] = {}
 
-    def spawn(self, role: str, factory: Callable[[], Any], devices: Sequence[int] | None = None) -> LocalWorkers:
+    def spawn(self, role: str, factory: Callable[[Stopwatch], Any], devices: Sequence[int] | None = None) -> LocalWorkers:
         require_one_device(role, devices)
-        self._roles[role] = LocalWorkers(factory())
+        self._roles[role] = LocalWorkers(factory(self._stopwatch))
         return self._roles[role]
 
     def shutdown(self) -> None:

@@ -1,9 +1,9 @@
-"""Weight updates where trainer and servers live in one process."""
+"""Weight updates of servers that live in this process."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,14 +14,16 @@ from turnwise.protocols import InferenceServer, OnWeightUpdate
 from turnwise.types import Metric
 from turnwise.watchdog import Watchdog
 
+Weights = Iterable[tuple[str, Tensor]]
+
 
 class InProcessTransfer:
-    """Makes servers sample from the trainer's current weights: `protocols.WeightTransfer` without a process boundary.
+    """Makes servers sample from the trainer's current weights: `protocols.WeightTransfer` for servers of this process.
 
     Servers that read the trainer's own parameters only need to be suspended and resumed: they drop their caches, and what they
-    keep of the weights in another order. `copies` are the servers' models that
-    are not the trainer's (another dtype or device): they are written in place from `weights`, the trainer's
-    `(Hugging Face name, tensor)` pairs. An update may take `timeout_s` seconds.
+    keep of the weights in another order. `copies` are the servers' models that are not the trainer's (another dtype, device or
+    process): they are written in place from `weights`, which gives the trainer's `(Hugging Face name, tensor)` pairs, or
+    something to await that does, as another process needs. An update may take `timeout_s` seconds.
 
     Raises:
         ModelError: there are `copies` and no `weights` to fill them from.
@@ -31,7 +33,7 @@ class InProcessTransfer:
         self,
         servers: Sequence[InferenceServer],
         *,
-        weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
+        weights: Callable[[], Weights | Awaitable[Weights]] | None = None,
         copies: Sequence[PreTrainedModel] = (),
         on_weight_update: OnWeightUpdate = "finish",
         watchdog: Watchdog | None = None,
@@ -56,21 +58,26 @@ class InProcessTransfer:
         started = time.perf_counter()
         waiter, awaited = "the pipeline", f"the weights of version {version} to reach the inference servers"
         async with self._watchdog.waiting(waiter, awaited, self._timeout_s, "deadlines.weights_s"):
+            weights = await self._fetch() if self._weights is not None and self._copies else None
             for server in self._servers:
                 await server.suspend(self._on_weight_update)
-            num_bytes = self._copy() if self._weights is not None and self._copies else 0
+            num_bytes = self._copy(weights) if weights is not None else 0
             for server in self._servers:
                 await server.resume(version)
         elapsed = time.perf_counter() - started
         return [Metric("time/weight_update_s", elapsed, "sum"), Metric("weights/copied_bytes", num_bytes, "sum")]
 
-    def _copy(self) -> int:
+    async def _fetch(self) -> Weights:
         assert self._weights is not None
+        weights = self._weights()
+        return await weights if isinstance(weights, Awaitable) else weights
+
+    def _copy(self, weights: Weights) -> int:
         targets = [model.state_dict() for model in self._copies]
         written: set[int] = set()
         num_bytes = 0
         with torch.no_grad():
-            for name, tensor in self._weights():
+            for name, tensor in weights:
                 for target in targets:
                     if name not in target or target[name].shape != tensor.shape:
                         raise ModelError(f"the trainer's tensor {name} {tuple(tensor.shape)} doesn't fit the server's model")

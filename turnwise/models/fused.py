@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
+from turnwise.models.load import load_model
 
 _MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 _BODY_CLASSES = ("LlamaModel", "Qwen2Model", "Qwen3Model", "MistralModel")
@@ -87,6 +88,14 @@ def fuse_projections(model: PreTrainedModel) -> None:
             biases = [linear.bias for linear in linears if linear.bias is not None]
             if biases:
                 _lay_together(biases)
+
+
+def load_fused(path: str, **options: Any) -> PreTrainedModel:
+    """`load_model`, with its projections fused where the model has the shape for it."""
+    model = load_model(path, **options)
+    if supports_fast_path(model):
+        fuse_projections(model)
+    return model
 
 
 def fused_qkv(layer: Any) -> FusedLinear:

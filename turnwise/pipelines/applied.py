@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from turnwise.cluster.threads import ThreadCluster
+from turnwise.cluster.process import ProcessCluster
 from turnwise.config import AgenticConfig, Applied, SFTConfig, ineffective
 from turnwise.config.describe import Row, algorithm_rows, bytes_text, sampling, tags_of, tracking, validation
 from turnwise.models.load import base_of_adapter
@@ -68,7 +68,7 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
         reference = facts_of(pipeline.reference)
         yield "reference", f"{_start(config.reference.model_args.model_name_or_path)}: {_strategy(reference)}"
     yield "actor_infer", _server(pipeline.actor_infer.facts(), actor)
-    if isinstance(pipeline.cluster, ThreadCluster):
+    if isinstance(pipeline.cluster, ProcessCluster):
         yield "asynchronous", f"{_split(pipeline.cluster)}; {_at_update(config)}; {_correction(config)}"
     yield from _environments(config, "train")
     yield "steps", f"{pipeline.checkpoints.num_steps}, each {_step(pipeline)}"
@@ -174,7 +174,7 @@ def _checkpoints(checkpoints: Checkpoints) -> str:
     return f"{every}, {kept}, in {checkpoints.path}"
 
 
-def _split(cluster: ThreadCluster) -> str:
+def _split(cluster: ProcessCluster) -> str:
     threads = cluster.num_threads
     return f"of {threads.both} threads {threads.train} train and {threads.rollout} play"
 

@@ -18,9 +18,8 @@ from turnwise.errors import ConfigError
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.applied import logged
-from turnwise.pipelines.build_cluster import begin_schedule, build_cluster, build_schedule
-from turnwise.pipelines.build_lora import prepare_training
-from turnwise.pipelines.build_roles import batch_plan, critic_strategy, frozen_strategy, train_strategy
+from turnwise.pipelines.build_cluster import begin_schedule, build_cluster, build_schedule, check_losses, prepare_cluster
+from turnwise.pipelines.build_roles import batch_plan, critic_strategy, frozen_strategy, policy_strategy
 from turnwise.pipelines.build_rollouts import (
     ServedPolicy,
     build_pictures,
@@ -67,6 +66,9 @@ def build_agentic(
     algorithm = build_algorithm(config, kl_ctrl)
     device = choose_device(config)
     is_asynchronous = config.async_generation_ratio > 0 and rollouts is None
+    if is_asynchronous:
+        prepare_cluster()
+        check_losses(config, algorithm)
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
     schedule = build_schedule(config, folder, is_asynchronous, replay)
     policy = build_policy(
@@ -102,23 +104,22 @@ def _assemble(
     rollouts: Path | None,
 ) -> AgenticPipeline:
     """The pipeline around a policy that is served."""
-    adapters = prepare_training(config.actor_train.model_args, policy.model, policy.tokenizer, folder, config.seed)
-    strategy = train_strategy(config, "actor_train", policy.model, device, policy.stopwatch, adapters)
+    # A trainer in another process loads its own model.
+    model = None if policy.is_trained_apart else policy.model
+    trained = partial(policy_strategy, config, device, policy.tokenizer, folder.path, model=model)
     actor_train = ModelRole(
-        "actor_train",
-        cluster.spawn("actor_train", lambda: strategy),
-        batch_plan(config, "actor_train"),
-        policy.watchdog,
+        "actor_train", cluster.spawn("actor_train", trained), batch_plan(config, "actor_train"), policy.watchdog
     )
+    weights = partial(actor_train.workers.call, "weights", route="rank0")
     reference = None
     if "ref_logprobs" in algorithm.needs and config.is_reference_in_policy:
         reference = actor_train.without_adapter("reference", batch_plan(config, "reference"))
     elif "ref_logprobs" in algorithm.needs:
-        frozen = partial(frozen_strategy, config, device, policy.stopwatch)
+        frozen = partial(frozen_strategy, config, device)
         reference = ModelRole("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"), policy.watchdog)
     critic = None
     if "values" in algorithm.needs:
-        valued = partial(critic_strategy, config, device, policy.tokenizer, folder, policy.stopwatch)
+        valued = partial(critic_strategy, config, device, policy.tokenizer, folder.path)
         critic = ModelRole("critic", cluster.spawn("critic", valued), batch_plan(config, "critic"), policy.watchdog)
     source, num_steps = build_source(config, policy, algorithm.needs, rollouts)
     pictures = build_pictures(config, folder.path.name)
@@ -140,13 +141,13 @@ def _assemble(
         tokenizer=policy.tokenizer,
         weight_transfer=InProcessTransfer(
             [policy.servers],
-            weights=strategy.weights,
+            weights=weights,
             copies=policy.copies,
             on_weight_update=config.on_weight_update,
             watchdog=policy.watchdog,
             timeout_s=config.deadlines.weights_s,
         ),
-        parity_gate=build_parity_gate(config, policy, actor_train, strategy.weights),
+        parity_gate=build_parity_gate(config, policy, actor_train, lambda: weights().result()),
         event_loop=policy.event_loop,
         cluster=cluster,
         log=RunLog(build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet), policy.stopwatch),

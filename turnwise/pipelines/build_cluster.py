@@ -1,33 +1,59 @@
-"""What an asynchronous run has of its own: a thread for the trainer, and a schedule that can be repeated."""
+"""What an asynchronous run has of its own: a process for the trainer, and a schedule that can be repeated."""
 
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from turnwise.cluster.local import LocalCluster
-from turnwise.cluster.threads import CpuThreads, ThreadCluster
+from turnwise.cluster.process import UNSENDABLE, CpuThreads, ProcessCluster, prepare_processes
 from turnwise.config import AgenticConfig
-from turnwise.errors import DataError
+from turnwise.errors import ConfigError, DataError
 from turnwise.kernels.build import load_kernels
 from turnwise.pipelines.build_rollouts import ServedPolicy
+from turnwise.pipelines.build_run import seed_torch
 from turnwise.pipelines.run_folder import RunFolder
-from turnwise.protocols import Cluster
+from turnwise.protocols import Algorithm, Cluster
 from turnwise.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
 
+def prepare_cluster() -> None:
+    """Begins what the process of an asynchronous run needs before it can start, beside what is done here until then."""
+    prepare_processes(["turnwise.pipelines.build_roles"])
+
+
+def check_losses(config: AgenticConfig, algorithm: Algorithm) -> None:
+    """
+    Raises:
+        ConfigError: a loss can't be sent to another process.
+    """
+    for loss in (algorithm.loss, algorithm.value_loss):
+        try:
+            pickle.dumps(loss)
+        except UNSENDABLE as error:
+            raise ConfigError(
+                f"adv_estimator {config.adv_estimator}: its loss can't be sent to the trainer's process, which "
+                f"async_generation_ratio {config.async_generation_ratio} needs: {error}. Define its parts at the top of a "
+                "module, or train synchronously (async_generation_ratio: 0)"
+            ) from error
+
+
 def build_cluster(config: AgenticConfig, policy: ServedPolicy, is_asynchronous: bool) -> Cluster:
     """The cluster of a run that plays while it trains, or of one that does one after the other."""
     if not is_asynchronous:
-        return LocalCluster()
+        return LocalCluster(policy.stopwatch)
     num_threads = cpu_threads(config, torch.get_num_threads())
     logger.info("of %d threads %d train and %d play", num_threads.both, num_threads.train, num_threads.rollout)
-    return ThreadCluster(policy.event_loop.run, policy.watchdog, num_threads, set_torch_threads)
+    return ProcessCluster(
+        policy.event_loop.run, policy.watchdog, policy.stopwatch, num_threads, set_torch_threads, partial(seed_torch, config)
+    )
 
 
 def build_schedule(config: AgenticConfig, folder: RunFolder, is_asynchronous: bool, replay: Path | None) -> Schedule | None:

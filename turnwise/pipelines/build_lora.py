@@ -12,16 +12,15 @@ from turnwise.models.freeze import freeze
 from turnwise.models.load import base_of_adapter, save_model
 from turnwise.models.lora import ALL_LINEAR, Adapters, LoRASettings
 from turnwise.models.value_head import value_head
-from turnwise.pipelines.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
 
 def prepare_training(
-    arguments: ModelArgs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, run: RunFolder, seed: int
+    arguments: ModelArgs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, seed: int
 ) -> Adapters | None:
     """Puts adapters into a model that was just loaded where `lora_rank` asks for them, and returns them; else freezes what
-    `freeze_module_prefix` names.
+    `freeze_module_prefix` names. `folder` is the run's.
 
     Raises:
         ConfigError: a name that isn't in the model, or nothing is left to be trained.
@@ -40,7 +39,7 @@ def prepare_training(
         seed=seed,
     )
     head = value_head(model)
-    kept = run.path / ("base_model" if head is None else "base_critic")
+    kept = folder / ("base_model" if head is None else "base_critic")
     return Adapters(model, settings, _base_model(arguments.model_name_or_path, model, tokenizer, kept), head)
 
 

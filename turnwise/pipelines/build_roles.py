@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.config import AgenticConfig
 from turnwise.config.roles import TrainingArgs
 from turnwise.errors import ConfigError
+from turnwise.models.fused import load_fused
 from turnwise.models.load import load_model, parse_dtype
 from turnwise.models.lora import Adapters
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.build_lora import prepare_training
 from turnwise.pipelines.roles import BatchPlan
-from turnwise.pipelines.run_folder import RunFolder
 from turnwise.stopwatch import Stopwatch
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
@@ -59,8 +61,29 @@ def train_strategy(
     )
 
 
+def policy_strategy(
+    config: AgenticConfig,
+    device: torch.device,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    stopwatch: Stopwatch,
+    model: PreTrainedModel | None = None,
+) -> TorchStrategy:
+    """What trains the policy: `model`, or one that it loads. `folder` is the run's.
+
+    Raises:
+        ConfigError: a name of `model_args` isn't in the model.
+    """
+    arguments = config.actor_train.model_args
+    if model is None:
+        path, attention = arguments.model_name_or_path, arguments.attn_implementation
+        model = load_fused(path, device=device, attn_implementation=attention)
+    adapters = prepare_training(arguments, model, tokenizer, folder, config.seed)
+    return train_strategy(config, "actor_train", model, device, stopwatch, adapters)
+
+
 def critic_strategy(
-    config: AgenticConfig, device: torch.device, tokenizer: PreTrainedTokenizerBase, run: RunFolder, stopwatch: Stopwatch
+    config: AgenticConfig, device: torch.device, tokenizer: PreTrainedTokenizerBase, folder: Path, stopwatch: Stopwatch
 ) -> TorchStrategy:
     """
     Raises:
@@ -69,7 +92,7 @@ def critic_strategy(
     arguments = config.critic.model_args
     path, attention = arguments.model_name_or_path, arguments.attn_implementation
     model = load_value_model(path, device=device, attn_implementation=attention)
-    adapters = prepare_training(arguments, model, tokenizer, run, config.seed)
+    adapters = prepare_training(arguments, model, tokenizer, folder, config.seed)
     head = value_head(model)
     if head is not None and not head.weight.requires_grad and not head.weight.any():
         raise ConfigError(

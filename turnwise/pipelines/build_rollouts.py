@@ -25,8 +25,8 @@ from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
 from turnwise.inference.options import check_server_options
 from turnwise.inference.server_manager import LLMServerManager
-from turnwise.models.fused import fuse_projections, supports_fast_path
-from turnwise.models.load import load_model, load_tokenizer, parse_dtype, stop_token_ids
+from turnwise.models.fused import load_fused
+from turnwise.models.load import load_tokenizer, parse_dtype, stop_token_ids
 from turnwise.pipelines.pictures import NUM_RECORDED, MakeEnv, Pictures
 from turnwise.protocols import AgentLoop, Env, InferenceServer
 from turnwise.rollout.group_filter import load_group_filter
@@ -47,7 +47,8 @@ T = TypeVar("T")
 class ServedPolicy:
     """A policy, the servers that sample from it, how it writes, and the event loop that it plays on, which is watched.
 
-    `copies` are the servers' own models where they can't read `model`'s parameters.
+    `copies` are the servers' own models where they can't read the trainer's parameters: `model` itself where another process
+    trains.
     """
 
     model: PreTrainedModel
@@ -59,6 +60,11 @@ class ServedPolicy:
     watchdog: Watchdog
     stopwatch: Stopwatch
     schedule: Schedule
+
+    @property
+    def is_trained_apart(self) -> bool:
+        """Whether another process has the model that is trained."""
+        return any(copy is self.model for copy in self.copies)
 
     def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
         """The result of `main`, which leaves nothing in the servers' caches. Nothing else may be in flight.
@@ -103,17 +109,22 @@ def build_policy(
 
     The server reads the trainer's own parameters where those stand still while it samples in their dtype, it gets every update,
     and no adapter has to be merged. Otherwise, and that is always so when nothing is trained, the model that it reads is one in
-    the dtype of actor_infer.
+    the dtype of actor_infer; in an asynchronous run that is the only one, since the trainer has its own in another process.
     """
     path = model_path or config.actor_train.model_args.model_name_or_path
     tokenizer = load_tokenizer(path)
     sampling_dtype = parse_dtype(config.actor_infer.model_args.dtype)
     attention = config.actor_train.model_args.attn_implementation
-    load = partial(_load_fused, path, device=device, attn_implementation=attention)
-    model = load(dtype=torch.float32 if is_trained else sampling_dtype)
+    load = partial(load_fused, path, device=device, attn_implementation=attention)
+    is_trained_here = is_trained and not is_asynchronous
+    model = load(dtype=torch.float32 if is_trained_here else sampling_dtype)
     has_adapter, every = config.actor_train.model_args.has_adapter, config.actor_train.model_update_frequency
-    is_shared = sampling_dtype == model.dtype and every == 1 and not has_adapter and not is_asynchronous
-    copies = () if is_shared or not is_trained else (load(dtype=sampling_dtype),)
+    is_shared = sampling_dtype == model.dtype and every == 1 and not has_adapter
+    copies: tuple[PreTrainedModel, ...] = ()
+    if is_trained and is_asynchronous:
+        copies = (model,)
+    elif is_trained and not is_shared:
+        copies = (load(dtype=sampling_dtype),)
     template = ChatTemplate(tokenizer, eos_token_ids=stop_token_ids(model))
     watchdog, stopwatch, schedule = Watchdog(), stopwatch or Stopwatch(), schedule or Schedule()
     server = _build_server(config, copies[0] if copies else model, template, needs, is_asynchronous, stopwatch, schedule)
@@ -128,13 +139,6 @@ def build_policy(
         stopwatch=stopwatch,
         schedule=schedule,
     )
-
-
-def _load_fused(path: str, **options: Any) -> PreTrainedModel:
-    model = load_model(path, **options)
-    if supports_fast_path(model):
-        fuse_projections(model)
-    return model
 
 
 def _server_class(config: AgenticConfig) -> type[EmbeddedServer | HFServer]:

@@ -68,13 +68,18 @@ def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
     return folder
 
 
+def seed_torch(config: AgenticConfig | SFTConfig) -> None:
+    """What each process of a run sets of torch."""
+    torch.manual_seed(derive_seed(config.seed, "torch"))
+    torch.use_deterministic_algorithms(config.deterministic)
+
+
 def set_profile(config: AgenticConfig | SFTConfig) -> None:
     """Seeds torch and says which profile of determinism holds.
 
     `deterministic: true` also makes torch refuse kernels that add up in no fixed order. On a CPU the embedded server and
     cooperative environments give bit-identical runs without it, as long as the number of threads stays the same.
     """
-    torch.manual_seed(derive_seed(config.seed, "torch"))
-    torch.use_deterministic_algorithms(config.deterministic)
+    seed_torch(config)
     profile = "deterministic" if config.deterministic else "not asked to be deterministic"
     logger.info("profile: %s, %d threads, seed %d", profile, torch.get_num_threads(), config.seed)

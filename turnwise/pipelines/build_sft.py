@@ -46,7 +46,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     model = load_model(arguments.model_name_or_path, device=device, attn_implementation=arguments.attn_implementation)
     strategy = TorchStrategy(
         model,
-        adapters=prepare_training(arguments, model, tokenizer, folder, config.seed),
+        adapters=prepare_training(arguments, model, tokenizer, folder.path, config.seed),
         optimizer=optimizer_settings(config.training_args, total_steps),
         max_grad_norm=config.max_grad_norm,
         dtype=parse_dtype(arguments.dtype),
@@ -62,7 +62,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
         max_tokens_train=max_tokens if config.use_dynamic_batching_in_train else None,
         max_tokens_infer=max_tokens,
     )
-    sft = ModelRole("sft", LocalCluster().spawn("sft", lambda: strategy), plan, Watchdog())
+    sft = ModelRole("sft", LocalCluster().spawn("sft", lambda _: strategy), plan, Watchdog())
     contents = Contents(
         sft.workers, tokenizer, parts={"random": GlobalRandomState(), "demonstrations": Fingerprint(train_samples)}
     )

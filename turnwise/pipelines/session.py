@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from turnwise.errors import CheckpointError, DeadlineError, TurnwiseError
+from turnwise.errors import CheckpointError, DeadlineError, TurnwiseError, WorkerError
 from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.interrupt import Interrupts, ends_by_signals
 from turnwise.pipelines.run_folder import RunFolder
@@ -68,7 +68,7 @@ def _save_unfinished(pipeline: Pipeline, start: int, kind: object, fault: BaseEx
     pipeline.interrupts.hold("saving")
     try:
         _say(f"saved {checkpoints.num_done} steps: {pipeline.do_checkpoint()}\ngo on with resume_from_checkpoint=true")
-    except (CheckpointError, DeadlineError) as second:
+    except (CheckpointError, DeadlineError, WorkerError) as second:
         _say(f"the last steps could not be saved: {second}")
     except KeyboardInterrupt:
         _say(f"the last steps are not saved; the newest checkpoint is {checkpoints.newest}")

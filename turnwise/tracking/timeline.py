@@ -45,8 +45,8 @@ class Timeline(Stopwatch):
         self._tracks: dict[str, list[Span]] = {}
         self._num_spans = self.num_dropped = 0
 
-    def add(self, track: str, name: str, started: float, **facts: Any) -> None:
-        ended = self.now()
+    def add(self, track: str, name: str, started: float, ended: float | None = None, **facts: Any) -> None:
+        ended = self.now() if ended is None else ended
         self._spent(track, ended - started)
         spans = self._tracks.setdefault(track, [])
         last = spans[-1] if spans else None

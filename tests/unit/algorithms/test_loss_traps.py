@@ -55,7 +55,7 @@ def test_a_loss_is_not_scaled_by_the_number_of_micro_batches(mode, make_batch):
 def test_a_stale_sample_never_has_a_ratio_of_one():
     """One optimiser step on samples of an older version: old is the trainer's, computed before it, not its own forward pass."""
     strategy = TorchStrategy(toy_model())
-    workers = LocalCluster().spawn("actor_train", lambda: strategy)
+    workers = LocalCluster().spawn("actor_train", lambda _: strategy)
     role = ModelRole("actor_train", workers, BatchPlan(samples_per_step=4, max_length=64, seed=0), Watchdog())
     samples = toy_samples(2)
     role.set_old_log_probs(samples, version=0, is_rollouts=False)
@@ -68,7 +68,7 @@ def test_a_stale_sample_never_has_a_ratio_of_one():
 def test_a_second_optimiser_step_never_has_a_ratio_of_one():
     """What it trains on was sampled before the first one."""
     strategy = TorchStrategy(toy_model())
-    workers = LocalCluster().spawn("actor_train", lambda: strategy)
+    workers = LocalCluster().spawn("actor_train", lambda _: strategy)
     for plan in ({"samples_per_step": 1}, {"samples_per_step": 2, "num_epochs": 2}):
         role = ModelRole("actor_train", workers, BatchPlan(max_length=64, seed=0, **plan), Watchdog())
         samples = toy_samples(2)

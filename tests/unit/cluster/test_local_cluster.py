@@ -15,11 +15,11 @@ class Adder:
 
 @pytest.mark.parametrize("route", ["split", "broadcast", "rank0"])
 def test_every_route_reaches_the_one_worker(route):
-    workers = LocalCluster().spawn("actor_train", Adder)
+    workers = LocalCluster().spawn("actor_train", lambda _: Adder())
     assert workers.size == 1
     assert workers.call("add", [1, 2], route=route, offset=3).result(timeout_s=1) == [4, 5]
 
 
 def test_more_devices_than_this_process_has_are_refused():
     with pytest.raises(NotAvailableError, match="device_mapping names 8 devices"):
-        LocalCluster().spawn("actor_train", Adder, devices=list(range(8)))
+        LocalCluster().spawn("actor_train", lambda _: Adder(), devices=list(range(8)))

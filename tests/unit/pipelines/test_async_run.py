@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import signal
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from turnwise.algorithms.agentic_reinforce import AgenticReinforce
 from turnwise.config import AgenticConfig, parse_config
-from turnwise.errors import DataError, DeadlineError
+from turnwise.errors import ConfigError, DataError, DeadlineError, WorkerError
 from turnwise.inference.embedded.engine import Engine
 from turnwise.kernels.build import load_kernels
 from turnwise.pipelines.applied import applied_settings
@@ -21,7 +26,6 @@ from turnwise.pipelines.build_run import start_run
 from turnwise.pipelines.session import run_to_end
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.tracking.run_log import RunLog
-from turnwise.training.torch_strategy import TorchStrategy
 
 
 @pytest.fixture
@@ -138,19 +142,23 @@ def test_a_run_that_goes_on_trains_on_everything_once(make_config):
     assert max(staleness(resumed)) == 1
 
 
-class Pressing(RunLog):
-    """A log that presses Ctrl-C in the third of a phase."""
+def press_ctrl_c():
+    signal.raise_signal(signal.SIGINT)
 
-    def __init__(self, log, phase):
+
+class Disturbing(RunLog):
+    """A log that does something in the third of a phase."""
+
+    def __init__(self, log, phase, disturb=press_ctrl_c):
         vars(self).update(vars(log))
-        self._phase, self._num_left = phase, 3
+        self._phase, self._num_left, self._disturb = phase, 3, disturb
 
     @contextmanager
     def phase(self, name):
         with super().phase(name) as clock:
             self._num_left -= name == self._phase
             if name == self._phase and self._num_left == 0:
-                signal.raise_signal(signal.SIGINT)
+                self._disturb()
             yield clock
 
 
@@ -159,7 +167,7 @@ def test_ctrl_c_in_any_phase_loses_nothing_and_repeats_nothing(make_config, phas
     config = make_config()
     folder = start_run(config)
     pipeline = build_agentic(config, folder)
-    pipeline.log = Pressing(pipeline.log, phase)
+    pipeline.log = Disturbing(pipeline.log, phase)
     with pytest.raises(KeyboardInterrupt):
         run_to_end(folder, lambda: pipeline)
     resumed = run(make_config(resume_from_checkpoint=True))
@@ -178,7 +186,7 @@ def without_times(pipeline):
 
 
 def weights(pipeline):
-    return {name: tensor.clone() for name, tensor in pipeline.actor_train.workers.worker.weights()}
+    return load_file(pipeline.checkpoints.newest / "model.safetensors")
 
 
 @pytest.mark.parametrize("how", ["finish", "abort_continue"])
@@ -208,7 +216,7 @@ def test_a_run_that_was_interrupted_in_a_validation_is_repeated_up_to_it(make_co
     config = make_config(eval_steps=1)
     folder = start_run(config)
     pipeline = build_agentic(config, folder)
-    pipeline.log = Pressing(pipeline.log, "val")
+    pipeline.log = Disturbing(pipeline.log, "val")
     with pytest.raises(KeyboardInterrupt):
         run_to_end(folder, lambda: pipeline)
     with pytest.raises(DataError, match="no whole validation after 2 batches: its run was ended there"):
@@ -250,18 +258,48 @@ def test_what_cannot_be_repeated_is_refused(make_config, tmp_path):
             run(make_config(**changes), replay=tmp_path)
 
 
-def test_a_trainer_that_never_returns_ends_the_run_by_name(make_config, monkeypatch, nothing_stays_stuck, capfd):
-    real, stuck = TorchStrategy.forward, threading.Event()
+def signal_trainer(number):
+    [process] = multiprocessing.active_children()
+    os.kill(process.pid, number)
 
-    def forward(self, batches, **arguments):
-        if threading.current_thread().name == "trainer" and len(batches) == 1 and len(batches[0].lengths) == 8:
-            stuck.wait()
-        return real(self, batches, **arguments)
 
-    monkeypatch.setattr(TorchStrategy, "forward", forward)
-    config = make_config(deadlines={"train_s": 3.0})
+@pytest.mark.parametrize(
+    ("number", "error", "message"),
+    [
+        (signal.SIGSTOP, DeadlineError, r"the pipeline waited 3 s for actor_train.f\w+; raise deadlines.train_s"),
+        (signal.SIGKILL, WorkerError, r"actor_train.f\w+: the trainer's process has ended: something killed it"),
+    ],
+)
+def test_a_trainer_that_does_not_answer_ends_the_run_by_name(make_config, capfd, number, error, message):
+    config = make_config(deadlines={"train_s": 3.0}, save_steps=2)
     folder = start_run(config)
-    with pytest.raises(DeadlineError, match=r"the pipeline waited 3 s for actor_train.forward; raise deadlines.train_s"):
-        run_to_end(folder, lambda: build_agentic(config, folder))
-    stuck.set()
-    assert "the last steps could not be saved" in capfd.readouterr().err
+    pipeline = build_agentic(config, folder)
+    pipeline.log = Disturbing(pipeline.log, "old_log_probs_values", partial(signal_trainer, number))
+    with pytest.raises(error, match=message):
+        run_to_end(folder, lambda: pipeline)
+    assert not multiprocessing.active_children()
+    resumed = run(make_config(resume_from_checkpoint=True))
+    groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
+    assert len(groups) == len(set(groups)) == 5 * 8
+
+
+def test_steps_that_a_lost_trainer_had_are_said_to_be_lost(make_config, capfd):
+    config = make_config()
+    folder = start_run(config)
+    pipeline = build_agentic(config, folder)
+    pipeline.log = Disturbing(pipeline.log, "old_log_probs_values", partial(signal_trainer, signal.SIGKILL))
+    with pytest.raises(WorkerError):
+        run_to_end(folder, lambda: pipeline)
+    assert "the last steps could not be saved: actor_train.save: the trainer's process has ended" in capfd.readouterr().err
+
+
+def test_a_loss_that_cannot_be_sent_is_refused_at_the_start(make_config):
+    config = make_config(adv_estimator=f"{__name__}:WithLambda")
+    with pytest.raises(ConfigError, match=r"adv_estimator .*WithLambda: its loss can't be sent to the trainer's process"):
+        build_agentic(config, start_run(config))
+
+
+class WithLambda(AgenticReinforce):
+    def __init__(self, settings, kl_ctrl):
+        super().__init__(settings, kl_ctrl)
+        self.loss.hook = lambda: None

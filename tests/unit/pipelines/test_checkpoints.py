@@ -56,7 +56,7 @@ class Number:
 
 def checkpoints(path, worker=None, *, parts=None, others=None, tokenizer=None, **limits):
     def workers(it):
-        return LocalCluster().spawn("role", lambda: it)
+        return LocalCluster().spawn("role", lambda _: it)
 
     contents = Contents(
         workers(worker or Worker()),

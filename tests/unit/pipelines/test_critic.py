@@ -170,7 +170,9 @@ def test_values_before_and_after_tokens_come_from_one_pass_and_go_back_to_their_
         def facts(self):
             return StrategyFacts(LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "fp32")
 
-    role = ModelRole("critic", LocalCluster().spawn("critic", Worker), BatchPlan(4, 64, 0, max_tokens_infer=60), Watchdog())
+    role = ModelRole(
+        "critic", LocalCluster().spawn("critic", lambda _: Worker()), BatchPlan(4, 64, 0, max_tokens_infer=60), Watchdog()
+    )
     samples = toy_samples(5)
     role.compute_values(samples)
     for sample in samples:

@@ -46,7 +46,7 @@ class Counting:
     """A pipeline of numbered steps; `during` is called in the middle of each, `between` after it, `closing` at the end."""
 
     def __init__(self, path, num_steps=3, **calls):
-        contents = Contents(LocalCluster().spawn("role", Worker), byte_tokenizer())
+        contents = Contents(LocalCluster().spawn("role", lambda _: Worker()), byte_tokenizer())
         self.interrupts = Interrupts()
         self.checkpoints = Checkpoints(path / "checkpoints", 0, 0, num_steps, contents)
         self.is_closed = False

@@ -55,7 +55,7 @@ def samples(num):
 
 
 def role(**plan):
-    workers = LocalCluster().spawn("actor_train", Recorder)
+    workers = LocalCluster().spawn("actor_train", lambda _: Recorder())
     settings = BatchPlan(**({"samples_per_step": 4, "max_length": 64, "seed": 0, "max_sequences": 2} | plan))
     return ModelRole("actor_train", workers, settings, Watchdog())
 
@@ -181,7 +181,7 @@ def test_a_trainer_that_never_returns_is_named(method):
             threading.Event().wait()
 
     with Watchdog(grace_s=10.0, poll_s=0.01) as watchdog:
-        workers = LocalCluster().spawn("actor_train", Stuck)
+        workers = LocalCluster().spawn("actor_train", lambda _: Stuck())
         plan = BatchPlan(samples_per_step=4, max_length=64, seed=0, deadline_s=0.05)
         actor = ModelRole("actor_train", workers, plan, watchdog)
         with pytest.raises(DeadlineError) as caught:

@@ -1,0 +1,274 @@
+"""Roles in a process of their own: calls, threads, logs, times, weights, and every way in which it can end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import pytest
+import torch
+
+from turnwise.cluster.process import CpuThreads, ProcessCluster
+from turnwise.errors import DataError, DeadlineError, WorkerError
+from turnwise.event_loop import WatchedRunner
+from turnwise.pipelines.build_cluster import prepare_cluster, set_torch_threads
+from turnwise.stopwatch import Stopwatch
+from turnwise.watchdog import Watchdog
+
+logger = logging.getLogger("turnwise.testing.worker")
+
+
+class Worker:
+    """Lives in the process, as this module is found there as well."""
+
+    def __init__(self, stopwatch):
+        self.stopwatch = stopwatch
+        self.parameters = [("a", torch.zeros(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
+
+    def process(self):
+        return os.getpid()
+
+    def environment(self, name):
+        return os.environ.get(name)
+
+    def wait(self, seconds):
+        time.sleep(seconds)
+
+    def count(self):
+        torch.ones(2).exp()
+        return torch.get_num_threads()
+
+    def fail(self, error):
+        raise error
+
+    def fail_twice(self):
+        raise Unpicklable("one", "two")
+
+    def work(self):
+        started = self.stopwatch.now()
+        time.sleep(0.01)
+        self.stopwatch.add("trainer", "work", started, samples=3)
+        logger.warning("worked on %d", 3)
+
+    def end(self, number):
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    def weights(self):
+        return ((name, tensor) for name, tensor in self.parameters)
+
+    def train(self):
+        for _, tensor in self.parameters:
+            tensor += 1
+
+    def unsendable(self):
+        return lambda: None
+
+
+def set_up():
+    os.environ["TURNWISE_SET_UP"] = "too"
+
+
+class Unpicklable(Exception):
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+class Notes(Stopwatch):
+    def __init__(self):
+        super().__init__()
+        self.notes = []
+
+    def add(self, track, name, started, ended=None, **facts):
+        self.notes.append((track, name, ended - started, facts))
+
+
+@pytest.fixture
+def runner():
+    with WatchedRunner(Watchdog(grace_s=5.0)) as runner:
+        yield runner
+
+
+@pytest.fixture
+def make_cluster(runner):
+    prepare_cluster()
+    before, made = torch.get_num_threads(), []
+
+    def make(stopwatch=None, **options):
+        threads = CpuThreads(train=2, rollout=3, both=before)
+        made.append(
+            ProcessCluster(runner.run, runner.watchdog, stopwatch or Stopwatch(), threads, set_torch_threads, **options)
+        )
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.shutdown()
+    assert torch.get_num_threads() == before
+    assert "trainer" not in {thread.name for thread in threading.enumerate()}
+    assert not multiprocessing.active_children()
+
+
+@pytest.fixture
+def workers(make_cluster):
+    return make_cluster().spawn("actor_train", Worker)
+
+
+def test_all_roles_are_in_one_other_process(make_cluster):
+    cluster = make_cluster()
+    ids = {cluster.spawn(role, Worker).call("process").result() for role in ("actor_train", "critic")}
+    assert len(ids) == 1 and os.getpid() not in ids
+
+
+def test_the_loop_turns_until_the_call_is_done(runner, workers):
+    turns = []
+
+    async def tick():
+        while True:
+            turns.append(1)
+            await asyncio.sleep(0.005)
+
+    async def start():
+        return asyncio.create_task(tick())
+
+    task = runner.run(start())
+    workers.call("wait", 0.2).result(timeout_s=60.0)
+    task.cancel()
+    assert len(turns) > 5
+
+
+def test_a_call_can_be_awaited(runner, workers):
+    async def ask():
+        return await workers.call("process")
+
+    assert runner.run(ask()) != os.getpid()
+
+
+def test_each_side_has_its_own_number_of_threads(workers):
+    assert workers.call("count").result() == 2
+    torch.ones(2).exp()
+    assert torch.get_num_threads() == 3
+
+
+def test_the_surroundings_are_taken_over(make_cluster, monkeypatch):
+    monkeypatch.setenv("TURNWISE_ONLY_NOW", "yes")
+    cluster = make_cluster(set_up=set_up)
+    workers = cluster.spawn("actor_train", Worker)
+    assert workers.call("environment", "TURNWISE_ONLY_NOW").result() == "yes"
+    assert workers.call("environment", "TURNWISE_SET_UP").result() == "too"
+
+
+def test_errors_come_back_with_where_they_were_raised(workers):
+    with pytest.raises(DataError, match="no rows") as caught:
+        workers.call("fail", DataError("no rows")).result()
+    assert "in fail" in caught.value.__notes__[0]
+    assert workers.call("process").result()
+
+
+def test_what_cannot_be_sent_is_said_on_either_side(workers):
+    with pytest.raises(WorkerError, match=r"actor_train.fail: what it is given can't be sent .* at the top of a module"):
+        workers.call("fail", lambda: None).result()
+    with pytest.raises(AttributeError, match="Can't pickle local object"):
+        workers.call("unsendable").result()
+    assert workers.call("process").result()
+
+
+def test_an_error_that_cannot_be_sent_is_told(make_cluster):
+    workers = make_cluster().spawn("actor_train", Worker)
+    with pytest.raises(WorkerError, match="Unpicklable: one and two"):
+        workers.call("fail_twice").result()
+
+
+def test_a_factory_that_fails_says_why(make_cluster):
+    cluster = make_cluster()
+    with pytest.raises(TypeError, match="missing 1 required"):
+        cluster.spawn("critic", partial(Unpicklable))
+    assert cluster.spawn("actor_train", Worker).call("process").result()
+
+
+def test_logs_and_times_arrive(make_cluster, caplog):
+    stopwatch = Notes()
+    workers = make_cluster(stopwatch).spawn("actor_train", Worker)
+    with caplog.at_level(logging.WARNING):
+        workers.call("work").result()
+    assert [record.getMessage() for record in caplog.records if record.name == logger.name] == ["worked on 3"]
+    [(track, name, seconds, facts)] = stopwatch.notes
+    assert (track, name, facts) == ("trainer", "work", {"samples": 3}) and seconds >= 0.01
+
+
+def test_weights_are_written_where_both_sides_see_them(workers):
+    first = workers.call("weights").result()
+    assert {name: tensor.unique().tolist() for name, tensor in first} == {"a": [0.0], "b": [0.0]}
+    workers.call("train").result()
+    second = workers.call("weights").result()
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in second} == {
+        "a": (torch.Size([2, 3]), torch.float32),
+        "b": (torch.Size([1]), torch.bfloat16),
+    }
+    assert [tensor.unique().tolist() for _, tensor in second] == [[1.0], [1.0]]
+    assert [tensor.unique().tolist() for _, tensor in first] == [[1.0], [1.0]]
+
+
+def test_a_call_without_end_is_named_and_nothing_waits_behind_it(workers):
+    with pytest.raises(DeadlineError, match=r"waited 0.05 s for actor_train.wait; raise deadlines.train_s") as caught:
+        workers.call("wait", 3600).result(timeout_s=0.05)
+    assert re.search(r"the trainer's process:\n.* in wait", str(caught.value), re.DOTALL)
+    with pytest.raises(DeadlineError, match=r"count can't be called: actor_train.wait is past its deadline"):
+        workers.call("count")
+
+
+@pytest.mark.parametrize(
+    ("number", "fate"), [(signal.SIGKILL, "something killed it .*memory runs out"), (signal.SIGSEGV, "by SIGSEGV")]
+)
+def test_a_process_that_ends_is_named(workers, number, fate):
+    with pytest.raises(WorkerError, match=rf"actor_train.end: the trainer's process has ended: {fate}"):
+        workers.call("end", number).result(timeout_s=60.0)
+    with pytest.raises(WorkerError, match="has ended"):
+        workers.call("count").result()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_a_shell_sends_to_all_is_left_to_the_parent(workers, number):
+    os.kill(workers.call("process").result(), number)
+    assert workers.call("process").result()
+
+
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        f"sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+        "from test_process import *\n"
+        "print('started', flush=True)\n"
+        "runner = WatchedRunner(Watchdog()).__enter__()\n"
+        "cluster = ProcessCluster(runner.run, runner.watchdog, Stopwatch(), CpuThreads(1, 1, 1), set_torch_threads)\n"
+        "print(cluster.spawn('actor_train', Worker).call('process').result(), flush=True)\n"
+        + {"exit": "sys.exit(0)\n", "kill": "os.kill(os.getpid(), 9)\n"}[how]
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    started, process = done.stdout.split()
+    assert started == "started"
+    end = time.monotonic() + 30
+    while time.monotonic() < end and os.path.exists(f"/proc/{process}"):
+        time.sleep(0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(process), 0)
+
+
+def test_the_process_and_its_thread_are_gone_after_shutdown(make_cluster):
+    cluster = make_cluster()
+    process = cluster.spawn("actor_train", Worker).call("process").result()
+    cluster.shutdown()
+    assert "trainer" not in {thread.name for thread in threading.enumerate()}
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
