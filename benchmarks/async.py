@@ -129,7 +129,7 @@ def mean(steps: list[dict[str, Any]], name: str) -> float:
 
 def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
     """Times of a step, and distances to the bound. What is compared runs in turn, since the machine's speed drifts: a
-    synchronous run, one ahead, its trainer alone, its rollouts alone.
+    synchronous run, one ahead, its trainer alone, its rollouts alone, and the one ahead again.
 
     Within a bound of staleness the two sides can't overlap at will. The groups of a batch start with the weights of `ratio`
     steps before, all at once, and the batch waits for its last: (ratio + 1) steps take no less than that group and one
@@ -139,8 +139,10 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
     for ratio in ratios:
         pairs = []
         for seed in range(num_pairs):
-            synchronous, ahead = bench.train(0, seed), bench.train(ratio, seed)
-            trainer_s, rollouts_s = bench.trainer_alone(Path(ahead["rollouts"])), bench.rollouts_alone(ratio)
+            synchronous, first = bench.train(0, seed), bench.train(ratio, seed)
+            trainer_s, rollouts_s = bench.trainer_alone(Path(first["rollouts"])), bench.rollouts_alone(ratio)
+            second = bench.train(ratio, seed)
+            ahead = {name: (first[name] + second[name]) / 2 for name in first if name != "rollouts"}
             bound_s = max(trainer_s, rollouts_s)
             least_s = max(trainer_s, rollouts_s + trainer_s / (ratio + 1))
             pair = {

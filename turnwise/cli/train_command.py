@@ -9,6 +9,7 @@ from pathlib import Path
 from turnwise.cli.applied_table import shown
 from turnwise.config import AgenticConfig, load_config, require, unavailable
 from turnwise.errors import ConfigError, DataError
+from turnwise.pipelines.prepare import prepare_run
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,6 +53,8 @@ def train(
 ) -> dict[str, str]:
     """Runs the pipeline of a config, on its own rollouts or on those of a file; returns where the run, its model and its curve
     are."""
+    if rollouts is None:
+        prepare_run(config)
     from turnwise.pipelines.build import build_agentic
     from turnwise.pipelines.build_run import start_run
     from turnwise.pipelines.session import run_to_end

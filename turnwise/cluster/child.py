@@ -15,12 +15,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from turnwise.cluster.fork_server import ENDS_A_GROUP
 from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import WorkerError
 from turnwise.stopwatch import Stopwatch
-
-_ENDS_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What a shell or a scheduler sends to the parent's whole group: what becomes of this process is the parent's choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +104,16 @@ class Answer:
 def serve(connection: Connection, stacks: Connection, surroundings: Surroundings, set_up: Callable[[], None]) -> None:
     """Answers the messages of a connection, one after the other, until its other end is closed. On SIGUSR1 the stacks of this
     process are written to `stacks`."""
-    for number in _ENDS_THE_PARENT:
+    for number in ENDS_A_GROUP:
         signal.signal(number, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
     surroundings.take_over()
     child = Child(set_up)
     while True:
         try:
-            message = connection.recv_bytes()
-        except EOFError:
+            connection.send_bytes(child.answer(connection.recv_bytes()))
+        except (EOFError, OSError):
             return
-        connection.send_bytes(child.answer(message))
 
 
 class Child:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import multiprocessing
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
 from textwrap import indent
-from types import ModuleType
 from typing import Any
 
 from turnwise.cluster.child import Answer, Ask, Make, Surroundings, serve
+from turnwise.cluster.fork_server import CONTEXT, start_process
 from turnwise.cluster.local import require_one_device
 from turnwise.errors import DeadlineError, WorkerError
 from turnwise.protocols import Route
@@ -36,8 +34,6 @@ _STACK_S = 0.5
 """After which a process has written where it is, if it can."""
 UNSENDABLE = (PicklingError, AttributeError, TypeError)
 """What pickle raises for functions and classes that have no name, and for what lives in one process only."""
-_CONTEXT = multiprocessing.get_context("forkserver")
-"""A process starts in milliseconds as a copy of one that has imported torch and holds no threads, locks or devices yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +43,6 @@ class CpuThreads:
     train: int
     rollout: int
     both: int
-
-
-def prepare_processes(modules: Sequence[str]) -> None:
-    """Begins to import modules for the processes of later clusters, beside what this one does meanwhile."""
-    from multiprocessing import forkserver
-
-    with _without_main():
-        _CONTEXT.set_forkserver_preload(list(modules))
-        forkserver.ensure_running()
 
 
 class TrainerProcess:
@@ -68,12 +55,11 @@ class TrainerProcess:
         self._stopwatch = stopwatch
         self._stuck_in = ""
         self._has_ended = False
-        self._connection, theirs = _CONTEXT.Pipe()
-        self._stacks, their_stacks = _CONTEXT.Pipe(duplex=False)
+        self._connection, theirs = CONTEXT.Pipe()
+        self._stacks, their_stacks = CONTEXT.Pipe(duplex=False)
         arguments = (theirs, their_stacks, Surroundings.here(), set_up)
-        self._process = _CONTEXT.Process(target=serve, args=arguments, name="trainer", daemon=True)
-        with _without_main():
-            self._process.start()
+        self._process = CONTEXT.Process(target=serve, args=arguments, name="trainer", daemon=True)
+        start_process(self._process)
         theirs.close()
         their_stacks.close()
         # A daemon is asked to end at exit by a signal that it leaves to its parent, and then waited for.
@@ -231,14 +217,3 @@ def _begin(set_num_threads: Callable[[int], None], num_threads: int, set_up: Cal
     set_num_threads(num_threads)
     if set_up is not None:
         set_up()
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """A process that is started inside doesn't import this one's script, which would run again where nothing guards it."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

@@ -292,6 +292,8 @@ def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
     is_late = config.actor_train.model_update_frequency > 1 or config.async_generation_ratio > 0
     if dtype != "fp32" or is_late or policy.has_adapter:
         parts.append(f"{bytes_text(BYTES[dtype] * num)} sampler")
+    if config.async_generation_ratio > 0:
+        parts.append(f"{bytes_text(4 * num)} on the way from the trainer's process")
     episodes = _episodes_at_once(config)
     kv = facts.kv_bytes_per_token(dtype) * config.sequence_length * episodes
     parts.append(f"at most {bytes_text(kv)} keys and values of {episodes} contexts")

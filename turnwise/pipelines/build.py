@@ -18,7 +18,7 @@ from turnwise.errors import ConfigError
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.applied import logged
-from turnwise.pipelines.build_cluster import begin_schedule, build_cluster, build_schedule, check_losses, prepare_cluster
+from turnwise.pipelines.build_cluster import begin_schedule, build_cluster, build_schedule, check_losses
 from turnwise.pipelines.build_roles import batch_plan, critic_strategy, frozen_strategy, policy_strategy
 from turnwise.pipelines.build_rollouts import (
     ServedPolicy,
@@ -33,6 +33,7 @@ from turnwise.pipelines.build_source import build_source
 from turnwise.pipelines.checkpoints import Contents, GlobalRandomState
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.parity import build_parity_gate
+from turnwise.pipelines.prepare import prepare_run
 from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster, Stateful
@@ -67,7 +68,7 @@ def build_agentic(
     device = choose_device(config)
     is_asynchronous = config.async_generation_ratio > 0 and rollouts is None
     if is_asynchronous:
-        prepare_cluster()
+        prepare_run(config)
         check_losses(config, algorithm)
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
     schedule = build_schedule(config, folder, is_asynchronous, replay)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from turnwise.cluster.local import LocalCluster
-from turnwise.cluster.process import UNSENDABLE, CpuThreads, ProcessCluster, prepare_processes
+from turnwise.cluster.process import UNSENDABLE, CpuThreads, ProcessCluster
 from turnwise.config import AgenticConfig
 from turnwise.errors import ConfigError, DataError
 from turnwise.kernels.build import load_kernels
@@ -22,11 +22,6 @@ from turnwise.protocols import Algorithm, Cluster
 from turnwise.schedule import Schedule
 
 logger = logging.getLogger(__name__)
-
-
-def prepare_cluster() -> None:
-    """Begins what the process of an asynchronous run needs before it can start, beside what is done here until then."""
-    prepare_processes(["turnwise.pipelines.build_roles"])
 
 
 def check_losses(config: AgenticConfig, algorithm: Algorithm) -> None:

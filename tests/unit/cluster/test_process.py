@@ -17,10 +17,11 @@ from functools import partial
 import pytest
 import torch
 
+from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.process import CpuThreads, ProcessCluster
 from turnwise.errors import DataError, DeadlineError, WorkerError
 from turnwise.event_loop import WatchedRunner
-from turnwise.pipelines.build_cluster import prepare_cluster, set_torch_threads
+from turnwise.pipelines.build_cluster import set_torch_threads
 from turnwise.stopwatch import Stopwatch
 from turnwise.watchdog import Watchdog
 
@@ -100,7 +101,7 @@ def runner():
 
 @pytest.fixture
 def make_cluster(runner):
-    prepare_cluster()
+    prepare_processes(["turnwise.pipelines.build_roles"])
     before, made = torch.get_num_threads(), []
 
     def make(stopwatch=None, **options):
