@@ -13,6 +13,7 @@ from turnwise.cli.applied_table import print_applied
 from turnwise.cli.out_file import writable_file
 from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
 from turnwise.errors import ConfigError
+from turnwise.pipelines.interrupt import ends_at_once
 
 if TYPE_CHECKING:
     from turnwise.pipelines.build_saved import Mode
@@ -36,7 +37,8 @@ def run(options: argparse.Namespace) -> int:
     require(unavailable_to_play(config))
     models = options.model or [config.actor_train.model_args.model_name_or_path]
     # torch takes seconds to import; a wrong config has been refused by now.
-    from turnwise.pipelines.build_saved import EvaluationPlan, evaluate_modes, validation_mode
+    with ends_at_once():
+        from turnwise.pipelines.build_saved import EvaluationPlan, evaluate_modes, validation_mode
 
     plan = EvaluationPlan(_modes(options, validation_mode(config)), options.episodes, options.samples)
     results: list[Result] = []

@@ -11,10 +11,9 @@ from importlib import import_module
 
 from turnwise import __version__
 from turnwise.errors import TurnwiseError
-from turnwise.pipelines.interrupt import ends_by_signals
+from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_by_signals
 
 EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from turnwise.cli.env_target import NO_MODEL, EnvTarget, read_target, words
 from turnwise.errors import ConfigError
+from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.pipelines.play_policies import OPENAI, PLAYERS
 
 HELP = "an action, or !TEXT for a response as it stands; q leaves"
@@ -24,10 +25,11 @@ def run(options: argparse.Namespace) -> int:
     model = options.policy if Path(options.policy).is_dir() else options.tokenizer or NO_MODEL
     target = read_target(options.env, options.overrides, tag=options.tag, model=model, max_steps=options.max_steps)
     # torch takes seconds to import; a wrong command line has been refused by now.
-    from turnwise.cli.console import open_console
-    from turnwise.cli.play_screen import PlayScreen, reader
-    from turnwise.pipelines.build_play import Choices, set_stage
-    from turnwise.pipelines.play import Teller
+    with ends_at_once():
+        from turnwise.cli.console import open_console
+        from turnwise.cli.play_screen import PlayScreen, reader
+        from turnwise.pipelines.build_play import Choices, set_stage
+        from turnwise.pipelines.play import Teller
 
     console = open_console(no_color=options.no_color)
     choices = Choices(

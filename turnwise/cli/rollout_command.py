@@ -10,6 +10,7 @@ from turnwise.cli.applied_table import print_applied
 from turnwise.cli.out_file import new_file
 from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
 from turnwise.errors import ConfigError
+from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
@@ -22,8 +23,9 @@ def run(options: argparse.Namespace) -> int:
     file = new_file(options.out, "--out")
     require(unavailable_to_play(config, options.split))
     # torch takes seconds to import; a wrong config has been refused by now.
-    from turnwise.pipelines.build_saved import collect_rollouts
-    from turnwise.pipelines.collect import Collection
+    with ends_at_once():
+        from turnwise.pipelines.build_saved import collect_rollouts
+        from turnwise.pipelines.collect import Collection
 
     collection = Collection(file)
     terminal = sys.stderr if options.json else sys.stdout

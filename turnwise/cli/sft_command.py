@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from turnwise.cli.applied_table import shown
 from turnwise.config import SFTConfig, load_config
+from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
@@ -15,6 +17,8 @@ def run(options: argparse.Namespace) -> int:
     config, notes = load_config(options.config, options.overrides, SFTConfig, strict=options.strict)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
+    with ends_at_once():
+        import_module("turnwise.pipelines.build_sft")
     fine_tune(config, is_quiet=options.quiet)
     return 0
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from turnwise.cli.applied_table import shown
 from turnwise.config import AgenticConfig, load_config, require, unavailable
 from turnwise.errors import ConfigError, DataError
+from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.pipelines.prepare import prepare_run
 
 
@@ -26,6 +28,10 @@ def run(options: argparse.Namespace) -> int:
     rollouts = Path(options.from_rollouts) if options.from_rollouts else None
     if rollouts is not None and not rollouts.is_file():
         raise DataError(f"--from-rollouts {rollouts}: there is no such file; `turnwise rollout` and every run write one")
+    with ends_at_once():
+        if rollouts is None:
+            prepare_run(config)
+        import_module("turnwise.pipelines.build")
     train(config, is_quiet=options.quiet, rollouts=rollouts, is_profiled=options.profile, replay=replay)
     return 0
 
@@ -53,8 +59,6 @@ def train(
 ) -> dict[str, str]:
     """Runs the pipeline of a config, on its own rollouts or on those of a file; returns where the run, its model and its curve
     are."""
-    if rollouts is None:
-        prepare_run(config)
     from turnwise.pipelines.build import build_agentic
     from turnwise.pipelines.build_run import start_run
     from turnwise.pipelines.session import run_to_end

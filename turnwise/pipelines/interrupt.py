@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+EXIT_INTERRUPTED = 130
 _LIKE_CTRL_C = ("SIGTERM", "SIGHUP")
 """How clusters end a job, and what a closed terminal sends."""
 
@@ -76,6 +78,25 @@ def ends_by_signals() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def ends_at_once() -> Iterator[None]:
+    """Around a command's imports, when there is nothing yet to save: Ctrl-C ends the process there and then. Raised in the
+    middle of them it may be caught by a library that goes on without a part of itself, and fails for the want of it later."""
+    if not _is_main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    os.write(sys.stderr.fileno(), b"interrupted\n")
+    os._exit(EXIT_INTERRUPTED)
 
 
 def _is_main_thread() -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import CheckpointError, RolloutError
 from turnwise.pipelines.checkpoints import Checkpoints, Contents, all_checkpoints
-from turnwise.pipelines.interrupt import Interrupts
+from turnwise.pipelines.interrupt import Interrupts, ends_at_once
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.session import run_to_end
 from turnwise.testing.fakes import byte_tokenizer
@@ -165,3 +167,21 @@ def test_a_start_that_fails_leaves_no_folder(tmp_path):
     with pytest.raises(RolloutError):
         run_to_end(RunFolder.create(tmp_path, "exp"), build)
     assert not list((tmp_path / "exp").iterdir())
+
+
+def test_ctrl_c_in_an_import_ends_the_process_whatever_catches_it():
+    code = (
+        "import signal; from turnwise.pipelines.interrupt import ends_at_once\n"
+        "with ends_at_once():\n"
+        "    try: signal.raise_signal(signal.SIGINT)\n"
+        "    except BaseException: print('went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_behind_the_imports_ctrl_c_is_what_it_was():
+    before = signal.getsignal(signal.SIGINT)
+    with ends_at_once():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
