@@ -95,9 +95,12 @@ HEAVY: dict[str, str] = {
 
 BROAD_EXCEPT = {
     "cluster/child.py",
+    "cluster/nursery.py",
+    "cluster/process.py",
     "entry_points.py",
     "inference/embedded/server.py",
     "inference/server_manager.py",
+    "pipelines/build_cluster.py",
     "pipelines/parity_probe.py",
     "rollout/group_filter.py",
     "rollout/player.py",

@@ -6,30 +6,19 @@ import faulthandler
 import logging
 import os
 import signal
+import socket
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from turnwise.cluster.fork_server import ENDS_A_GROUP
-from turnwise.cluster.shared_tensors import SharedTensors
+from turnwise.cluster.messages import Answer, Ask, Make, Message, SetUp, Shared, Span, Take, dumps, loads
+from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
 from turnwise.errors import WorkerError
 from turnwise.stopwatch import Stopwatch
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """What a stopwatch has noted."""
-
-    track: str
-    name: str
-    started: float
-    ended: float
-    facts: dict[str, Any]
 
 
 class KeptStopwatch(Stopwatch):
@@ -43,126 +32,126 @@ class KeptStopwatch(Stopwatch):
         self.spans.append(Span(track, name, started, self.now() if ended is None else ended, facts))
 
 
-class KeptRecords(QueueHandler):
-    """Keeps log records until they are sent."""
+class Wire:
+    """The connection to the process that asks, from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def receive(self) -> bytes:
+        return self._connection.recv_bytes()
+
+    def send(self, pickled: bytes) -> None:
+        with self._lock:
+            self._connection.send_bytes(pickled)
+
+    def send_descriptor(self, descriptor: int) -> None:
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            socket.send_fds(end, [b"d"], [descriptor])
+
+
+class SentRecords(QueueHandler):
+    """Sends log records at once: what was said before a crash arrives."""
+
+    def __init__(self, wire: Wire) -> None:
         super().__init__(None)  # type: ignore[arg-type]
-        self.records: list[logging.LogRecord] = []
+        self._wire = wire
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
+        try:
+            pickled = dumps(record)
+        except Exception:  # boundary: whatever was put into its `extra`
+            plain = ("name", "levelno", "levelname", "msg", "created", "pathname", "lineno", "module", "filename")
+            pickled = dumps(logging.makeLogRecord({name: vars(record)[name] for name in plain}))
+        self._wire.send(pickled)
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a process takes over from the one that starts it, besides `sys.path` and the working directory."""
-
-    environment: dict[str, str]
-    log_levels: dict[str, int]
-    """Of the loggers by these names."""
-
-    @classmethod
-    def here(cls) -> Surroundings:
-        return cls(dict(os.environ), {name: logging.getLogger(name).level for name in ("", "turnwise")})
-
-    def take_over(self) -> None:
-        os.environ.clear()
-        os.environ.update(self.environment)
-        for name, level in self.log_levels.items():
-            logging.getLogger(name).setLevel(level)
-
-
-@dataclass(frozen=True, slots=True)
-class Make:
-    """Makes a role's worker: `factory` gets the stopwatch of this process."""
-
-    role: str
-    factory: Callable[[Stopwatch], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Calls a method of a role's worker."""
-
-    role: str
-    method: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-@dataclass(slots=True)
-class Answer:
-    """What came of a message, and what was noted and logged meanwhile."""
-
-    value: Any = None
-    error: BaseException | None = None
-    spans: list[Span] = field(default_factory=list)
-    records: list[logging.LogRecord] = field(default_factory=list)
-
-
-def serve(connection: Connection, stacks: Connection, surroundings: Surroundings, set_up: Callable[[], None]) -> None:
+def serve(connection: Connection, stacks: Connection) -> None:
     """Answers the messages of a connection, one after the other, until its other end is closed. On SIGUSR1 the stacks of this
     process are written to `stacks`."""
-    for number in ENDS_A_GROUP:
-        signal.signal(number, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
-    surroundings.take_over()
-    child = Child(set_up)
+    wire = Wire(connection)
+    logging.getLogger().handlers[:] = [SentRecords(wire)]
+    child = Child()
     while True:
         try:
-            connection.send_bytes(child.answer(connection.recv_bytes()))
+            message = wire.receive()
         except (EOFError, OSError):
+            return
+        answer, descriptor = child.answer(message)
+        try:
+            wire.send(answer)
+            if descriptor is not None:
+                wire.send_descriptor(descriptor)
+        except OSError:
             return
 
 
 class Child:
     """The workers by their roles."""
 
-    def __init__(self, set_up: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         self._workers: dict[str, Any] = {}
         self._shared: dict[tuple[str, str], SharedTensors] = {}
         self._stopwatch = KeptStopwatch()
-        self._log = KeptRecords()
-        logging.getLogger().handlers[:] = [self._log]
-        set_up()
+        self._new_descriptor: int | None = None
 
-    def answer(self, message: bytes) -> Any:
-        """The pickled Answer to a pickled message."""
+    def answer(self, message: bytes) -> tuple[bytes, int | None]:
+        """The pickled Answer to a pickled message, and a descriptor that goes with it."""
         answer = Answer()
         try:
-            answer.value = self._value(ForkingPickler.loads(message))
-            ForkingPickler.dumps(answer.value)
+            answer.value = self._value(loads(message))
+            answer.spans = self._stopwatch.spans
+            pickled = dumps(answer)
         except BaseException as error:  # boundary: the process that waits for the answer gets what was raised
-            answer.value, answer.error = None, portable(error)
-        finally:
-            answer.spans, self._stopwatch.spans = self._stopwatch.spans, []
-            answer.records, self._log.records = self._log.records, []
-            sys.stdout.flush()
-        return ForkingPickler.dumps(answer)
+            pickled = dumps(Answer(error=portable(error)))
+        self._stopwatch.spans = []
+        descriptor, self._new_descriptor = self._new_descriptor, None
+        return pickled, descriptor
 
-    def _value(self, message: Make | Ask) -> Any:
-        if isinstance(message, Make):
-            self._workers[message.role] = message.factory(self._stopwatch)
-            return None
-        value = getattr(self._workers[message.role], message.method)(*message.args, **message.kwargs)
-        return self._in_shared_memory((message.role, message.method), value) if isinstance(value, Iterator) else value
+    def _value(self, message: Message) -> Any:
+        match message:
+            case SetUp():
+                take_over(message)
+            case Make(role, factory):
+                self._workers[role] = factory(self._stopwatch)
+            case Ask(role, method, args, kwargs):
+                value = getattr(self._workers[role], method)(*args, **kwargs)
+                return self._written(message, value) if isinstance(value, Iterator) else value
+            case Take():
+                pass
+        return None
 
-    def _in_shared_memory(self, source: tuple[str, str], tensors: Iterator[Any]) -> SharedTensors:
-        if source not in self._shared:
-            first = list(tensors)
-            self._shared[source] = SharedTensors.like(first)
-            tensors = iter(first)
-        self._shared[source].write(tensors)
-        return self._shared[source]
+    def _written(self, message: Ask, tensors: Iterator[Any]) -> Shared:
+        source = (message.role, message.method)
+        if source in self._shared:
+            self._shared[source].write(tensors)
+            return Shared(source)
+        places, num_bytes = layout(tensors)
+        self._new_descriptor = new_buffer(num_bytes)
+        self._shared[source] = SharedTensors(self._new_descriptor, num_bytes, places)
+        self._shared[source].write(getattr(self._workers[message.role], message.method)(*message.args, **message.kwargs))
+        return Shared(source, num_bytes, places)
+
+
+def take_over(set_up: SetUp) -> None:
+    """Makes the surroundings of this process those of the one that asks."""
+    os.environ.clear()
+    os.environ.update(set_up.environment)
+    sys.path[:] = set_up.path
+    os.chdir(set_up.folder)
+    for name, level in set_up.log_levels.items():
+        logging.getLogger(name).setLevel(level)
+    set_up.function()
 
 
 def portable(error: BaseException) -> BaseException:
     """The error, or one that says the same where it can't be pickled, with where it was raised."""
     where = "".join(traceback.format_exception(error))
     try:
-        copy = ForkingPickler.loads(ForkingPickler.dumps(error))
-    except Exception:
+        copy = loads(dumps(error))
+    except Exception:  # boundary: errors of any library
         copy = WorkerError(f"{type(error).__name__}: {error}")
     copy.add_note(f"raised in the trainer's process:\n{where}")
     return copy

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
 import os
 import signal
+import socket
+import sys
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.reduction import ForkingPickler
-from pickle import PicklingError
+from multiprocessing.connection import Connection
 from textwrap import indent
 from typing import Any
 
-from turnwise.cluster.child import Answer, Ask, Make, Surroundings, serve
-from turnwise.cluster.fork_server import CONTEXT, start_process
 from turnwise.cluster.local import require_one_device
+from turnwise.cluster.messages import Answer, Ask, Make, Message, SetUp, Shared, Take, dumps, loads
+from turnwise.cluster.nursery import prepare_processes
+from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import DeadlineError, WorkerError
 from turnwise.protocols import Route
 from turnwise.stopwatch import Stopwatch
@@ -29,11 +30,9 @@ from turnwise.watchdog import Watchdog
 
 RunAsync = Callable[[Coroutine[Any, Any, Any]], Any]
 _END_S = 60.0
-"""That the end of a run waits for a call which still goes on."""
-_STACK_S = 0.5
-"""After which a process has written where it is, if it can."""
-UNSENDABLE = (PicklingError, AttributeError, TypeError)
-"""What pickle raises for functions and classes that have no name, and for what lives in one process only."""
+"""That the end of a run waits for the thread that talks to a process which is gone."""
+_STACK_S = 5.0
+"""In which a process writes where it is, if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +46,28 @@ class CpuThreads:
 
 class TrainerProcess:
     """The process, the thread here that talks to it, and what it is stuck in: no call comes after one that is past its
-    deadline."""
+    deadline, which is `deadline_s` where a call has no other."""
 
-    def __init__(self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, set_up: Callable[[], None]) -> None:
+    def __init__(self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, deadline_s: float | None) -> None:
         self._run_async = run_async
         self._watchdog = watchdog
         self._stopwatch = stopwatch
+        self._deadline_s = deadline_s
         self._stuck_in = ""
         self._has_ended = False
-        self._connection, theirs = CONTEXT.Pipe()
-        self._stacks, their_stacks = CONTEXT.Pipe(duplex=False)
-        arguments = (theirs, their_stacks, Surroundings.here(), set_up)
-        self._process = CONTEXT.Process(target=serve, args=arguments, name="trainer", daemon=True)
-        start_process(self._process)
-        theirs.close()
-        their_stacks.close()
-        # A daemon is asked to end at exit by a signal that it leaves to its parent, and then waited for.
-        atexit.register(self._process.kill)
+        self._exit_code: int | None = None
+        self._shared: dict[tuple[str, str], SharedTensors] = {}
+        ours, theirs = socket.socketpair()
+        readable, writable = os.pipe()
+        self._connection, connection = Connection(ours.detach()), Connection(theirs.detach())
+        self._stacks, stacks = Connection(readable, writable=False), Connection(writable, readable=False)
+        self._nursery = prepare_processes()
+        self._id = self._nursery.fork("turnwise.cluster.child:serve", [connection, stacks])
+        connection.close()
+        stacks.close()
         self._thread = DaemonThread("trainer")
 
-    def start(self, name: str, message: Make | Ask) -> Started:
+    def start(self, name: str, message: Message) -> Started:
         """Queues a call.
 
         Raises:
@@ -81,7 +82,7 @@ class TrainerProcess:
 
     def wait_for(self, call: Started, timeout_s: float | None) -> Any:
         """What the call returns. The event loop turns meanwhile, so that everything on it goes on."""
-        return self._run_async(self._wait_for(call, timeout_s))
+        return self._run_async(self._wait_for(call, self._deadline_s if timeout_s is None else timeout_s))
 
     async def _wait_for(self, call: Started, timeout_s: float | None) -> Any:
         try:
@@ -92,53 +93,77 @@ class TrainerProcess:
             raise DeadlineError(f"{fault}\n  the trainer's process:\n{indent(self._stack(), '    ')}") from None
 
     def end(self) -> None:
-        """Ends the process after the call that it is in, unless it is stuck there. Again is harmless."""
+        """Ends the process, whatever it does: who wants an answer has waited for it. Again is harmless."""
+        if self._has_ended:
+            return
         self._has_ended = True
+        with suppress(ProcessLookupError):
+            os.kill(self._id, signal.SIGKILL)
         self._thread.end()
-        if not self._stuck_in:
-            self._thread.join(_END_S)
-        self._process.kill()
-        self._process.join()
         self._thread.join(_END_S)
-        atexit.unregister(self._process.kill)
-        for connection in (self._connection, self._stacks):
-            connection.close()
+        self._reap()
+        self._connection.close()
+        self._stacks.close()
 
-    def _ask(self, name: str, message: Make | Ask) -> Any:
+    def _ask(self, name: str, message: Message) -> Any:
         try:
-            pickled = ForkingPickler.dumps(message)
-        except UNSENDABLE as error:
+            pickled = dumps(message)
+        except Exception as error:  # boundary: whatever a user's object says of how it is pickled
             raise WorkerError(
                 f"{name}: what it is given can't be sent to the trainer's process: {error}; define classes and functions at "
                 "the top of a module, and leave out what can't be pickled"
             ) from error
-        try:
-            self._connection.send_bytes(pickled)
-            answer: Answer = ForkingPickler.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            raise WorkerError(f"{name}: the trainer's process has ended: {self._fate()}") from None
+        answer = self._answer(name, pickled)
         for span in answer.spans:
             self._stopwatch.add(span.track, span.name, span.started, span.ended, **span.facts)
-        for record in answer.records:
-            logging.getLogger(record.name).handle(record)
         if answer.error is not None:
             raise answer.error
-        return answer.value
+        return self._mapped(answer.value) if isinstance(answer.value, Shared) else answer.value
+
+    def _answer(self, name: str, pickled: bytes) -> Answer:
+        received: Answer | logging.LogRecord | None = None
+        while not isinstance(received, Answer):
+            if received is not None:
+                logging.getLogger(received.name).handle(received)
+            try:
+                if received is None:
+                    self._connection.send_bytes(pickled)
+                data = self._connection.recv_bytes()
+            except (EOFError, OSError):
+                raise WorkerError(f"{name}: the trainer's process has ended: {self._fate()}") from None
+            received = loads(data)
+        return received
+
+    def _mapped(self, shared: Shared) -> SharedTensors:
+        if shared.places is not None:
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+                _, [descriptor], *_ = socket.recv_fds(end, 1, 1)
+            self._shared[shared.source] = SharedTensors(descriptor, shared.num_bytes, shared.places)
+            os.close(descriptor)
+        return self._shared[shared.source]
+
+    def _reap(self) -> None:
+        if self._exit_code is None:
+            self._exit_code = self._nursery.reap(self._id)
 
     def _fate(self) -> str:
-        self._process.join(_END_S)
-        code = self._process.exitcode
+        self._reap()
+        code = self._exit_code
+        if code is None:
+            return "it isn't known how"
         if code == -signal.SIGKILL:
             return "something killed it (SIGKILL), as the system does where memory runs out"
-        return f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        return f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _stack(self) -> str:
         """Where the process is."""
-        assert self._process.pid is not None
         with suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGUSR1)
-        time.sleep(_STACK_S)
-        return os.read(self._stacks.fileno(), 65_536).decode() if self._stacks.poll() else "it doesn't say"
+            os.kill(self._id, signal.SIGUSR1)
+        text, end = b"", time.monotonic() + _STACK_S
+        # It writes line by line: it is whole when nothing more comes.
+        while self._stacks.poll(0.2 if text else max(0.0, end - time.monotonic())):
+            text += os.read(self._stacks.fileno(), 65_536)
+        return text.decode() or "it doesn't say"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +178,7 @@ class Started:
         """Waits, while the event loop turns.
 
         Raises:
-            DeadlineError: past `timeout_s`.
+            DeadlineError: past `timeout_s`, or the cluster's deadline.
             WorkerError: the process has ended.
         """
         return self.process.wait_for(self, timeout_s)
@@ -179,7 +204,8 @@ class ProcessCluster:
     """Spawns each role as one object of one process, whose methods run there in the order in which they were called.
 
     Arguments and results are pickled. An iterator of `(name, tensor)` pairs comes back as `SharedTensors`, which the next call
-    of the same method overwrites. What is logged there is logged here, and what its stopwatch notes `stopwatch` does.
+    of the same method overwrites; the first makes the iterator twice. What is logged there is logged here, and what its
+    stopwatch notes `stopwatch` does. No call takes longer than `deadline_s`.
 
     `run_async` waits for a coroutine on the run's event loop. `set_num_threads` says how many threads the operators use that
     are called from the calling thread: until `shutdown` `num_threads.rollout` here, and there `num_threads.train`, after
@@ -194,12 +220,18 @@ class ProcessCluster:
         num_threads: CpuThreads,
         set_num_threads: Callable[[int], None],
         set_up: Callable[[], object] | None = None,
+        deadline_s: float | None = None,
     ) -> None:
         self.num_threads = num_threads
         self._set_num_threads = set_num_threads
-        self._process = TrainerProcess(
-            run_async, watchdog, stopwatch, partial(_begin, set_num_threads, num_threads.train, set_up)
-        )
+        self._process = TrainerProcess(run_async, watchdog, stopwatch, deadline_s)
+        with ExitStack() as on_error:
+            on_error.callback(self._process.end)
+            begin = partial(_begin, set_num_threads, num_threads.train, set_up)
+            levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
+            message = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, begin)
+            self._process.start("setting up the trainer's process", message).result()
+            on_error.pop_all()
         set_num_threads(num_threads.rollout)
 
     def spawn(self, role: str, factory: Callable[[Stopwatch], Any], devices: Sequence[int] | None = None) -> ProcessWorkers:
@@ -207,8 +239,16 @@ class ProcessCluster:
         self._process.start(f"making {role}", Make(role, factory)).result()
         return ProcessWorkers(role, self._process)
 
+    def take(self, value: Any) -> None:
+        """Sends something there, so that what can't arrive is known before it is needed.
+
+        Raises:
+            Exception: whatever pickle raises, on either side.
+        """
+        self._process.start("a trial", Take(value)).result()
+
     def shutdown(self) -> None:
-        """Waits for the call that goes on, if it ends within its deadline."""
+        """Ends the process. Nobody waits for what it still does."""
         self._set_num_threads(self.num_threads.both)
         self._process.end()
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,30 +24,24 @@ class Place:
     shape: torch.Size
 
 
-@dataclass(frozen=True, slots=True)
 class SharedTensors:
-    """`(name, tensor)` pairs in one buffer of bytes. Pickled by `multiprocessing` only the buffer's handle goes over, and both
-    sides see what `write` writes.
+    """`(name, tensor)` pairs in a file without a name that both processes map. It has no part of /dev/shm, which is small in
+    containers.
 
-    >>> shared = SharedTensors.like([("a", torch.ones(2, 3)), ("b", torch.zeros(1, dtype=torch.float64))])
-    >>> shared.write([("a", torch.full((2, 3), 7.0)), ("b", torch.ones(1, dtype=torch.float64))])
-    >>> {name: tensor.sum().item() for name, tensor in shared}
-    {'a': 42.0, 'b': 1.0}
+    >>> tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
+    >>> places, num_bytes = layout(tensors)
+    >>> descriptor = new_buffer(num_bytes)
+    >>> here, there = (SharedTensors(descriptor, num_bytes, places) for _ in range(2))
+    >>> here.write(tensors)
+    >>> {name: (tensor.sum().item(), tensor.dtype) for name, tensor in there}
+    {'a': (6.0, torch.float32), 'b': (0.0, torch.bfloat16)}
     """
 
-    buffer: Tensor
-    places: dict[str, Place]
+    def __init__(self, descriptor: int, num_bytes: int, places: dict[str, Place]) -> None:
+        self.places = places
+        self._buffer = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
 
-    @classmethod
-    def like(cls, tensors: list[tuple[str, Tensor]]) -> SharedTensors:
-        """Room for tensors of these names, shapes and dtypes."""
-        places, size = {}, 0
-        for name, tensor in tensors:
-            places[name] = Place(size, tensor.dtype, tensor.shape)
-            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        return cls(torch.empty(size, dtype=torch.uint8).share_memory_(), places)
-
-    def write(self, tensors: Iterator[tuple[str, Tensor]] | list[tuple[str, Tensor]]) -> None:
+    def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Takes over the values of tensors on any device."""
         with torch.no_grad():
             for name, tensor in tensors:
@@ -54,4 +52,24 @@ class SharedTensors:
 
     def _view(self, place: Place) -> Tensor:
         num_bytes = place.shape.numel() * place.dtype.itemsize
-        return self.buffer[place.start : place.start + num_bytes].view(place.dtype).view(place.shape)
+        return self._buffer[place.start : place.start + num_bytes].view(place.dtype).view(place.shape)
+
+
+def layout(tensors: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, Place], int]:
+    """A place for each tensor, and the bytes of all. None is kept."""
+    places, size = {}, 0
+    for name, tensor in tensors:
+        places[name] = Place(size, tensor.dtype, tensor.shape)
+        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return places, max(size, _ALIGNMENT)
+
+
+def new_buffer(num_bytes: int) -> int:
+    """The descriptor of a file without a name, in memory where the system has such files."""
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("turnwise weights")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, num_bytes)
+    return descriptor

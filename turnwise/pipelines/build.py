@@ -30,7 +30,7 @@ from turnwise.pipelines.build_rollouts import (
 )
 from turnwise.pipelines.build_run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.pipelines.build_source import build_source
-from turnwise.pipelines.checkpoints import Contents, GlobalRandomState
+from turnwise.pipelines.checkpoints import Contents
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.parity import build_parity_gate
 from turnwise.pipelines.prepare import prepare_run
@@ -43,6 +43,7 @@ from turnwise.stopwatch import Stopwatch
 from turnwise.tracking.columns import AGENTIC_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.timeline import Timeline
+from turnwise.training.random_state import GlobalRandomState
 
 
 def build_agentic(
@@ -69,7 +70,6 @@ def build_agentic(
     is_asynchronous = config.async_generation_ratio > 0 and rollouts is None
     if is_asynchronous:
         prepare_run(config)
-        check_losses(config, algorithm)
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
     schedule = build_schedule(config, folder, is_asynchronous, replay)
     policy = build_policy(
@@ -87,6 +87,7 @@ def build_agentic(
             begin_schedule(schedule, config, policy, device)
         cluster = build_cluster(config, policy, is_asynchronous)
         on_error.callback(cluster.shutdown)
+        check_losses(config, algorithm, cluster)
         pipeline = _assemble(config, folder, policy, cluster, device, algorithm, kl_ctrl, is_quiet, rollouts)
         begin(config, folder, pipeline)
         on_error.pop_all()

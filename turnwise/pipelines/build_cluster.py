@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 
 from turnwise.cluster.local import LocalCluster
-from turnwise.cluster.process import UNSENDABLE, CpuThreads, ProcessCluster
+from turnwise.cluster.process import CpuThreads, ProcessCluster
 from turnwise.config import AgenticConfig
 from turnwise.errors import ConfigError, DataError
 from turnwise.kernels.build import load_kernels
@@ -24,22 +23,6 @@ from turnwise.schedule import Schedule
 logger = logging.getLogger(__name__)
 
 
-def check_losses(config: AgenticConfig, algorithm: Algorithm) -> None:
-    """
-    Raises:
-        ConfigError: a loss can't be sent to another process.
-    """
-    for loss in (algorithm.loss, algorithm.value_loss):
-        try:
-            pickle.dumps(loss)
-        except UNSENDABLE as error:
-            raise ConfigError(
-                f"adv_estimator {config.adv_estimator}: its loss can't be sent to the trainer's process, which "
-                f"async_generation_ratio {config.async_generation_ratio} needs: {error}. Define its parts at the top of a "
-                "module, or train synchronously (async_generation_ratio: 0)"
-            ) from error
-
-
 def build_cluster(config: AgenticConfig, policy: ServedPolicy, is_asynchronous: bool) -> Cluster:
     """The cluster of a run that plays while it trains, or of one that does one after the other."""
     if not is_asynchronous:
@@ -47,8 +30,32 @@ def build_cluster(config: AgenticConfig, policy: ServedPolicy, is_asynchronous: 
     num_threads = cpu_threads(config, torch.get_num_threads())
     logger.info("of %d threads %d train and %d play", num_threads.both, num_threads.train, num_threads.rollout)
     return ProcessCluster(
-        policy.event_loop.run, policy.watchdog, policy.stopwatch, num_threads, set_torch_threads, partial(seed_torch, config)
+        policy.event_loop.run,
+        policy.watchdog,
+        policy.stopwatch,
+        num_threads,
+        set_torch_threads,
+        partial(seed_torch, config),
+        config.deadlines.train_s,
     )
+
+
+def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) -> None:
+    """
+    Raises:
+        ConfigError: a loss can't be sent to the trainer's process.
+    """
+    if not isinstance(cluster, ProcessCluster):
+        return
+    for loss in (algorithm.loss, algorithm.value_loss):
+        try:
+            cluster.take(loss)
+        except Exception as error:  # boundary: whatever a user's object says of how it is pickled
+            raise ConfigError(
+                f"adv_estimator {config.adv_estimator}: its loss can't be sent to the trainer's process, which "
+                f"async_generation_ratio {config.async_generation_ratio} needs: {error}. Define its parts at the top of a "
+                "module that can be imported, or train synchronously (async_generation_ratio: 0)"
+            ) from error
 
 
 def build_schedule(config: AgenticConfig, folder: RunFolder, is_asynchronous: bool, replay: Path | None) -> Schedule | None:

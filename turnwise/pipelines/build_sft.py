@@ -17,7 +17,7 @@ from turnwise.pipelines.applied import logged
 from turnwise.pipelines.build_lora import prepare_training
 from turnwise.pipelines.build_roles import optimizer_settings
 from turnwise.pipelines.build_run import begin, build_checkpoints, build_trackers, set_profile
-from turnwise.pipelines.checkpoints import Contents, Fingerprint, GlobalRandomState
+from turnwise.pipelines.checkpoints import Contents, Fingerprint
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.run_folder import RunFolder
@@ -25,6 +25,7 @@ from turnwise.pipelines.sft import SFTPipeline
 from turnwise.tracking.columns import SFT_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.training.cross_entropy import CrossEntropy
+from turnwise.training.random_state import GlobalRandomState
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Message, Sample
 from turnwise.watchdog import Watchdog

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from turnwise.errors import ModelError
 from turnwise.models.load import load_config, load_pretrained, require_weights, write_weights
 from turnwise.models.lora import ADAPTER_CONFIG, Adapters
+from turnwise.training.random_state import GlobalRandomState
 
 _TRAINER_FILE = "trainer_state.pt"
 _FULL_BYTES = 2**20
@@ -29,7 +30,7 @@ def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
     """
     state = {
         "optimizer": None if optimizer is None else optimizer.state_dict(),
-        "cpu_rng": torch.get_rng_state(),
+        "random": GlobalRandomState().state_dict(),
         "cuda_rng": torch.cuda.get_rng_state_all(),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +68,7 @@ def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
         # The moments alone: rates, betas and decay are those of this run's settings, which may have been changed.
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-    torch.set_rng_state(state["cpu_rng"])
+    GlobalRandomState().load_state_dict(state["random"])
     if len(state["cuda_rng"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda_rng"])
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import threading
 import time
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from turnwise.algorithms.agentic_reinforce import AgenticReinforce
+from turnwise.cluster.nursery import prepare_processes
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, DataError, DeadlineError, WorkerError
 from turnwise.inference.embedded.engine import Engine
@@ -258,26 +259,38 @@ def test_what_cannot_be_repeated_is_refused(make_config, tmp_path):
             run(make_config(**changes), replay=tmp_path)
 
 
+def processes():
+    """Ids of the trainers' processes that there are."""
+    nursery = prepare_processes()._process.pid
+    return [int(child) for child in Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()]
+
+
 def signal_trainer(number):
-    [process] = multiprocessing.active_children()
-    os.kill(process.pid, number)
+    [trainer] = processes()
+    os.kill(trainer, number)
 
 
 @pytest.mark.parametrize(
-    ("number", "error", "message"),
+    ("phase", "number", "error", "message"),
     [
-        (signal.SIGSTOP, DeadlineError, r"the pipeline waited 3 s for actor_train.f\w+; raise deadlines.train_s"),
-        (signal.SIGKILL, WorkerError, r"actor_train.f\w+: the trainer's process has ended: something killed it"),
+        (
+            "old_log_probs_values",
+            signal.SIGSTOP,
+            DeadlineError,
+            r"waited 3 s for actor_train.f\w+; raise deadlines.train_s",
+        ),
+        ("model_update", signal.SIGSTOP, DeadlineError, r"waited 2 s for the weights of version 2 .*deadlines.weights_s"),
+        ("train", signal.SIGKILL, WorkerError, r"actor_train.f\w+: the trainer's process has ended: something killed it"),
     ],
 )
-def test_a_trainer_that_does_not_answer_ends_the_run_by_name(make_config, capfd, number, error, message):
-    config = make_config(deadlines={"train_s": 3.0}, save_steps=2)
+def test_a_trainer_that_does_not_answer_ends_the_run_by_name(make_config, capfd, phase, number, error, message):
+    config = make_config(deadlines={"train_s": 3.0, "weights_s": 2.0}, save_steps=1)
     folder = start_run(config)
     pipeline = build_agentic(config, folder)
-    pipeline.log = Disturbing(pipeline.log, "old_log_probs_values", partial(signal_trainer, number))
+    pipeline.log = Disturbing(pipeline.log, phase, partial(signal_trainer, number))
     with pytest.raises(error, match=message):
         run_to_end(folder, lambda: pipeline)
-    assert not multiprocessing.active_children()
+    assert not processes()
     resumed = run(make_config(resume_from_checkpoint=True))
     groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
     assert len(groups) == len(set(groups)) == 5 * 8
@@ -297,6 +310,24 @@ def test_a_loss_that_cannot_be_sent_is_refused_at_the_start(make_config):
     config = make_config(adv_estimator=f"{__name__}:WithLambda")
     with pytest.raises(ConfigError, match=r"adv_estimator .*WithLambda: its loss can't be sent to the trainer's process"):
         build_agentic(config, start_run(config))
+    assert not processes()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lora": True},
+        {"adv_estimator": "gae"},
+    ],
+)
+def test_adapters_and_a_critic_are_trained_there_too(make_config, tiny_model, changes):
+    if changes.pop("lora", False):
+        training = {"learning_rate": 1e-2, "per_device_train_batch_size": 8}
+        arguments = {"lora_rank": 2, "lora_alpha": 4, "lora_dropout": 0.1, "lora_target": "all"}
+        changes = {"actor_train": {"training_args": training, "model_args": arguments}}
+    first = run(make_config(**changes))
+    assert max(staleness(first)) == 1
+    assert without_times(run(make_config(**changes), replay=first.folder.path)) == without_times(first)
 
 
 class WithLambda(AgenticReinforce):

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import random
-
-import numpy as np
 import pytest
-import torch
 
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import CheckpointError
 from turnwise.pipelines.checkpoints import (
     Checkpoints,
     Contents,
-    GlobalRandomState,
     all_checkpoints,
     remove_leftovers,
     verify,
@@ -190,10 +184,3 @@ def test_another_tokenizer_is_refused(tmp_path):
     other.chat_template += " "
     with pytest.raises(CheckpointError, match="another tokenizer or chat template"):
         checkpoints(tmp_path, tokenizer=other).restore(folder)
-
-
-def test_global_generators_go_on_where_they_were():
-    state = json.loads(json.dumps(GlobalRandomState().state_dict()))
-    expected = random.random(), np.random.rand(), np.random.randn(), torch.rand(()).item()
-    GlobalRandomState().load_state_dict(state)
-    assert (random.random(), np.random.rand(), np.random.randn(), torch.rand(()).item()) == expected

@@ -1,0 +1,114 @@
+"""What goes between the two processes, and how it is written."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from turnwise.cluster.shared_tensors import Place
+from turnwise.stopwatch import Stopwatch
+
+_NUMPY_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """What a process takes over from the one that starts it, and then calls."""
+
+    environment: dict[str, str]
+    path: list[str]
+    folder: str
+    log_levels: dict[str, int]
+    """Of the loggers by these names."""
+    function: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """Makes a role's worker: `factory` gets the stopwatch of this process."""
+
+    role: str
+    factory: Callable[[Stopwatch], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Calls a method of a role's worker."""
+
+    role: str
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Only arrives."""
+
+    value: Any
+
+
+Message = SetUp | Make | Ask | Take
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a stopwatch has noted."""
+
+    track: str
+    name: str
+    started: float
+    ended: float
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Stands for named tensors in memory that both processes see. The first time, `places` say where in a buffer of
+    `num_bytes`, whose descriptor comes next."""
+
+    source: tuple[str, str]
+    num_bytes: int = 0
+    places: dict[str, Place] | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of a message, and what the stopwatch noted meanwhile."""
+
+    value: Any = None
+    error: BaseException | None = None
+    spans: list[Span] = field(default_factory=list)
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors go as numpy arrays, which takes a tenth of the time: a loss reports dozens of numbers for each micro-batch."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is torch.Tensor and value.dtype in _NUMPY_DTYPES:
+            return _tensor, (value.detach().cpu().numpy(), value.requires_grad and value.is_leaf)
+        return NotImplemented
+
+
+def dumps(value: Any) -> bytes:
+    """Pickled; tensors as copies on the CPU.
+
+    Raises:
+        Exception: it can't be pickled; of any class, since objects may say how they are.
+    """
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+loads = pickle.loads
+
+
+def _tensor(array: Any, requires_grad: bool) -> torch.Tensor:
+    return torch.from_numpy(np.array(array)).requires_grad_(requires_grad)

@@ -1,0 +1,156 @@
+"""Processes that start in milliseconds: forks of one that has imported what they need, and holds no threads, locks or devices.
+
+`multiprocessing`'s forkserver is one for the whole program: its start method, preloads and signal mask would be the user's too,
+and a daemon of its may have no children. This one is light to import, so that its imports run beside those of the process that
+asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from multiprocessing.connection import Connection
+
+from turnwise.errors import WorkerError
+
+_FORK, _REAP = b"f", b"r"
+_NUMBER = 8
+"""Bytes of a number in a message."""
+_ENDS_A_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What a shell or a scheduler may send to all processes of a run: what becomes of the others is the first one's choice."""
+
+
+class Nursery:
+    """The process that forks, from the side of the one that has started it. All ends with this one, however it ends."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._control, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}\n"
+            f"from turnwise.cluster.nursery import main; main({theirs.fileno()}, {list(modules)!r})"
+        )
+        # A session of its own: Ctrl-C in a terminal is for this process alone. A library with threads couldn't be forked.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        )
+        theirs.close()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def fork(self, main: str, connections: Sequence[Connection]) -> int:
+        """The id of a new process, which calls the function `main` (`module:name`) with its ends of the connections.
+
+        Raises:
+            WorkerError: there can be none.
+        """
+        with self._lock:
+            try:
+                socket.send_fds(self._control, [_FORK], [connection.fileno() for connection in connections])
+                self._control.sendall(main.encode().ljust(256))
+                return self._number()
+            except OSError:
+                raise WorkerError("the process that starts others has ended; memory may have run out") from None
+
+    def reap(self, process_id: int) -> int | None:
+        """How a forked process ended, which is waited for: its exit code, or minus a signal; None where nobody knows."""
+        with self._lock:
+            try:
+                self._control.sendall(_REAP + process_id.to_bytes(_NUMBER, "big"))
+                return os.waitstatus_to_exitcode(self._number())
+            except OSError:
+                return None
+
+    def _number(self) -> int:
+        data = _exactly(self._control, _NUMBER)
+        return int.from_bytes(data, "big")
+
+
+_nurseries: dict[int, Nursery] = {}
+"""By the process that has started it: one that was forked from it needs its own."""
+
+
+def prepare_processes(modules: Sequence[str] = ()) -> Nursery:
+    """The nursery of this process. Where there is none yet one begins to import `modules`."""
+    nursery = _nurseries.get(os.getpid())
+    if nursery is None or not nursery.is_alive:
+        _nurseries.clear()
+        nursery = _nurseries[os.getpid()] = Nursery(modules)
+    return nursery
+
+
+def main(descriptor: int, modules: Sequence[str]) -> None:
+    """In the nursery: imports the modules, then forks and reaps as it is asked to, until the other end is closed."""
+    for ends_a_job in _ENDS_A_JOB:
+        signal.signal(ends_a_job, lambda *_: None)
+    control = socket.socket(fileno=descriptor)
+    for module in modules:
+        try:
+            import_module(module)
+        except Exception:  # boundary: a process that needs it says what is wrong with it
+            continue
+    children: set[int] = set()
+    try:
+        while True:
+            kind, descriptors, *_ = socket.recv_fds(control, 1, 8)
+            if kind == _FORK:
+                name = _exactly(control, 256).decode().strip()
+                child = os.fork()
+                if child == 0:
+                    control.close()
+                    _run(name, descriptors)
+                children.add(child)
+                for number in descriptors:
+                    os.close(number)
+                control.sendall(child.to_bytes(_NUMBER, "big"))
+            elif kind == _REAP:
+                child = int.from_bytes(_exactly(control, _NUMBER), "big")
+                _, status = os.waitpid(child, 0)
+                children.discard(child)
+                control.sendall(status.to_bytes(_NUMBER, "big"))
+            else:
+                return
+    except OSError:
+        return
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+
+
+def _run(name: str, descriptors: Sequence[int]) -> None:
+    """In a forked process: calls the function, and ends."""
+    status = 1
+    try:
+        module, _, function = name.partition(":")
+        called: Callable[..., None] = getattr(import_module(module), function)
+        called(*(Connection(number) for number in descriptors))
+        status = 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _exactly(control: socket.socket, num_bytes: int) -> bytes:
+    """
+    Raises:
+        OSError: the other end is closed.
+    """
+    data = b""
+    while len(data) < num_bytes:
+        more = control.recv(num_bytes - len(data))
+        if not more:
+            raise ConnectionError("closed")
+        data += more
+    return data
