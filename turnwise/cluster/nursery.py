@@ -49,6 +49,9 @@ class Nursery:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def fork(self, main: str, connections: Sequence[Connection]) -> int:
         """The id of a new process, which calls the function `main` (`module:name`) with its ends of the connections.
 
@@ -88,6 +91,13 @@ def prepare_processes(modules: Sequence[str] = ()) -> Nursery:
         _nurseries.clear()
         nursery = _nurseries[os.getpid()] = Nursery(modules)
     return nursery
+
+
+def drop_processes() -> None:
+    """Ends a nursery that still imports, and would only then see that this process is gone."""
+    nursery = _nurseries.pop(os.getpid(), None)
+    if nursery is not None:
+        nursery.kill()
 
 
 def main(descriptor: int, modules: Sequence[str]) -> None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from turnwise.cluster.nursery import drop_processes
+
 EXIT_INTERRUPTED = 130
 _LIKE_CTRL_C = ("SIGTERM", "SIGHUP")
 """How clusters end a job, and what a closed terminal sends."""
@@ -96,6 +98,7 @@ def ends_at_once() -> Iterator[None]:
 
 def _end(signum: int, frame: FrameType | None) -> None:
     os.write(sys.stderr.fileno(), b"interrupted\n")
+    drop_processes()
     os._exit(EXIT_INTERRUPTED)
 
 
