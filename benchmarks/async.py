@@ -101,9 +101,9 @@ class Bench:
         success = [row["val/env/FrozenLake/success"] for row in rows if "val/env/FrozenLake/success" in row]
         return result | ({"success": success[-1]} if success else {})
 
-    def rollouts_alone(self, ratio: int) -> float:
+    def rollouts_alone(self, ratio: int, seed: int) -> float:
         """Seconds a batch that is played as far ahead as with this ratio, at the rollouts' share of the cores."""
-        with self.pipeline(self.config(ratio, seed=0, max_steps=10_000)) as pipeline:
+        with self.pipeline(self.config(ratio, seed, max_steps=10_000)) as pipeline:
             pipeline.model_update(0)
             times = []
             for _ in range(self.num_steps):
@@ -112,11 +112,11 @@ class Bench:
                 times.append(time.perf_counter() - started)
         return statistics.fmean(times[NUM_WARM_UP:])
 
-    def trainer_alone(self, rollouts: Path) -> float:
+    def trainer_alone(self, rollouts: Path, seed: int) -> float:
         """Seconds a step that has its rollouts already, at the trainer's share of the cores."""
         torch.set_num_threads(self.share)
         correction = {"is_weight": {"weight_type": "token", "upper_bound": 2.0}}
-        with self.pipeline(self.config(0, seed=0, train_infer_correction=correction), rollouts) as pipeline:
+        with self.pipeline(self.config(0, seed, train_infer_correction=correction), rollouts) as pipeline:
             pipeline.run()
         torch.set_num_threads(self.num_cores)
         steps = [row for row in read_metrics(pipeline.folder.metrics) if "time/step_train" in row]
@@ -140,7 +140,7 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
         pairs = []
         for seed in range(num_pairs):
             synchronous, first = bench.train(0, seed), bench.train(ratio, seed)
-            trainer_s, rollouts_s = bench.trainer_alone(Path(first["rollouts"])), bench.rollouts_alone(ratio)
+            trainer_s, rollouts_s = bench.trainer_alone(Path(first["rollouts"]), seed), bench.rollouts_alone(ratio, seed)
             second = bench.train(ratio, seed)
             ahead = {name: (first[name] + second[name]) / 2 for name in first if name != "rollouts"}
             bound_s = max(trainer_s, rollouts_s)
