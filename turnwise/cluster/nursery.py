@@ -36,9 +36,10 @@ class Nursery:
             f"import sys; sys.path[:] = {sys.path!r}\n"
             f"from turnwise.cluster.nursery import main; main({theirs.fileno()}, {list(modules)!r})"
         )
-        # A session of its own: Ctrl-C in a terminal is for this process alone. A library with threads couldn't be forked.
+        # Unbuffered, since forks may be killed. In a session of its own, since Ctrl-C in a terminal is for this process alone.
+        # Without a library's threads, which a fork doesn't have.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-u", "-c", code],
             pass_fds=[theirs.fileno()],
             start_new_session=True,
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
@@ -147,8 +148,6 @@ def _run(name: str, descriptors: Sequence[int]) -> None:
         called(*(Connection(number) for number in descriptors))
         status = 0
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(status)
 
 

@@ -43,6 +43,9 @@ class Worker:
     def wait(self, seconds):
         time.sleep(seconds)
 
+    def say(self):
+        print("said")
+
     def say_and_wait(self):
         logger.warning("waiting")
         time.sleep(3600)
@@ -328,11 +331,12 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
         "cluster = ProcessCluster(runner.run, runner.watchdog, Stopwatch(), CpuThreads(1, 1, 1), set_torch_threads)\n"
         "workers = cluster.spawn('actor_train', Worker)\n"
         "print(workers.call('process').result(), flush=True)\n"
+        "workers.call('say').result()\n"
         "workers.call('wait', 3600)\n" + {"exit": "sys.exit(0)\n", "kill": "os.kill(os.getpid(), 9)\n"}[how]
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
-    started, process = done.stdout.split()
-    assert started == "started"
+    started, process, said = done.stdout.split()
+    assert (started, said) == ("started", "said")
     end = time.monotonic() + 30
     while time.monotonic() < end and os.path.exists(f"/proc/{process}"):
         time.sleep(0.05)
