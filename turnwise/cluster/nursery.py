@@ -13,7 +13,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from multiprocessing.connection import Connection
 
@@ -30,6 +31,7 @@ class Nursery:
     """The process that forks, from the side of the one that has started it. All ends with this one, however it ends."""
 
     def __init__(self, modules: Sequence[str]) -> None:
+        self.modules = modules
         self._control, theirs = socket.socketpair()
         self._lock = threading.Lock()
         code = (
@@ -59,22 +61,32 @@ class Nursery:
         Raises:
             WorkerError: there can be none.
         """
-        with self._lock:
-            try:
+        try:
+            with self._talking():
                 socket.send_fds(self._control, [_FORK], [connection.fileno() for connection in connections])
                 self._control.sendall(main.encode().ljust(256))
                 return self._number()
-            except OSError:
-                raise WorkerError("the process that starts others has ended; memory may have run out") from None
+        except OSError:
+            raise WorkerError("the process that starts others has ended; memory may have run out") from None
 
     def reap(self, process_id: int) -> int | None:
         """How a forked process ended, which is waited for: its exit code, or minus a signal; None where nobody knows."""
-        with self._lock:
-            try:
+        try:
+            with self._talking():
                 self._control.sendall(_REAP + process_id.to_bytes(_NUMBER, "big"))
                 return os.waitstatus_to_exitcode(self._number())
-            except OSError:
-                return None
+        except OSError:
+            return None
+
+    @contextmanager
+    def _talking(self) -> Iterator[None]:
+        """One question and its answer. Left in between, by Ctrl-C as well, nothing can be asked any more."""
+        with self._lock:
+            try:
+                yield
+            except BaseException:
+                self.kill()
+                raise
 
     def _number(self) -> int:
         data = _exactly(self._control, _NUMBER)
@@ -86,11 +98,12 @@ _nurseries: dict[int, Nursery] = {}
 
 
 def prepare_processes(modules: Sequence[str] = ()) -> Nursery:
-    """The nursery of this process. Where there is none yet one begins to import `modules`."""
+    """The nursery of this process. Where there is none yet one begins to import `modules`; where one has ended, what it had."""
     nursery = _nurseries.get(os.getpid())
     if nursery is None or not nursery.is_alive:
+        known = nursery.modules if nursery is not None else ()
         _nurseries.clear()
-        nursery = _nurseries[os.getpid()] = Nursery(modules)
+        nursery = _nurseries[os.getpid()] = Nursery(modules or known)
     return nursery
 
 

@@ -97,8 +97,9 @@ class TrainerProcess:
         if self._has_ended:
             return
         self._has_ended = True
-        with suppress(ProcessLookupError):
-            os.kill(self._id, signal.SIGKILL)
+        if self._exit_code is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._id, signal.SIGKILL)
         self._thread.end()
         self._thread.join(_END_S)
         self._reap()

@@ -16,7 +16,7 @@ from functools import partial
 import pytest
 import torch
 
-from turnwise.cluster.nursery import prepare_processes
+from turnwise.cluster.nursery import Nursery, prepare_processes
 from turnwise.cluster.process import CpuThreads, ProcessCluster
 from turnwise.errors import DataError, DeadlineError, WorkerError
 from turnwise.event_loop import WatchedRunner
@@ -342,6 +342,31 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
         time.sleep(0.05)
     with pytest.raises(ProcessLookupError):
         os.kill(int(process), 0)
+
+
+def test_a_nursery_that_was_left_in_the_middle_is_followed_by_another(make_cluster, monkeypatch):
+    first = prepare_processes()
+    monkeypatch.setattr(Nursery, "_number", press_ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        make_cluster()
+    monkeypatch.undo()
+    first._process.wait(timeout=30)
+    worker = make_cluster().spawn("actor_train", Worker)
+    assert worker.call("process").result()
+    assert prepare_processes() is not first
+    assert prepare_processes().modules == first.modules != ()
+
+
+def test_a_nursery_that_was_killed_is_followed_by_another(make_cluster):
+    nursery, workers = prepare_processes(), make_cluster().spawn("actor_train", Worker)
+    nursery.kill()
+    nursery._process.wait(timeout=30)
+    assert workers.call("process").result(), "a process that was forked goes on without it"
+    assert make_cluster().spawn("actor_train", Worker).call("process").result()
+
+
+def press_ctrl_c(self):
+    raise KeyboardInterrupt
 
 
 def test_the_process_and_its_thread_are_gone_after_shutdown(make_cluster):
