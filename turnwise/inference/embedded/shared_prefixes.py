@@ -87,7 +87,8 @@ class SharedPrefixes:
 
     def _borrowers(self, base: int, longer_than: int) -> list[int]:
         """The slots that read more than this many positions from `base`."""
-        return [int(slot) for slot in np.flatnonzero((self.bases == base) & (self.splits > longer_than))]
+        borrowers: list[int] = ((self.bases == base) & (self.splits > longer_than)).nonzero()[0].tolist()
+        return borrowers
 
 
 def _whole_vectors(num_tokens: int) -> int:
