@@ -129,9 +129,11 @@ class Child:
             self._shared[source].write(tensors)
             return Shared(source)
         places, num_bytes = layout(tensors)
-        self._new_descriptor = new_buffer(num_bytes)
-        self._shared[source] = SharedTensors(self._new_descriptor, num_bytes, places)
-        self._shared[source].write(getattr(self._workers[message.role], message.method)(*message.args, **message.kwargs))
+        descriptor = new_buffer(num_bytes)
+        shared = SharedTensors(descriptor, num_bytes, places)
+        shared.write(getattr(self._workers[message.role], message.method)(*message.args, **message.kwargs))
+        # Only what is whole is sent, or the other end would read a descriptor that it doesn't expect.
+        self._shared[source], self._new_descriptor = shared, descriptor
         return Shared(source, num_bytes, places)
 
 

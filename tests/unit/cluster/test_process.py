@@ -32,6 +32,7 @@ class Worker:
 
     def __init__(self, stopwatch):
         self.stopwatch = stopwatch
+        self.num_iterations = 0
         self.parameters = [("a", torch.zeros(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
 
     def process(self):
@@ -89,6 +90,14 @@ class Worker:
 
     def weights(self):
         return ((name, tensor) for name, tensor in self.parameters)
+
+    def breaking_weights(self):
+        """Breaks when it is iterated for the second time, which is for writing."""
+        self.num_iterations += 1
+        yield self.parameters[0]
+        if self.num_iterations == 2:
+            raise DataError("half")
+        yield self.parameters[1]
 
     def train(self):
         for _, tensor in self.parameters:
@@ -251,6 +260,13 @@ def test_nothing_is_kept_open_by_answers_and_weights(workers):
         assert [value.item() for value in workers.call("measure").result()] == list(range(18))
         workers.call("weights").result()
     assert num_open() == before
+
+
+def test_weights_that_fail_once_are_there_the_next_time(workers):
+    with pytest.raises(DataError, match="half"):
+        workers.call("breaking_weights").result()
+    assert [name for name, _ in workers.call("breaking_weights").result()] == ["a", "b"]
+    assert workers.call("process").result()
 
 
 def test_arguments_are_copies(workers):
