@@ -23,6 +23,8 @@ from turnwise.errors import WorkerError
 _FORK, _REAP = b"f", b"r"
 _NUMBER = 8
 """Bytes of a number in a message."""
+_ANSWER_S = 600.0
+"""In which a nursery answers; the first time it imports before that."""
 _ENDS_A_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a shell or a scheduler may send to all processes of a run: what becomes of the others is the first one's choice."""
 
@@ -33,6 +35,7 @@ class Nursery:
     def __init__(self, modules: Sequence[str]) -> None:
         self.modules = modules
         self._control, theirs = socket.socketpair()
+        self._control.settimeout(_ANSWER_S)
         self._lock = threading.Lock()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}\n"
@@ -67,7 +70,10 @@ class Nursery:
                 self._control.sendall(main.encode().ljust(256))
                 return self._number()
         except OSError:
-            raise WorkerError("the process that starts others has ended; memory may have run out") from None
+            raise WorkerError(
+                f"the process that starts others has ended (out of memory?), or gave no answer within {_ANSWER_S:g} s, "
+                "in which it imports torch; async_generation_ratio: 0 needs none"
+            ) from None
 
     def reap(self, process_id: int) -> int | None:
         """How a forked process ended, which is waited for: its exit code, or minus a signal; None where nobody knows."""

@@ -275,12 +275,20 @@ def test_arguments_are_copies(workers):
     assert mine.tolist() == [1.0] * 3
 
 
-def test_what_can_only_be_made_here_is_known_before_it_is_needed(make_cluster):
+def test_what_can_only_be_made_here_is_known_before_it_is_needed(make_cluster, monkeypatch):
     cluster = make_cluster()
     cluster.take(Unpicklable)
     for local in (lambda: None, threading.Lock(), type("Local", (), {})):
         with pytest.raises(WorkerError, match="a trial: what it is given can't be sent"):
             cluster.take(local)
+    monkeypatch.setattr(sys.modules["__main__"], "OfAScript", OfAScript, raising=False)
+    monkeypatch.setattr(OfAScript, "__module__", "__main__")
+    with pytest.raises(AttributeError, match="OfAScript"):
+        cluster.take(OfAScript)
+
+
+class OfAScript:
+    """As if a notebook had it."""
 
 
 def test_what_was_logged_before_a_crash_arrives(workers, caplog):
@@ -378,6 +386,16 @@ def test_a_nursery_that_was_killed_is_followed_by_another(make_cluster):
     nursery.kill()
     nursery._process.wait(timeout=30)
     assert workers.call("process").result(), "a process that was forked goes on without it"
+    assert make_cluster().spawn("actor_train", Worker).call("process").result()
+
+
+def test_a_nursery_that_does_not_answer_is_named(make_cluster, monkeypatch):
+    nursery = prepare_processes()
+    nursery._control.settimeout(0.2)
+    os.kill(nursery._process.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerError, match=r"gave no answer within .* async_generation_ratio: 0 needs none"):
+        make_cluster()
+    nursery._process.wait(timeout=30)
     assert make_cluster().spawn("actor_train", Worker).call("process").result()
 
 

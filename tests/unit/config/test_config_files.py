@@ -251,6 +251,7 @@ def test_memory_is_estimated_from_config_json(main_file: Path, tmp_path: Path) -
 def test_memory_has_every_copy_of_the_weights(main_file: Path, tmp_path: Path, overrides, has_copy, has_packed) -> None:
     memory = memory_of_a_llama(main_file, tmp_path, *overrides)["memory"]
     assert ("sampler" in memory, "packed for its kernels" in memory) == (has_copy, has_packed)
+    assert ("on the way from the trainer's process" in memory) == ("async_generation_ratio=1" in overrides)
 
 
 def test_importing_and_using_the_config_loads_no_heavy_library() -> None:
