@@ -6,8 +6,9 @@ learned.
 
 `MODEL` is the checkpoint that `examples/frozen_lake/agentic.yaml` starts from. Batch and trainer load are those of that example
 and the latencies those of `slow_lake.py`, whatever is measured. The bound is the slower of the two sides, each alone and at its
-share of the cores: rollouts that nobody trains on, and training on the rollouts of a file. Synchronous runs use all cores for
-either.
+share of the cores: rollouts that nobody trains on, and training on the rollouts of a file. There are two such bounds: rollouts
+as a synchronous run plays them, a batch at a time, and rollouts that are as far ahead as the run that is measured. Synchronous
+runs use all cores for either side.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class Bench:
 
     def rollouts_alone(self, ratio: int, seed: int) -> float:
         """Seconds a batch that is played as far ahead as with this ratio, at the rollouts' share of the cores."""
+        torch.set_num_threads(max(1, self.num_cores - self.share))
         with self.pipeline(self.config(ratio, seed, max_steps=10_000)) as pipeline:
             pipeline.model_update(0)
             times = []
@@ -110,6 +112,7 @@ class Bench:
                 started = time.perf_counter()
                 pipeline.train_rollout_scheduler.get_batch(self.batch)
                 times.append(time.perf_counter() - started)
+        torch.set_num_threads(self.num_cores)
         return statistics.fmean(times[NUM_WARM_UP:])
 
     def trainer_alone(self, rollouts: Path, seed: int) -> float:
@@ -129,7 +132,8 @@ def mean(steps: list[dict[str, Any]], name: str) -> float:
 
 def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
     """Times of a step, and distances to the bound. What is compared runs in turn, since the machine's speed drifts: a
-    synchronous run, one ahead, its trainer alone, its rollouts alone, and the one ahead again.
+    synchronous run, one ahead, its trainer alone, its rollouts alone (a batch at a time, and as far ahead), and the one ahead
+    again.
 
     Within a bound of staleness the two sides can't overlap at will. The groups of a batch start with the weights of `ratio`
     steps before, all at once, and the batch waits for its last: (ratio + 1) steps take no less than that group and one
@@ -141,6 +145,7 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
         for seed in range(num_pairs):
             synchronous, first = bench.train(0, seed), bench.train(ratio, seed)
             trainer_s, rollouts_s = bench.trainer_alone(Path(first["rollouts"]), seed), bench.rollouts_alone(ratio, seed)
+            batchwise_s = bench.rollouts_alone(0, seed)
             second = bench.train(ratio, seed)
             ahead = {name: (first[name] + second[name]) / 2 for name in first if name != "rollouts"}
             bound_s = max(trainer_s, rollouts_s)
@@ -151,7 +156,9 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
                 "faster": synchronous["step_s"] / ahead["step_s"],
                 "trainer_alone_s": trainer_s,
                 "rollouts_alone_s": rollouts_s,
+                "rollouts_batch_at_a_time_s": batchwise_s,
                 "distance_to_bound": ahead["step_s"] / bound_s - 1,
+                "distance_to_bound_batch_at_a_time": ahead["step_s"] / max(trainer_s, batchwise_s) - 1,
                 "least_s": least_s,
                 "distance_to_least": ahead["step_s"] / least_s - 1,
                 "staleness_mean": ahead["staleness_mean"],

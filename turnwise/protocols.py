@@ -349,11 +349,11 @@ class PreparesStep(Protocol):
 class Pending(Protocol):
     """The result of a call that was started."""
 
-    def result(self, timeout_s: float | None = None) -> Any:
+    def result(self) -> Any:
         """Waits.
 
         Raises:
-            DeadlineError: past `timeout_s`, naming the role, method and ranks that are waited for.
+            DeadlineError: past the cluster's deadline, naming the role, method and ranks that are waited for.
         """
         ...
 

@@ -219,6 +219,10 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def expired(self) -> Wait | None:
+        """The innermost wait around the running task that is past its deadline."""
+        return next((wait for wait in _chain(_awaiting.get()) if wait.report is not None), None)
+
     def expiry(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> Expiry:
         """What ends the waits of that length on the loop."""
         expiry = self._expiries.get(timeout_s)

@@ -18,7 +18,6 @@ from turnwise.testing.toy_model import toy_model, toy_samples
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Sample
-from turnwise.watchdog import Watchdog
 
 CORRECTION = Correction(ImportanceWeight("segment", 1.5), (RatioBand("token", 0.6, 1.7), RatioBand("geometric", 0.5, 1.6)))
 
@@ -26,7 +25,7 @@ CORRECTION = Correction(ImportanceWeight("segment", 1.5), (RatioBand("token", 0.
 def role(**plan: Any) -> ModelRole:
     strategy = TorchStrategy(toy_model(), optimizer=OptimizerSettings(learning_rate=1e-2), max_grad_norm=None)
     settings = BatchPlan(samples_per_step=5, max_length=64, seed=3, num_epochs=1, **plan)
-    return ModelRole("actor_train", LocalCluster().spawn("actor_train", lambda _: strategy), settings, Watchdog())
+    return ModelRole("actor_train", LocalCluster().spawn("actor_train", lambda _: strategy), settings)
 
 
 def drifted_samples(actor: ModelRole) -> list[Sample]:

@@ -15,7 +15,7 @@ from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any
 
-from turnwise.cluster.messages import Answer, Ask, Make, Message, SetUp, Shared, Span, Take, dumps, loads
+from turnwise.cluster.messages import RECORD, Answer, Ask, Make, Message, SetUp, Shared, Span, Take, dumps, loads
 from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
 from turnwise.errors import WorkerError
 from turnwise.stopwatch import Stopwatch
@@ -42,13 +42,13 @@ class Wire:
     def receive(self) -> bytes:
         return self._connection.recv_bytes()
 
-    def send(self, pickled: bytes) -> None:
+    def send(self, pickled: bytes, descriptor: int | None = None) -> None:
+        """Sends bytes, and a descriptor right after them."""
         with self._lock:
             self._connection.send_bytes(pickled)
-
-    def send_descriptor(self, descriptor: int) -> None:
-        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-            socket.send_fds(end, [b"d"], [descriptor])
+            if descriptor is not None:
+                with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+                    socket.send_fds(end, [b"d"], [descriptor])
 
 
 class SentRecords(QueueHandler):
@@ -61,10 +61,11 @@ class SentRecords(QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
             pickled = dumps(record)
+            loads(pickled)
         except Exception:  # boundary: whatever was put into its `extra`
             plain = ("name", "levelno", "levelname", "msg", "created", "pathname", "lineno", "module", "filename")
             pickled = dumps(logging.makeLogRecord({name: vars(record)[name] for name in plain}))
-        self._wire.send(pickled)
+        self._wire.send(RECORD + pickled)
 
 
 def serve(connection: Connection, stacks: Connection) -> None:
@@ -81,11 +82,12 @@ def serve(connection: Connection, stacks: Connection) -> None:
             return
         answer, descriptor = child.answer(message)
         try:
-            wire.send(answer)
-            if descriptor is not None:
-                wire.send_descriptor(descriptor)
+            wire.send(answer, descriptor)
         except OSError:
             return
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
 
 class Child:
@@ -95,19 +97,25 @@ class Child:
         self._workers: dict[str, Any] = {}
         self._shared: dict[tuple[str, str], SharedTensors] = {}
         self._stopwatch = KeptStopwatch()
-        self._new_descriptor: int | None = None
+        self._unsent: tuple[SharedTensors, int] | None = None
+        """What is shared with the answer for the first time, and its descriptor."""
 
     def answer(self, message: bytes) -> tuple[bytes, int | None]:
         """The pickled Answer to a pickled message, and a descriptor that goes with it."""
-        answer = Answer()
+        answer, descriptor = Answer(), None
+        self._unsent = None
         try:
             answer.value = self._value(loads(message))
             answer.spans = self._stopwatch.spans
             pickled = dumps(answer)
+            # Only what is whole is sent, or the other end would read a descriptor that it doesn't expect.
+            if self._unsent is not None:
+                self._shared[answer.value.source], descriptor = self._unsent
         except BaseException as error:  # boundary: the process that waits for the answer gets what was raised
             pickled = dumps(Answer(error=portable(error)))
+            if self._unsent is not None:
+                os.close(self._unsent[1])
         self._stopwatch.spans = []
-        descriptor, self._new_descriptor = self._new_descriptor, None
         return pickled, descriptor
 
     def _value(self, message: Message) -> Any:
@@ -131,9 +139,8 @@ class Child:
         places, num_bytes = layout(tensors)
         descriptor = new_buffer(num_bytes)
         shared = SharedTensors(descriptor, num_bytes, places)
+        self._unsent = shared, descriptor
         shared.write(getattr(self._workers[message.role], message.method)(*message.args, **message.kwargs))
-        # Only what is whole is sent, or the other end would read a descriptor that it doesn't expect.
-        self._shared[source], self._new_descriptor = shared, descriptor
         return Shared(source, num_bytes, places)
 
 
@@ -149,11 +156,14 @@ def take_over(set_up: SetUp) -> None:
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error, or one that says the same where it can't be pickled, with where it was raised."""
-    where = "".join(traceback.format_exception(error))
+    """The error, or one that says the same where it can't be pickled or passed through a future, with where it was raised."""
+    lines = traceback.format_exception(error)
     try:
-        copy = loads(dumps(error))
+        if isinstance(error, StopIteration):
+            raise WorkerError("a StopIteration can't leave a coroutine")
+        copy: BaseException = loads(dumps(error))
+        str(copy)
     except Exception:  # boundary: errors of any library
-        copy = WorkerError(f"{type(error).__name__}: {error}")
-    copy.add_note(f"raised in the trainer's process:\n{where}")
+        copy = WorkerError(lines[-1].strip())
+    copy.add_note(f"raised in the trainer's process:\n{''.join(lines)}")
     return copy

@@ -8,6 +8,7 @@ from typing import Any
 from turnwise.errors import NotAvailableError
 from turnwise.protocols import Route
 from turnwise.stopwatch import Stopwatch
+from turnwise.watchdog import Watchdog
 
 
 class Done:
@@ -16,7 +17,7 @@ class Done:
     def __init__(self, value: Any) -> None:
         self._value = value
 
-    def result(self, timeout_s: float | None = None) -> Any:
+    def result(self) -> Any:
         return self._value
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -32,23 +33,35 @@ class LocalWorkers:
 
     size = 1
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, role: str, worker: Any, watchdog: Watchdog, deadline_s: float | None) -> None:
         self.worker = worker
+        self._role = role
+        self._watchdog = watchdog
+        self._deadline_s = deadline_s
 
     def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Done:
-        return Done(getattr(self.worker, method)(*args, **kwargs))
+        """
+        Raises:
+            DeadlineError: past the cluster's deadline, naming role and method.
+        """
+        with self._watchdog.waiting("the pipeline", f"{self._role}.{method}", self._deadline_s, "deadlines.train_s"):
+            return Done(getattr(self.worker, method)(*args, **kwargs))
 
 
 class LocalCluster:
-    """Spawns each role as one object here. Its factory gets `stopwatch`."""
+    """Spawns each role as one object here. Its factory gets `stopwatch`. `watchdog` ends a call after `deadline_s`."""
 
-    def __init__(self, stopwatch: Stopwatch | None = None) -> None:
+    def __init__(
+        self, stopwatch: Stopwatch | None = None, watchdog: Watchdog | None = None, deadline_s: float | None = None
+    ) -> None:
         self._stopwatch = stopwatch or Stopwatch()
+        self._watchdog = watchdog or Watchdog()
+        self._deadline_s = deadline_s
         self._roles: dict[str, LocalWorkers] = {}
 
     def spawn(self, role: str, factory: Callable[[Stopwatch], Any], devices: Sequence[int] | None = None) -> LocalWorkers:
         require_one_device(role, devices)
-        self._roles[role] = LocalWorkers(factory(self._stopwatch))
+        self._roles[role] = LocalWorkers(role, factory(self._stopwatch), self._watchdog, self._deadline_s)
         return self._roles[role]
 
     def shutdown(self) -> None:

@@ -14,6 +14,8 @@ import torch
 from turnwise.cluster.shared_tensors import Place
 from turnwise.stopwatch import Stopwatch
 
+RECORD = b"log"
+"""Before a pickled log record. What comes else is an Answer, which begins with a pickle's own first byte."""
 _NUMPY_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
 
 
@@ -91,13 +93,16 @@ class _Pickler(pickle.Pickler):
     """Tensors go as numpy arrays, which takes a tenth of the time: a loss reports dozens of numbers for each micro-batch."""
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is torch.Tensor and value.dtype in _NUMPY_DTYPES:
-            return _tensor, (value.detach().cpu().numpy(), value.requires_grad and value.is_leaf)
-        return NotImplemented
+        if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized:
+            return NotImplemented
+        copy, is_trained = value.detach().cpu(), value.requires_grad and value.is_leaf
+        if value.dtype in _NUMPY_DTYPES:
+            return _tensor, (copy.numpy(), is_trained)
+        return _tensor, (copy.reshape(-1).view(torch.uint8).numpy(), is_trained, value.dtype, value.shape)
 
 
 def dumps(value: Any) -> bytes:
-    """Pickled; tensors as copies on the CPU.
+    """Pickled; plain dense tensors as copies on the CPU.
 
     Raises:
         Exception: it can't be pickled; of any class, since objects may say how they are.
@@ -110,5 +115,10 @@ def dumps(value: Any) -> bytes:
 loads = pickle.loads
 
 
-def _tensor(array: Any, requires_grad: bool) -> torch.Tensor:
-    return torch.from_numpy(np.array(array)).requires_grad_(requires_grad)
+def _tensor(
+    array: Any, requires_grad: bool, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    tensor = torch.from_numpy(np.array(array))
+    if dtype is not None and shape is not None:
+        tensor = tensor.view(dtype).view(shape) if tensor.numel() else torch.empty(shape, dtype=dtype)
+    return tensor.requires_grad_(requires_grad)

@@ -8,24 +8,30 @@ asks for it.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
 
-from turnwise.errors import WorkerError
+from turnwise.errors import NotAvailableError, WorkerError
 
 _FORK, _REAP = b"f", b"r"
 _NUMBER = 8
 """Bytes of a number in a message."""
+_END_S = 5.0
+"""In which a nursery whose connection is closed ends by itself."""
 _ANSWER_S = 600.0
 """In which a nursery answers; the first time it imports before that."""
-_ENDS_A_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_IS_STARTER_THERE_S = 1.0
+"""Between two looks at it. A closed connection says it sooner, unless a fork of the starter holds its end."""
+_SENT_TO_ALL = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """What a shell or a scheduler may send to all processes of a run: what becomes of the others is the first one's choice."""
 
 
@@ -33,21 +39,23 @@ class Nursery:
     """The process that forks, from the side of the one that has started it. All ends with this one, however it ends."""
 
     def __init__(self, modules: Sequence[str]) -> None:
+        if sys.platform == "win32":
+            raise NotAvailableError("async_generation_ratio above 0 needs Unix, whose processes fork; with 0 nothing does")
         self.modules = modules
         self._control, theirs = socket.socketpair()
         self._control.settimeout(_ANSWER_S)
         self._lock = threading.Lock()
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}\n"
-            f"from turnwise.cluster.nursery import main; main({theirs.fileno()}, {list(modules)!r})"
+            f"import sys; sys.path[:] = {[folder for folder in sys.path if isinstance(folder, str)]!r}\n"
+            f"from turnwise.cluster.nursery import main; main({theirs.fileno()}, {os.getpid()}, {list(modules)!r})"
         )
         # Unbuffered, since forks may be killed. In a session of its own, since Ctrl-C in a terminal is for this process alone.
-        # Without a library's threads, which a fork doesn't have.
+        # Without OpenBLAS's threads, which a fork doesn't have.
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-c", code],
             pass_fds=[theirs.fileno()],
             start_new_session=True,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         )
         theirs.close()
 
@@ -62,17 +70,22 @@ class Nursery:
         """The id of a new process, which calls the function `main` (`module:name`) with its ends of the connections.
 
         Raises:
-            WorkerError: there can be none.
+            WorkerError: there can be none, since the nursery has ended or doesn't answer.
         """
         try:
             with self._talking():
                 socket.send_fds(self._control, [_FORK], [connection.fileno() for connection in connections])
                 self._control.sendall(main.encode().ljust(256))
                 return self._number()
+        except TimeoutError:
+            raise WorkerError(
+                f"the process that starts others gave no answer within {_ANSWER_S:g} s, in which it imports torch; "
+                "async_generation_ratio: 0 needs none"
+            ) from None
         except OSError:
             raise WorkerError(
-                f"the process that starts others has ended (out of memory?), or gave no answer within {_ANSWER_S:g} s, "
-                "in which it imports torch; async_generation_ratio: 0 needs none"
+                f"the process that starts others has ended with exit code {self._process.wait()} (-9 where memory runs out), "
+                "perhaps with a message above; async_generation_ratio: 0 needs none"
             ) from None
 
     def reap(self, process_id: int) -> int | None:
@@ -90,7 +103,10 @@ class Nursery:
         with self._lock:
             try:
                 yield
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, ConnectionError):
+                    with suppress(subprocess.TimeoutExpired):
+                        self._process.wait(_END_S)
                 self.kill()
                 raise
 
@@ -120,19 +136,26 @@ def drop_processes() -> None:
         nursery.kill()
 
 
-def main(descriptor: int, modules: Sequence[str]) -> None:
-    """In the nursery: imports the modules, then forks and reaps as it is asked to, until the other end is closed."""
-    for ends_a_job in _ENDS_A_JOB:
-        signal.signal(ends_a_job, lambda *_: None)
+def main(descriptor: int, starter: int, modules: Sequence[str]) -> None:
+    """In the nursery: imports the modules, then forks and reaps as it is asked to, until the other end is closed or its starter
+    is gone."""
+    for name in _SENT_TO_ALL:
+        if name in signal.Signals.__members__:
+            signal.signal(signal.Signals[name], lambda *_: None)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it, and passed that on, can't wait for children
     control = socket.socket(fileno=descriptor)
     for module in modules:
         try:
             import_module(module)
-        except Exception:  # boundary: a process that needs it says what is wrong with it
+        except Exception:  # boundary: the main process, which imports it as well, says what is wrong with it
             continue
     children: set[int] = set()
     try:
         while True:
+            if not select.select([control], [], [], _IS_STARTER_THERE_S)[0]:
+                if os.getppid() != starter:
+                    return
+                continue
             kind, descriptors, *_ = socket.recv_fds(control, 1, 8)
             if kind == _FORK:
                 name = _exactly(control, 256).decode().strip()
@@ -155,7 +178,8 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
         return
     finally:
         for child in children:
-            os.kill(child, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
 
 def _run(name: str, descriptors: Sequence[int]) -> None:
@@ -166,6 +190,8 @@ def _run(name: str, descriptors: Sequence[int]) -> None:
         called: Callable[..., None] = getattr(import_module(module), function)
         called(*(Connection(number) for number in descriptors))
         status = 0
+    except BaseException:  # boundary: nobody else says what has broken a process
+        traceback.print_exc()
     finally:
         os._exit(status)
 

@@ -19,7 +19,7 @@ from textwrap import indent
 from typing import Any
 
 from turnwise.cluster.local import require_one_device
-from turnwise.cluster.messages import Answer, Ask, Make, Message, SetUp, Shared, Take, dumps, loads
+from turnwise.cluster.messages import RECORD, Answer, Ask, Make, Message, SetUp, Shared, Take, dumps, loads
 from turnwise.cluster.nursery import prepare_processes
 from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import DeadlineError, WorkerError
@@ -27,6 +27,8 @@ from turnwise.protocols import Route
 from turnwise.stopwatch import Stopwatch
 from turnwise.threads import DaemonThread
 from turnwise.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
 
 RunAsync = Callable[[Coroutine[Any, Any, Any]], Any]
 _END_S = 60.0
@@ -46,7 +48,7 @@ class CpuThreads:
 
 class TrainerProcess:
     """The process, the thread here that talks to it, and what it is stuck in: no call comes after one that is past its
-    deadline, which is `deadline_s` where a call has no other."""
+    deadline, that of whoever awaits it or `deadline_s`."""
 
     def __init__(self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, deadline_s: float | None) -> None:
         self._run_async = run_async
@@ -55,6 +57,7 @@ class TrainerProcess:
         self._deadline_s = deadline_s
         self._stuck_in = ""
         self._has_ended = False
+        self._is_gone = False
         self._exit_code: int | None = None
         self._shared: dict[tuple[str, str], SharedTensors] = {}
         ours, theirs = socket.socketpair()
@@ -80,24 +83,27 @@ class TrainerProcess:
             raise WorkerError(f"{name} can't be called: the trainer's process was ended")
         return Started(name, self._thread.start(self._ask, name, message), self)
 
-    def wait_for(self, call: Started, timeout_s: float | None) -> Any:
+    def wait_for(self, call: Started) -> Any:
         """What the call returns. The event loop turns meanwhile, so that everything on it goes on."""
-        return self._run_async(self._wait_for(call, self._deadline_s if timeout_s is None else timeout_s))
+        return self._run_async(self._wait_for(call))
 
-    async def _wait_for(self, call: Started, timeout_s: float | None) -> Any:
-        try:
-            async with self._watchdog.waiting("the pipeline", call.name, timeout_s, "deadlines.train_s"):
-                return await call
-        except DeadlineError as fault:
+    async def _wait_for(self, call: Started) -> Any:
+        async with self._watchdog.waiting("the pipeline", call.name, self._deadline_s, "deadlines.train_s"):
+            return await call
+
+    def left(self, call: Started) -> None:
+        """Nobody waits any more for a call that goes on. Where a deadline is why, its error says where the process is."""
+        wait = self._watchdog.expired()
+        if wait is not None:
             self._stuck_in = call.name
-            raise DeadlineError(f"{fault}\n  the trainer's process:\n{indent(self._stack(), '    ')}") from None
+            wait.report = f"{wait.report}\n  the trainer's process:\n{indent(self._stack(), '    ')}"
 
     def end(self) -> None:
         """Ends the process, whatever it does: who wants an answer has waited for it. Again is harmless."""
         if self._has_ended:
             return
         self._has_ended = True
-        if self._exit_code is None:
+        if not self._is_gone:
             with suppress(ProcessLookupError):
                 os.kill(self._id, signal.SIGKILL)
         self._thread.end()
@@ -122,18 +128,15 @@ class TrainerProcess:
         return self._mapped(answer.value) if isinstance(answer.value, Shared) else answer.value
 
     def _answer(self, name: str, pickled: bytes) -> Answer:
-        received: Answer | logging.LogRecord | None = None
-        while not isinstance(received, Answer):
-            if received is not None:
-                logging.getLogger(received.name).handle(received)
-            try:
-                if received is None:
-                    self._connection.send_bytes(pickled)
-                data = self._connection.recv_bytes()
-            except (EOFError, OSError):
-                raise WorkerError(f"{name}: the trainer's process has ended: {self._fate()}") from None
-            received = loads(data)
-        return received
+        try:
+            self._connection.send_bytes(pickled)
+            while (data := self._connection.recv_bytes()).startswith(RECORD):
+                _log(data.removeprefix(RECORD))
+        except (EOFError, OSError):
+            self._is_gone = True
+            raise WorkerError(f"{name}: the trainer's process has ended: {self._fate()}") from None
+        answer: Answer = loads(data)
+        return answer
 
     def _mapped(self, shared: Shared) -> SharedTensors:
         if shared.places is not None:
@@ -163,7 +166,10 @@ class TrainerProcess:
         text, end = b"", time.monotonic() + _STACK_S
         # It writes line by line: it is whole when nothing more comes.
         while self._stacks.poll(0.2 if text else max(0.0, end - time.monotonic())):
-            text += os.read(self._stacks.fileno(), 65_536)
+            more = os.read(self._stacks.fileno(), 65_536)
+            if not more:
+                break
+            text += more
         return text.decode() or "it doesn't say"
 
 
@@ -175,17 +181,25 @@ class Started:
     future: Future[Any]
     process: TrainerProcess
 
-    def result(self, timeout_s: float | None = None) -> Any:
+    def result(self) -> Any:
         """Waits, while the event loop turns.
 
         Raises:
-            DeadlineError: past `timeout_s`, or the cluster's deadline.
+            DeadlineError: past the cluster's deadline.
             WorkerError: the process has ended.
         """
-        return self.process.wait_for(self, timeout_s)
+        return self.process.wait_for(self)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return asyncio.wrap_future(self.future).__await__()
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Any:
+        try:
+            return await asyncio.wrap_future(self.future)
+        except asyncio.CancelledError:
+            if not self.future.done():
+                self.process.left(self)
+            raise
 
 
 class ProcessWorkers:
@@ -209,8 +223,8 @@ class ProcessCluster:
     stopwatch notes `stopwatch` does. No call takes longer than `deadline_s`.
 
     `run_async` waits for a coroutine on the run's event loop. `set_num_threads` says how many threads the operators use that
-    are called from the calling thread: until `shutdown` `num_threads.rollout` here, and there `num_threads.train`, after
-    `set_up`.
+    are called from the calling thread: until `shutdown` `num_threads.rollout` here, and there `num_threads.train`. `set_up` is
+    called there first.
     """
 
     def __init__(
@@ -252,6 +266,16 @@ class ProcessCluster:
         """Ends the process. Nobody waits for what it still does."""
         self._set_num_threads(self.num_threads.both)
         self._process.end()
+
+
+def _log(pickled: bytes) -> None:
+    """Logs here what was logged there."""
+    try:
+        record: logging.LogRecord = loads(pickled)
+    except Exception as error:  # boundary: what was put into its `extra` may be of classes that aren't known here
+        logger.warning("A log record of the trainer's process can't be read: %s", error)
+    else:
+        logging.getLogger(record.name).handle(record)
 
 
 def _begin(set_num_threads: Callable[[int], None], num_threads: int, set_up: Callable[[], object] | None) -> None:

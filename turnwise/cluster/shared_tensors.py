@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from turnwise.errors import WorkerError
+
 _ALIGNMENT = 64
 
 
@@ -42,10 +44,22 @@ class SharedTensors:
         self._buffer = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
 
     def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Takes over the values of tensors on any device."""
+        """Takes over the values of tensors on any device.
+
+        Raises:
+            WorkerError: they aren't the tensors that there is a place for.
+        """
+        missing = dict(self.places)
         with torch.no_grad():
             for name, tensor in tensors:
-                self._view(self.places[name]).copy_(tensor)
+                place = missing.pop(name, None)
+                if place is None or (place.dtype, place.shape) != (tensor.dtype, tensor.shape):
+                    expected = "unknown" if place is None else f"{place.dtype} {list(place.shape)}"
+                    got = f"{tensor.dtype} {list(tensor.shape)}"
+                    raise WorkerError(f"{name} is {got} now, and was {expected} when the tensors were sent first")
+                self._view(place).copy_(tensor)
+        if missing:
+            raise WorkerError(f"{next(iter(missing))} isn't among the tensors any more, and was when they were sent first")
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, self._view(place)) for name, place in self.places.items())

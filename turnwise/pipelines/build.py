@@ -109,20 +109,18 @@ def _assemble(
     # A trainer in another process loads its own model.
     model = None if policy.is_trained_apart else policy.model
     trained = partial(policy_strategy, config, device, policy.tokenizer, folder.path, model=model)
-    actor_train = ModelRole(
-        "actor_train", cluster.spawn("actor_train", trained), batch_plan(config, "actor_train"), policy.watchdog
-    )
+    actor_train = ModelRole("actor_train", cluster.spawn("actor_train", trained), batch_plan(config, "actor_train"))
     weights = partial(actor_train.workers.call, "weights", route="rank0")
     reference = None
     if "ref_logprobs" in algorithm.needs and config.is_reference_in_policy:
         reference = actor_train.without_adapter("reference", batch_plan(config, "reference"))
     elif "ref_logprobs" in algorithm.needs:
         frozen = partial(frozen_strategy, config, device)
-        reference = ModelRole("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"), policy.watchdog)
+        reference = ModelRole("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"))
     critic = None
     if "values" in algorithm.needs:
         valued = partial(critic_strategy, config, device, policy.tokenizer, folder.path)
-        critic = ModelRole("critic", cluster.spawn("critic", valued), batch_plan(config, "critic"), policy.watchdog)
+        critic = ModelRole("critic", cluster.spawn("critic", valued), batch_plan(config, "critic"))
     source, num_steps = build_source(config, policy, algorithm.needs, rollouts)
     pictures = build_pictures(config, folder.path.name)
     parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def build_cluster(config: AgenticConfig, policy: ServedPolicy, is_asynchronous: bool) -> Cluster:
     """The cluster of a run that plays while it trains, or of one that does one after the other."""
     if not is_asynchronous:
-        return LocalCluster(policy.stopwatch)
+        return LocalCluster(policy.stopwatch, policy.watchdog, config.deadlines.train_s)
     num_threads = cpu_threads(config, torch.get_num_threads())
     logger.info("of %d threads %d train and %d play", num_threads.both, num_threads.train, num_threads.rollout)
     return ProcessCluster(

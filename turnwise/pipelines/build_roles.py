@@ -32,7 +32,6 @@ def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
         max_sequences=role.training_args.per_device_train_batch_size,
         max_tokens_train=role.max_tokens_per_microbatch_in_train if role.use_dynamic_batching_in_train else None,
         max_tokens_infer=role.max_tokens_per_microbatch_in_infer if role.use_dynamic_batching_in_infer else None,
-        deadline_s=config.deadlines.train_s,
         samples_per_batch=config.rollout_batch_size,
         first_step=config.max_steps - config.num_training_steps(role_name),
     )

@@ -28,7 +28,6 @@ from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.random_state import GlobalRandomState
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Message, Sample
-from turnwise.watchdog import Watchdog
 
 
 def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> SFTPipeline:
@@ -63,7 +62,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
         max_tokens_train=max_tokens if config.use_dynamic_batching_in_train else None,
         max_tokens_infer=max_tokens,
     )
-    sft = ModelRole("sft", LocalCluster().spawn("sft", lambda _: strategy), plan, Watchdog())
+    sft = ModelRole("sft", LocalCluster().spawn("sft", lambda _: strategy), plan)
     contents = Contents(
         sft.workers, tokenizer, parts={"random": GlobalRandomState(), "demonstrations": Fingerprint(train_samples)}
     )

@@ -11,7 +11,6 @@ from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
 from turnwise.protocols import Loss, Output, PreparesStep, StrategyFacts, Workers
 from turnwise.token_counts import TokenCounts
 from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
-from turnwise.watchdog import Watchdog
 
 LogprobField = Literal["old_logprobs", "ref_logprobs"]
 
@@ -31,7 +30,6 @@ class BatchPlan:
     max_sequences: int = 8
     max_tokens_train: int | None = None
     max_tokens_infer: int | None = None
-    deadline_s: float | None = None
     samples_per_batch: int | None = None
     """That the schedule counts on, one a trajectory; None = as many as there are."""
     first_step: int = 0
@@ -67,20 +65,18 @@ class BatchPlan:
 class ModelRole:
     """`actor_train`, `reference` or `critic`, on whatever workers they run.
 
-    `watchdog` ends a call of the workers that takes longer than the plan's deadline. `is_base` stands for the model under the
-    LoRA adapter of these workers.
+    `is_base` stands for the model under the LoRA adapter of these workers.
     """
 
-    def __init__(self, name: str, workers: Workers, plan: BatchPlan, watchdog: Watchdog, is_base: bool = False) -> None:
+    def __init__(self, name: str, workers: Workers, plan: BatchPlan, is_base: bool = False) -> None:
         self.name = name
         self.workers = workers
         self.plan = plan
-        self.watchdog = watchdog
         self.is_base = is_base
 
     def without_adapter(self, name: str, plan: BatchPlan) -> ModelRole:
         """The model under this one's LoRA adapter, as a role of its own on the same workers."""
-        return ModelRole(name, self.workers, plan, self.watchdog, is_base=True)
+        return ModelRole(name, self.workers, plan, is_base=True)
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:
         """Fills `into` of every sample with this model's log-probs of its tokens; what the passes computed."""
@@ -196,15 +192,13 @@ class ModelRole:
         ]
 
     def _num_computed(self) -> TokenCounts:
-        facts: StrategyFacts = self.workers.call("facts", route="rank0").result(self.plan.deadline_s)
+        facts: StrategyFacts = self.workers.call("facts", route="rank0").result()
         return facts.counts
 
     def _call(self, method: str, batches: Sequence[Batch], **arguments: Any) -> Any:
         """What the workers return for the batches.
 
         Raises:
-            DeadlineError: past the plan's `deadline_s`, naming role and method.
+            DeadlineError: past the cluster's deadline, naming role and method.
         """
-        deadline_s = self.plan.deadline_s
-        with self.watchdog.waiting("the pipeline", f"{self.name}.{method}", deadline_s, "deadlines.train_s"):
-            return self.workers.call(method, batches, route="split", **arguments).result(deadline_s)
+        return self.workers.call(method, batches, route="split", **arguments).result()

@@ -23,7 +23,6 @@ from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import ModelOutputs, VersionRun
-from turnwise.watchdog import Watchdog
 
 NAN = float("nan")
 
@@ -56,7 +55,7 @@ def test_a_stale_sample_never_has_a_ratio_of_one():
     """One optimiser step on samples of an older version: old is the trainer's, computed before it, not its own forward pass."""
     strategy = TorchStrategy(toy_model())
     workers = LocalCluster().spawn("actor_train", lambda _: strategy)
-    role = ModelRole("actor_train", workers, BatchPlan(samples_per_step=4, max_length=64, seed=0), Watchdog())
+    role = ModelRole("actor_train", workers, BatchPlan(samples_per_step=4, max_length=64, seed=0))
     samples = toy_samples(2)
     role.set_old_log_probs(samples, version=0, is_rollouts=False)
     assert all(sample.old_logprobs is None for sample in samples)  # fresh, and one step: the ratio is 1
@@ -70,7 +69,7 @@ def test_a_second_optimiser_step_never_has_a_ratio_of_one():
     strategy = TorchStrategy(toy_model())
     workers = LocalCluster().spawn("actor_train", lambda _: strategy)
     for plan in ({"samples_per_step": 1}, {"samples_per_step": 2, "num_epochs": 2}):
-        role = ModelRole("actor_train", workers, BatchPlan(max_length=64, seed=0, **plan), Watchdog())
+        role = ModelRole("actor_train", workers, BatchPlan(max_length=64, seed=0, **plan))
         samples = toy_samples(2)
         role.set_old_log_probs(samples, version=0, is_rollouts=False)
         assert all(sample.old_logprobs is not None for sample in samples)

@@ -12,12 +12,15 @@ import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
+from turnwise.cluster.messages import dumps, loads
 from turnwise.cluster.nursery import Nursery, prepare_processes
 from turnwise.cluster.process import CpuThreads, ProcessCluster
+from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
 from turnwise.errors import DataError, DeadlineError, WorkerError
 from turnwise.event_loop import WatchedRunner
 from turnwise.pipelines.build_cluster import set_torch_threads
@@ -68,6 +71,9 @@ class Worker:
     def fail(self, error):
         raise error
 
+    def fail_with(self, name):
+        raise {"StopIteration": StopIteration, "Nameless": Nameless}[name]
+
     def fail_twice(self):
         raise Unpicklable("one", "two")
 
@@ -83,6 +89,19 @@ class Worker:
 
     def log_a_lock(self):
         logger.warning("locked", extra={"lock": threading.Lock()})
+
+    def log_an_error(self):
+        logger.warning("an error in a record", extra={"error": Unpicklable("one", "two")})
+        return "the answer"
+
+    def log_in_a_thread(self):
+        def log():
+            end = time.monotonic() + 0.5
+            while time.monotonic() < end:
+                logger.debug("again")
+
+        logger.setLevel(logging.DEBUG)
+        threading.Thread(target=log, daemon=True).start()
 
     def end(self, number):
         os.kill(os.getpid(), number)
@@ -114,6 +133,16 @@ def set_up():
 class Unpicklable(Exception):
     def __init__(self, first, second):
         super().__init__(f"{first} and {second}")
+
+
+class Nameless(Exception):
+    """Can be neither sent nor shown."""
+
+    def __init__(self):
+        super().__init__(threading.Lock())
+
+    def __str__(self):
+        raise RuntimeError("no name")
 
 
 class Notes(Stopwatch):
@@ -173,7 +202,7 @@ def test_the_loop_turns_until_the_call_is_done(runner, workers):
         return asyncio.create_task(tick())
 
     task = runner.run(start())
-    workers.call("wait", 0.2).result(timeout_s=60.0)
+    workers.call("wait", 0.2).result()
     task.cancel()
     assert len(turns) > 5
 
@@ -203,6 +232,14 @@ def test_errors_come_back_with_where_they_were_raised(workers):
     with pytest.raises(DataError, match="no rows") as caught:
         workers.call("fail", DataError("no rows")).result()
     assert "in fail" in caught.value.__notes__[0]
+    assert workers.call("process").result()
+
+
+@pytest.mark.parametrize("error", ["StopIteration", "Nameless"])
+def test_errors_of_any_kind_come_back(workers, error):
+    with pytest.raises(WorkerError, match=error) as caught:
+        workers.call("fail_with", error).result()
+    assert "in fail_with" in caught.value.__notes__[0]
     assert workers.call("process").result()
 
 
@@ -303,6 +340,21 @@ def test_records_with_anything_in_them_arrive(workers, caplog):
     assert "locked" in caplog.text
 
 
+def test_a_record_that_cannot_be_read_does_not_shift_the_answers(workers, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert workers.call("log_an_error").result() == "the answer"
+    assert "an error in a record" in caplog.text
+    assert workers.call("add_to", 1).result() == 2
+
+
+def test_a_thread_that_logs_does_not_disturb_the_first_weights(make_cluster):
+    cluster = make_cluster()
+    for number in range(4):
+        workers = cluster.spawn(f"role {number}", Worker)
+        workers.call("log_in_a_thread").result()
+        assert [name for name, _ in workers.call("weights").result()] == ["a", "b"]
+
+
 def test_a_call_in_progress_is_not_waited_for_at_the_end(make_cluster):
     cluster = make_cluster()
     workers = cluster.spawn("actor_train", Worker)
@@ -319,12 +371,40 @@ def test_two_clusters_after_each_other_and_at_once(make_cluster):
     assert len(set(ids)) == 3
 
 
-def test_a_call_without_end_is_named_and_nothing_waits_behind_it(workers):
+def test_a_call_without_end_is_named_and_nothing_waits_behind_it(make_cluster):
+    workers = make_cluster(deadline_s=2.0).spawn("actor_train", Worker)
     with pytest.raises(DeadlineError, match=r"waited 2 s for actor_train.say_and_wait; raise deadlines.train_s") as caught:
-        workers.call("say_and_wait").result(timeout_s=2.0)
+        workers.call("say_and_wait").result()
     assert re.search(r"the trainer's process:\n.* in say_and_wait", str(caught.value), re.DOTALL)
     with pytest.raises(DeadlineError, match=r"count can't be called: actor_train.say_and_wait is past its deadline"):
         workers.call("count")
+
+
+def test_a_call_that_somebody_else_stops_to_await_is_named_too(runner, workers):
+    async def ask(timeout_s):
+        async with runner.watchdog.waiting("the weights", "an update", timeout_s, "deadlines.weights_s"):
+            await workers.call("say_and_wait")
+
+    with pytest.raises(DeadlineError, match=r"(?s)the weights waited 2 s .*the trainer's process:\n.* in say_and_wait"):
+        runner.run(ask(2.0))
+    with pytest.raises(DeadlineError, match=r"count can't be called: actor_train.say_and_wait is past its deadline"):
+        workers.call("count")
+
+
+def test_a_call_whose_wait_is_cancelled_has_others_behind_it(runner, workers):
+    async def leave():
+        task = asyncio.ensure_future(workers.call("wait", 0.5))
+        await asyncio.sleep(0.1)
+        task.cancel()
+
+    runner.run(leave())
+    assert workers.call("add_to", 1).result() == 2
+
+
+def test_a_process_that_is_gone_has_no_stack(make_cluster):
+    cluster = make_cluster()
+    os.kill(cluster.spawn("actor_train", Worker).call("process").result(), signal.SIGKILL)
+    assert cluster._process._stack() == "it doesn't say"
 
 
 @pytest.mark.parametrize(
@@ -332,18 +412,22 @@ def test_a_call_without_end_is_named_and_nothing_waits_behind_it(workers):
 )
 def test_a_process_that_ends_is_named(workers, number, fate):
     with pytest.raises(WorkerError, match=rf"actor_train.end: the trainer's process has ended: {fate}"):
-        workers.call("end", number).result(timeout_s=60.0)
+        workers.call("end", number).result()
     with pytest.raises(WorkerError, match="has ended"):
         workers.call("count").result()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_a_shell_sends_to_all_is_left_to_the_parent(workers, number):
-    os.kill(workers.call("process").result(), number)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+def test_what_a_shell_or_a_scheduler_sends_to_all_is_left_to_the_parent(make_cluster, name):
+    nursery, workers = prepare_processes(), make_cluster().spawn("actor_train", Worker)
+    os.kill(nursery._process.pid, signal.Signals[name])
+    os.kill(workers.call("process").result(), signal.Signals[name])
     assert workers.call("process").result()
+    assert make_cluster().spawn("actor_train", Worker).call("process").result()
+    assert prepare_processes() is nursery
 
 
-@pytest.mark.parametrize("how", ["exit", "kill"])
+@pytest.mark.parametrize("how", ["exit", "kill", "fork and kill"])
 def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(
@@ -354,18 +438,26 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
         "runner = WatchedRunner(Watchdog()).__enter__()\n"
         "cluster = ProcessCluster(runner.run, runner.watchdog, Stopwatch(), CpuThreads(1, 1, 1), set_torch_threads)\n"
         "workers = cluster.spawn('actor_train', Worker)\n"
-        "print(workers.call('process').result(), flush=True)\n"
+        "print(workers.call('process').result(), prepare_processes()._process.pid, flush=True)\n"
         "workers.call('say').result()\n"
-        "workers.call('wait', 3600)\n" + {"exit": "sys.exit(0)\n", "kill": "os.kill(os.getpid(), 9)\n"}[how]
+        "workers.call('wait', 3600)\n"
+        + {
+            "exit": "sys.exit(0)\n",
+            "kill": "os.kill(os.getpid(), 9)\n",
+            # A fork has the ends of all our connections.
+            "fork and kill": "if os.fork() == 0:\n    os.closerange(0, 3)\n    time.sleep(60)\n    os._exit(0)\n"
+            "os.kill(os.getpid(), 9)\n",
+        }[how]
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
-    started, process, said = done.stdout.split()
+    started, process, nursery, said = done.stdout.split()
     assert (started, said) == ("started", "said")
-    end = time.monotonic() + 30
-    while time.monotonic() < end and os.path.exists(f"/proc/{process}"):
-        time.sleep(0.05)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(process), 0)
+    for gone in (process, nursery):
+        end = time.monotonic() + 30
+        while time.monotonic() < end and os.path.exists(f"/proc/{gone}"):
+            time.sleep(0.05)
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(gone), 0)
 
 
 def test_a_nursery_that_was_left_in_the_middle_is_followed_by_another(make_cluster, monkeypatch):
@@ -397,6 +489,80 @@ def test_a_nursery_that_does_not_answer_is_named(make_cluster, monkeypatch):
         make_cluster()
     nursery._process.wait(timeout=30)
     assert make_cluster().spawn("actor_train", Worker).call("process").result()
+
+
+def test_a_nursery_that_cannot_start_says_so_at_once(make_cluster, monkeypatch, capfd):
+    end_nursery()
+    monkeypatch.setattr(sys, "path", ["/nowhere"])
+    with pytest.raises(WorkerError, match=r"has ended with exit code 1 .* perhaps with a message above"):
+        make_cluster()
+    assert "No module named" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["a path", "children"])
+def test_a_nursery_bears_what_the_main_process_has(make_cluster, monkeypatch, what):
+    end_nursery()
+    if what == "a path":
+        monkeypatch.setattr(sys, "path", [*sys.path, Path("anywhere")])
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN) if what == "children" else signal.getsignal(signal.SIGCHLD)
+    try:
+        prepare_processes()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    workers = make_cluster().spawn("actor_train", Worker)
+    with pytest.raises(WorkerError, match="something killed it"):
+        workers.call("end", signal.SIGKILL).result()
+
+
+def test_a_process_that_breaks_outside_of_calls_says_so(capfd):
+    end_nursery()
+    nursery = prepare_processes()
+    assert nursery.reap(nursery.fork("turnwise.cluster.child:nothing", [])) == 1
+    assert "has no attribute 'nothing'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ([("a", torch.zeros(2))], r"a is torch.float32 \[2\] now, and was torch.float32 \[2, 3\]"),
+        ([("a", torch.zeros(2, 3, dtype=torch.float64))], r"a is torch.float64 \[2, 3\] now"),
+        ([("c", torch.zeros(2))], "c is .* now, and was unknown"),
+        ([], "a isn't among the tensors any more"),
+    ],
+)
+def test_other_tensors_than_the_first_are_refused(tensors, message):
+    places, num_bytes = layout([("a", torch.zeros(2, 3))])
+    descriptor = new_buffer(num_bytes)
+    shared = SharedTensors(descriptor, num_bytes, places)
+    os.close(descriptor)
+    with pytest.raises(WorkerError, match=message):
+        shared.write(tensors)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).view(2, 3).t(),
+        torch.tensor(1.5, dtype=torch.bfloat16),
+        torch.ones(2, 3, dtype=torch.float16)[:, ::2],
+        torch.zeros(0, 3, dtype=torch.bfloat16),
+        torch.ones(2, dtype=torch.complex64),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, requires_grad=True),
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+)
+def test_tensors_of_any_kind_can_be_sent(tensor):
+    copy = loads(dumps(tensor))
+    assert (type(copy), copy.dtype, copy.shape, copy.layout) == (type(tensor), tensor.dtype, tensor.shape, tensor.layout)
+    assert copy.requires_grad == tensor.requires_grad
+    torch.testing.assert_close(copy, tensor)
+
+
+def end_nursery():
+    nursery = prepare_processes()
+    nursery.kill()
+    nursery._process.wait(timeout=30)
 
 
 def press_ctrl_c(self):

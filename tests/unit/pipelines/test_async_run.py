@@ -63,7 +63,11 @@ def make_config(tiny_model, tmp_path):
 
 def run(config, replay=None):
     folder = start_run(config)
-    pipeline = build_agentic(config, folder, replay=replay)
+    try:
+        pipeline = build_agentic(config, folder, replay=replay)
+    except BaseException:
+        folder.close()
+        raise
     try:
         pipeline.run()
     finally:
@@ -277,20 +281,27 @@ def signal_trainer(number):
             "old_log_probs_values",
             signal.SIGSTOP,
             DeadlineError,
-            r"waited 3 s for actor_train.f\w+; raise deadlines.train_s",
+            r"(?s)waited 3 s for actor_train.f\w+; raise deadlines.train_s.*the trainer's process:\n    it doesn't say",
         ),
-        ("model_update", signal.SIGSTOP, DeadlineError, r"waited 2 s for the weights of version 2 .*deadlines.weights_s"),
+        (
+            "model_update",
+            signal.SIGSTOP,
+            DeadlineError,
+            r"(?s)waited 2 s for the weights of version 2 .*deadlines.weights_s.*the trainer's process:\n    it doesn't say",
+        ),
         ("train", signal.SIGKILL, WorkerError, r"actor_train.f\w+: the trainer's process has ended: something killed it"),
     ],
 )
 def test_a_trainer_that_does_not_answer_ends_the_run_by_name(make_config, capfd, phase, number, error, message):
     config = make_config(deadlines={"train_s": 3.0, "weights_s": 2.0}, save_steps=1)
+    nursery = prepare_processes()
     folder = start_run(config)
     pipeline = build_agentic(config, folder)
     pipeline.log = Disturbing(pipeline.log, phase, partial(signal_trainer, number))
     with pytest.raises(error, match=message):
         run_to_end(folder, lambda: pipeline)
     assert not processes()
+    assert prepare_processes() is nursery
     resumed = run(make_config(resume_from_checkpoint=True))
     groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
     assert len(groups) == len(set(groups)) == 5 * 8
@@ -309,7 +320,7 @@ def test_steps_that_a_lost_trainer_had_are_said_to_be_lost(make_config, capfd):
 def test_a_loss_that_cannot_be_sent_is_refused_at_the_start(make_config):
     config = make_config(adv_estimator=f"{__name__}:WithLambda")
     with pytest.raises(ConfigError, match=r"adv_estimator .*WithLambda: its loss can't be sent to the trainer's process"):
-        build_agentic(config, start_run(config))
+        run(config)
     assert not processes()
 
 

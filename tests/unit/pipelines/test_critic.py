@@ -18,7 +18,6 @@ from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.protocols import LoadedModel, StrategyFacts
 from turnwise.testing.toy_model import toy_samples
 from turnwise.tracking.jsonl import read_metrics
-from turnwise.watchdog import Watchdog
 
 TIMES = ("time/", "system/tps")
 
@@ -170,9 +169,7 @@ def test_values_before_and_after_tokens_come_from_one_pass_and_go_back_to_their_
         def facts(self):
             return StrategyFacts(LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "fp32")
 
-    role = ModelRole(
-        "critic", LocalCluster().spawn("critic", lambda _: Worker()), BatchPlan(4, 64, 0, max_tokens_infer=60), Watchdog()
-    )
+    role = ModelRole("critic", LocalCluster().spawn("critic", lambda _: Worker()), BatchPlan(4, 64, 0, max_tokens_infer=60))
     samples = toy_samples(5)
     role.compute_values(samples)
     for sample in samples:

@@ -57,7 +57,7 @@ def samples(num):
 def role(**plan):
     workers = LocalCluster().spawn("actor_train", lambda _: Recorder())
     settings = BatchPlan(**({"samples_per_step": 4, "max_length": 64, "seed": 0, "max_sequences": 2} | plan))
-    return ModelRole("actor_train", workers, settings, Watchdog())
+    return ModelRole("actor_train", workers, settings)
 
 
 def test_forward_results_go_back_to_their_samples_in_order():
@@ -181,9 +181,8 @@ def test_a_trainer_that_never_returns_is_named(method):
             threading.Event().wait()
 
     with Watchdog(grace_s=10.0, poll_s=0.01) as watchdog:
-        workers = LocalCluster().spawn("actor_train", lambda _: Stuck())
-        plan = BatchPlan(samples_per_step=4, max_length=64, seed=0, deadline_s=0.05)
-        actor = ModelRole("actor_train", workers, plan, watchdog)
+        workers = LocalCluster(watchdog=watchdog, deadline_s=0.05).spawn("actor_train", lambda _: Stuck())
+        actor = ModelRole("actor_train", workers, BatchPlan(samples_per_step=4, max_length=64, seed=0))
         with pytest.raises(DeadlineError) as caught:
             actor.train_step(samples(2), None, 0) if method == "train_step" else actor.forward(samples(2), "logprobs")
     first, *stacks = str(caught.value).splitlines()
