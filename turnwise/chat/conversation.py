@@ -97,9 +97,10 @@ class TokenConversation:
         completion = await self._server.generate(prompt_ids, sampling, self.request_id, media)
         self._check(completion, sampling)
 
-        turn = self._turn(added_ids, completion, observation=_text_of(new_messages), media=new_media)
+        token_ids = completion.token_ids.tolist()
+        turn = self._turn(added_ids, completion, token_ids, observation=_text_of(new_messages), media=new_media)
         self.turns.append(turn)
-        self._context_ids = prompt_ids + array("q", completion.token_ids.tolist())
+        self._context_ids = prompt_ids + array("q", token_ids)
         self._media = media
         return {"role": "assistant", "content": turn.text}
 
@@ -136,15 +137,17 @@ class TokenConversation:
         self._template.announce_rewrites()
         return self._template.extend(self.turns[-1].response_ids.tolist(), new_messages, self._tools)
 
-    def _turn(self, added_ids: list[int], completion: Completion, *, observation: str, media: tuple[Media, ...]) -> Turn:
+    def _turn(
+        self, added_ids: list[int], completion: Completion, token_ids: list[int], observation: str, media: tuple[Media, ...]
+    ) -> Turn:
         is_first = not self.turns
         return Turn(
             prompt_ids=np.array(added_ids, dtype=np.int64),
-            response_ids=np.array(completion.token_ids, dtype=np.int64),
-            logprobs=np.array(completion.logprobs, dtype=np.float32),
+            response_ids=completion.token_ids.astype(np.int64),
+            logprobs=completion.logprobs.astype(np.float32),
             versions=completion.versions,
             finish_reason=completion.finish_reason,
-            text=self._text(completion.token_ids.tolist()),
+            text=self._text(token_ids),
             observation=observation,
             media=media,
             starts_context=is_first,

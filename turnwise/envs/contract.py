@@ -166,7 +166,11 @@ def _metrics(values: Any, where: str, reductions: Mapping[str, Reduction]) -> di
                 f"{where}: metric {name!r} isn't declared; metric_reductions has {', '.join(reductions) or 'none'}: "
                 f"add it there with mean, sum, max, min or last.{nearest(str(name), reductions)}"
             )
-    return {name: _number(value, f"{where}: metric {name!r}") for name, value in values.items()}
+    # The text is for an error: most values need none.
+    return {
+        name: value if type(value) is float and math.isfinite(value) else _number(value, f"{where}: metric {name!r}")
+        for name, value in values.items()
+    }
 
 
 def _shape(value: Any) -> str:

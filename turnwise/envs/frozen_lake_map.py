@@ -93,6 +93,12 @@ def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = N
         EnvironmentFault: `size` or `p` is out of range, or no such map turns up in `MAX_DRAWS` draws.
     """
     check_map_arguments(size, p)
+    return _drawn(seed, size, p, split)
+
+
+@lru_cache(maxsize=1024)
+def _drawn(seed: int, size: int, p: float, split: Split | None) -> Rows:
+    """Cached, since all siblings of a group draw the same."""
     rng = np.random.default_rng(seed)
     for _ in range(MAX_DRAWS):
         is_ice = rng.random((size, size)) < p

@@ -34,6 +34,8 @@ def without_thoughts(text: str) -> str | None:
     >>> without_thoughts("Left? No.</think>Right"), without_thoughts("<think>Left or")
     ('Right', None)
     """
+    if "think>" not in text.lower():
+        return text
     spoken = _CLOSE.split(_THOUGHT.sub("", text))[-1]
     return None if _OPEN.search(spoken) else spoken
 

@@ -63,7 +63,7 @@ def takes_split(env_type: str) -> bool:
 
 @lru_cache
 def _takes_split(cls: type) -> bool:
-    signatures = [inspect.signature(cls)]
+    signatures = [_signature(cls)]
     signatures += [inspect.signature(vars(base)["__init__"]) for base in cls.__mro__[:-1] if "__init__" in vars(base)][1:]
     for signature in signatures:
         if "split" in signature.parameters:
@@ -81,7 +81,7 @@ def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
     """
     cls = env_class(env_type)
     arguments = {"split": split, **env_config} if takes_split(env_type) else dict(env_config)
-    signature = inspect.signature(cls)
+    signature = _signature(cls)
     try:
         signature.bind(**arguments)
     except TypeError as error:
@@ -93,6 +93,12 @@ def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
         ) from error
     env: Env = cls(**arguments)
     return env
+
+
+@lru_cache
+def _signature(cls: type) -> inspect.Signature:
+    """Of the constructor: looking it up takes as long as many environments take to be made."""
+    return inspect.signature(cls)
 
 
 def _entry_points() -> dict[str, str]:

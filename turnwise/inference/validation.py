@@ -49,9 +49,10 @@ def refuse_all_but_cache(kinds: Iterable[MemoryKind]) -> None:
 def _prompt_problem(prompt_ids: IntArray, vocab_size: int, max_length: int) -> str | None:
     if len(prompt_ids) == 0:
         return "its prompt is empty"
-    low, high = int(prompt_ids.min()), int(prompt_ids.max())
-    if low < 0 or high >= vocab_size:
-        return f"its prompt has token id {low if low < 0 else high}; the model's ids are 0 to {vocab_size - 1}"
+    # Negative numbers are large without their sign: one pass finds both kinds.
+    if prompt_ids.view(np.uint64).max() >= vocab_size:
+        wrong = int(prompt_ids[(prompt_ids < 0) | (prompt_ids >= vocab_size)][0])
+        return f"its prompt has token id {wrong}; the model's ids are 0 to {vocab_size - 1}"
     if len(prompt_ids) + 1 > max_length:
         return (
             f"its prompt of {len(prompt_ids)} tokens leaves no room for a response within {max_length} tokens; "

@@ -57,6 +57,8 @@ class KVCache:
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Makes room for at least this many slots and tokens a slot, keeping what is cached."""
+        if num_slots <= self.num_slots and length <= self.length:
+            return
         slots = min(_doubled(self.num_slots or _FIRST_SLOTS, num_slots), self.max_slots)
         tokens = min(_doubled(self.length or _FIRST_LENGTH, length), self._most_tokens)
         if (slots, tokens) == (self.num_slots, self.length):

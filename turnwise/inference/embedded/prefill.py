@@ -77,15 +77,22 @@ class Prefill:
 
     def _waits(self, slot: int) -> bool:
         """Copies the longest prefix that another slot has cached; whether to wait for a longer one."""
-        state, context_ids = self._rows.state, self._rows.context(slot)
-        if len(context_ids) - state["cached"][slot] <= _WORTH_SHARING:
+        rows, state, context_ids = self._rows, self._rows.state, self._rows.context(slot)
+        start = int(state["cached"][slot])
+        if len(context_ids) - start <= _WORTH_SHARING:
             return False
         is_promised = False
         for other in self._index.neighbours(slot, context_ids):
-            num_common = min(self._rows.common_prefix(other, context_ids), len(context_ids) - 1)
-            start, stop = int(state["cached"][slot]), int(min(num_common, state["cached"][other]))
-            if stop - start >= _WORTH_SHARING:
+            # One token tells most of the others apart, long before all are compared.
+            needed = start + _WORTH_SHARING
+            if needed >= len(context_ids):
+                break
+            if state["length"][other] < needed or rows.ids[other, needed - 1] != context_ids[needed - 1]:
+                continue
+            num_common = min(rows.common_prefix(other, context_ids), len(context_ids) - 1)
+            stop = int(min(num_common, state["cached"][other]))
+            if stop >= needed:
                 self._runner.copy_prefix(other, slot, start, stop)
-                state["cached"][slot] = stop
-            is_promised |= other in self._slots and num_common - int(state["cached"][slot]) >= _WORTH_SHARING
+                state["cached"][slot] = start = stop
+            is_promised |= other in self._slots and num_common - start >= _WORTH_SHARING
         return is_promised and slot not in self._index

@@ -21,6 +21,7 @@ ROW = np.dtype(
         ("top_k", np.int64),
         ("repetition_penalty", np.float32),
         ("is_greedy", np.bool_),
+        ("is_plain", np.bool_),  # drawn from the model's own distribution, or its most likely token
         ("has_stop_strings", np.bool_),
         ("is_running", np.bool_),
     ]
@@ -53,9 +54,11 @@ class Rows:
 
     def common_prefix(self, slot: int, context_ids: IntArray) -> int:
         """With how many tokens of the context the slot's own context begins, computed or not."""
-        own = self.ids[slot, : min(self.state["length"][slot], len(context_ids))]
-        is_same = own == context_ids[: len(own)]
-        return len(own) if is_same.all() else int(is_same.argmin())
+        length = min(int(self.state["length"][slot]), len(context_ids))
+        own, other = self.ids[slot, :length], context_ids[:length]
+        if own.tobytes() == other.tobytes():
+            return length
+        return int((own == other).argmin())
 
     def context(self, slot: int) -> IntArray:
         """The tokens of a slot's context."""
@@ -77,6 +80,7 @@ class Rows:
             sampling.top_k,
             sampling.repetition_penalty,
             sampling.is_greedy,
+            not sampling.is_truncated and (sampling.is_greedy or sampling.temperature == 1.0),
             bool(sampling.stop_strings),
             True,
         )

@@ -48,6 +48,16 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> tup
     Raises:
         FloatingPointError: logits aren't finite.
     """
+    scores = logits if rows["is_plain"].all() else _processed(logits, rows, ids, slots)
+    numbers = uniforms(rows["seed"], rows["length"] - rows["prompt_length"])
+    kernels = load_kernels() if scores.device.type == "cpu" else None
+    if kernels is None:
+        return _draw(scores, rows["is_greedy"], numbers)
+    return _draw_natively(kernels, scores.contiguous(), rows["is_greedy"], numbers)
+
+
+def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Tensor:
+    """The scores of the distribution that is drawn from; overwrites the logits."""
     is_penalised = rows["repetition_penalty"] != 1.0
     if is_penalised.any():
         _penalise(logits, np.flatnonzero(is_penalised), rows, ids, slots)
@@ -57,11 +67,7 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> tup
     is_cut = ((rows["top_p"] < 1.0) | (rows["top_k"] > 0)) & ~rows["is_greedy"]
     if is_cut.any():
         _truncate(scores, np.flatnonzero(is_cut), rows)
-    numbers = uniforms(rows["seed"], rows["length"] - rows["prompt_length"])
-    kernels = load_kernels() if scores.device.type == "cpu" else None
-    if kernels is None:
-        return _draw(scores, rows["is_greedy"], numbers)
-    return _draw_natively(kernels, scores.contiguous(), rows["is_greedy"], numbers)
+    return scores
 
 
 def _draw(scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray) -> tuple[IntArray, FloatArray]:
