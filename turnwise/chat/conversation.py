@@ -144,7 +144,7 @@ class TokenConversation:
         return Turn(
             prompt_ids=np.array(added_ids, dtype=np.int64),
             response_ids=completion.token_ids.astype(np.int64),
-            logprobs=completion.logprobs.astype(np.float32),
+            logprobs=np.array(completion.logprobs, np.float32),
             versions=completion.versions,
             finish_reason=completion.finish_reason,
             text=self._text(token_ids),

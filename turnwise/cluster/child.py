@@ -71,6 +71,7 @@ class SentRecords(QueueHandler):
 def serve(connection: Connection, stacks: Connection) -> None:
     """Answers the messages of a connection, one after the other, until its other end is closed. On SIGUSR1 the stacks of this
     process are written to `stacks`."""
+    os.set_blocking(stacks.fileno(), False)  # nobody reads what a scheduler's signals write there
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
     wire = Wire(connection)
     logging.getLogger().handlers[:] = [SentRecords(wire)]
@@ -164,6 +165,13 @@ def portable(error: BaseException) -> BaseException:
         copy: BaseException = loads(dumps(error))
         str(copy)
     except Exception:  # boundary: errors of any library
-        copy = WorkerError(lines[-1].strip())
+        copy = WorkerError(f"{type(error).__name__}: {_text(error)}")
     copy.add_note(f"raised in the trainer's process:\n{''.join(lines)}")
     return copy
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # boundary: errors of any library
+        return "its text can't be shown"

@@ -8,7 +8,6 @@ asks for it.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 from turnwise.errors import NotAvailableError, WorkerError
 
@@ -152,7 +151,7 @@ def main(descriptor: int, starter: int, modules: Sequence[str]) -> None:
     children: set[int] = set()
     try:
         while True:
-            if not select.select([control], [], [], _IS_STARTER_THERE_S)[0]:
+            if not wait([control], _IS_STARTER_THERE_S):
                 if os.getppid() != starter:
                     return
                 continue

@@ -47,15 +47,18 @@ class CpuThreads:
 
 
 class TrainerProcess:
-    """The process, the thread here that talks to it, and what it is stuck in: no call comes after one that is past its
-    deadline, that of whoever awaits it or `deadline_s`."""
+    """The process, and the thread here that talks to it. No call comes after one that is past its deadline, that of whoever
+    awaits it or `deadline_s`, as long as it goes on."""
 
     def __init__(self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, deadline_s: float | None) -> None:
         self._run_async = run_async
         self._watchdog = watchdog
         self._stopwatch = stopwatch
         self._deadline_s = deadline_s
-        self._stuck_in = ""
+        self._busy_with = ""
+        """The call that the process has been sent and hasn't answered."""
+        self._late = ""
+        """A call that was past its deadline."""
         self._has_ended = False
         self._is_gone = False
         self._exit_code: int | None = None
@@ -77,8 +80,8 @@ class TrainerProcess:
             DeadlineError: the process doesn't come back from an earlier one.
             WorkerError: it was ended.
         """
-        if self._stuck_in:
-            raise DeadlineError(f"{name} can't be called: {self._stuck_in} is past its deadline and still goes on")
+        if self._late and self._late == self._busy_with:
+            raise DeadlineError(f"{name} can't be called: {self._late} is past its deadline and still goes on")
         if self._has_ended:
             raise WorkerError(f"{name} can't be called: the trainer's process was ended")
         return Started(name, self._thread.start(self._ask, name, message), self)
@@ -91,11 +94,11 @@ class TrainerProcess:
         async with self._watchdog.waiting("the pipeline", call.name, self._deadline_s, "deadlines.train_s"):
             return await call
 
-    def left(self, call: Started) -> None:
-        """Nobody waits any more for a call that goes on. Where a deadline is why, its error says where the process is."""
+    def left(self) -> None:
+        """Nobody waits any more for a call that isn't done. Where a deadline is why, its error says where the process is."""
         wait = self._watchdog.expired()
         if wait is not None:
-            self._stuck_in = call.name
+            self._late = self._busy_with
             wait.report = f"{wait.report}\n  the trainer's process:\n{indent(self._stack(), '    ')}"
 
     def end(self) -> None:
@@ -128,6 +131,7 @@ class TrainerProcess:
         return self._mapped(answer.value) if isinstance(answer.value, Shared) else answer.value
 
     def _answer(self, name: str, pickled: bytes) -> Answer:
+        self._busy_with = name
         try:
             self._connection.send_bytes(pickled)
             while (data := self._connection.recv_bytes()).startswith(RECORD):
@@ -135,6 +139,8 @@ class TrainerProcess:
         except (EOFError, OSError):
             self._is_gone = True
             raise WorkerError(f"{name}: the trainer's process has ended: {self._fate()}") from None
+        finally:
+            self._busy_with = ""
         answer: Answer = loads(data)
         return answer
 
@@ -161,6 +167,8 @@ class TrainerProcess:
 
     def _stack(self) -> str:
         """Where the process is."""
+        while self._stacks.poll(0) and os.read(self._stacks.fileno(), 65_536):
+            continue  # what somebody else's signal has made it write
         with suppress(ProcessLookupError):
             os.kill(self._id, signal.SIGUSR1)
         text, end = b"", time.monotonic() + _STACK_S
@@ -197,8 +205,9 @@ class Started:
         try:
             return await asyncio.wrap_future(self.future)
         except asyncio.CancelledError:
-            if not self.future.done():
-                self.process.left(self)
+            # One that waits behind another is cancelled, and never called.
+            if self.future.cancelled() or not self.future.done():
+                self.process.left()
             raise
 
 

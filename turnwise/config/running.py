@@ -42,7 +42,7 @@ class Deadlines(Section):
     env_s: Positive = 600.0
     """Blocking the event loop where no other deadline holds, and a blocking environment's wait for its turn."""
     train_s: Positive = 3600.0
-    """One optimiser step or forward pass."""
+    """One call of the trainer, the reference or the critic: a forward pass, an optimiser step, saving, loading."""
     weights_s: Positive = 600.0
     """One weight update."""
 

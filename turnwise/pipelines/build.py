@@ -89,6 +89,7 @@ def build_agentic(
         on_error.callback(cluster.shutdown)
         check_losses(config, algorithm, cluster)
         pipeline = _assemble(config, folder, policy, cluster, device, algorithm, kl_ctrl, is_quiet, rollouts)
+        policy.watchdog.start()  # a checkpoint is loaded before the event loop's first turn
         begin(config, folder, pipeline)
         on_error.pop_all()
     return logged(pipeline)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from turnwise.cluster.local import LocalCluster
-from turnwise.errors import NotAvailableError
+from turnwise.errors import DeadlineError, NotAvailableError
+from turnwise.watchdog import Watchdog
 
 
 class Adder:
@@ -23,3 +26,17 @@ def test_every_route_reaches_the_one_worker(route):
 def test_more_devices_than_this_process_has_are_refused():
     with pytest.raises(NotAvailableError, match="device_mapping names 8 devices"):
         LocalCluster().spawn("actor_train", lambda _: Adder(), devices=list(range(8)))
+
+
+@pytest.mark.parametrize("method", ["load", "save"])
+def test_no_call_takes_longer_than_the_deadline(method):
+    class Stuck:
+        def load(self, folder):
+            threading.Event().wait()
+
+        save = load
+
+    with Watchdog(grace_s=10.0, poll_s=0.01) as watchdog:
+        workers = LocalCluster(watchdog=watchdog, deadline_s=0.05).spawn("critic", lambda _: Stuck())
+        with pytest.raises(DeadlineError, match=rf"waited 0.05 s for critic.{method}; raise deadlines.train_s"):
+            workers.call(method, "folder")

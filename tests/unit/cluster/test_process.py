@@ -133,6 +133,7 @@ def set_up():
 class Unpicklable(Exception):
     def __init__(self, first, second):
         super().__init__(f"{first} and {second}")
+        self.add_note("a note")
 
 
 class Nameless(Exception):
@@ -389,6 +390,39 @@ def test_a_call_that_somebody_else_stops_to_await_is_named_too(runner, workers):
         runner.run(ask(2.0))
     with pytest.raises(DeadlineError, match=r"count can't be called: actor_train.say_and_wait is past its deadline"):
         workers.call("count")
+
+
+def test_a_call_behind_one_without_end_names_that_one(make_cluster):
+    workers = make_cluster(deadline_s=2.0).spawn("actor_train", Worker)
+    workers.call("say_and_wait")
+    with pytest.raises(
+        DeadlineError, match=r"(?s)waited 2 s for actor_train.count.*the trainer's process:\n.* in say_and_wait"
+    ):
+        workers.call("count").result()
+    with pytest.raises(DeadlineError, match=r"process can't be called: actor_train.say_and_wait is past its deadline"):
+        workers.call("process")
+
+
+def test_a_call_that_was_only_late_has_others_after_it(make_cluster):
+    workers = make_cluster(deadline_s=2.0).spawn("actor_train", Worker)
+    late = workers.call("wait", 4.0)
+    with pytest.raises(DeadlineError, match=r"waited 2 s for actor_train\.wait"):
+        late.result()
+    with pytest.raises(DeadlineError, match="still goes on"):
+        workers.call("process")
+    late.future.exception(timeout=60)
+    assert workers.call("process").result()
+
+
+def test_stacks_that_somebody_else_asked_for_are_not_shown(make_cluster):
+    workers = make_cluster(deadline_s=2.0).spawn("actor_train", Worker)
+    trainer = workers.call("process").result()
+    for _ in range(300):  # more than a pipe has room for
+        os.kill(trainer, signal.SIGUSR1)
+        assert workers.call("add_to", 1).result() == 2
+    with pytest.raises(DeadlineError) as caught:
+        workers.call("say_and_wait").result()
+    assert "in say_and_wait" in str(caught.value) and "in receive" not in str(caught.value)
 
 
 def test_a_call_whose_wait_is_cancelled_has_others_behind_it(runner, workers):
