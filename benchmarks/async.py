@@ -6,9 +6,9 @@ learned.
 
 `MODEL` is the checkpoint that `examples/frozen_lake/agentic.yaml` starts from. Batch and trainer load are those of that example
 and the latencies those of `slow_lake.py`, whatever is measured. The bound is the slower of the two sides, each alone and at its
-share of the cores: rollouts that nobody trains on, and training on the rollouts of a file. There are two such bounds: rollouts
-as a synchronous run plays them, a batch at a time, and rollouts that are as far ahead as the run that is measured. Synchronous
-runs use all cores for either side.
+share of the cores: rollouts that nobody trains on, as far ahead as the run that is measured, and training on the rollouts of a
+file. Rollouts a batch at a time, as a synchronous run plays them, are measured as well. Synchronous runs use all cores for either
+side.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
 
     Within a bound of staleness the two sides can't overlap at will. The groups of a batch start with the weights of `ratio`
     steps before, all at once, and the batch waits for its last: (ratio + 1) steps take no less than that group and one
-    training. `least_s` has that as well: rollouts alone, which are limited in the same way, and the trainer's share of it.
+    training. `least_s` has that as well, with the time of a batch that is played alone for that group's.
     """
     result = {}
     for ratio in ratios:
@@ -149,7 +149,7 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
             second = bench.train(ratio, seed)
             ahead = {name: (first[name] + second[name]) / 2 for name in first if name != "rollouts"}
             bound_s = max(trainer_s, rollouts_s)
-            least_s = max(trainer_s, rollouts_s + trainer_s / (ratio + 1))
+            least_s = max(bound_s, (batchwise_s + trainer_s) / (ratio + 1))
             pair = {
                 "sync_step_s": synchronous["step_s"],
                 "async_step_s": ahead["step_s"],

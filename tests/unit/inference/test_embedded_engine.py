@@ -150,6 +150,24 @@ def test_a_failed_pass_fails_its_batch_only() -> None:
     assert ask(engine, "b", [1, 2, 3]) == expected
 
 
+def test_a_failed_pass_leaves_those_that_wait_and_what_idle_ones_have_cached() -> None:
+    engine, runner = make_engine(max_concurrency=1)
+    expected = ask(make_engine()[0], "other", [1, 2, 3])
+    idle = ask(engine, "idle", [4, 5, 6])
+    for name in ("a", "b", "c"):
+        engine.add(request(name, [1, 2, 3]))
+    runner.is_broken = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step()
+    assert [failed.request_id for failed in engine.fail_running()] == ["a"]
+    runner.is_broken = False
+    finished = run(engine)
+    assert {name: item.request.partial_ids.tolist() for name, item in finished.items()} == {"b": expected, "c": expected}
+    runner.steps.clear()
+    ask(engine, "idle", [4, 5, 6, *idle, 7], max_new_tokens=1)
+    assert len(runner.steps[0].token_ids) == 2, "the token sampled last and the new one"
+
+
 def test_an_update_drops_prefixes_and_refuses_running_requests() -> None:
     engine, runner = make_engine()
     ask(engine, "a", list(range(10)))

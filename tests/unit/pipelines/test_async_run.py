@@ -25,6 +25,7 @@ from turnwise.pipelines.applied import applied_settings
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
 from turnwise.pipelines.session import run_to_end
+from turnwise.testing.toy_envs import LettersEnv
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.tracking.run_log import RunLog
 
@@ -95,6 +96,54 @@ def test_each_step_trains_on_samples_within_the_bound(make_config, ratio):
     tasks = [task for _, task, _ in trained_on(pipeline)]
     assert len(tasks) == 5 * 8 and len(set(tasks)) == 5 * 4
     assert "trainer" not in {thread.name for thread in threading.enumerate()}
+
+
+class Uneven(LettersEnv):
+    """Every other episode takes five turns, the others one."""
+
+    num_made = 0
+
+    def reset(self, *, seed=None):
+        type(self).num_made += 1
+        self.num_left = 5 if self.num_made % 2 else 1
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        self.num_left -= 1
+        return observation, reward, self.num_left == 0, False, info
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train_env_manager": {"num_env_groups": 4, "group_size": 2, "group_size_redundancy": 2}},
+        {"train_env_manager": {"num_env_groups": 8, "group_size": 2}, "stale_groups": "drop"},
+    ],
+)
+def test_episodes_that_are_given_up_leave_nothing_in_the_engine(make_config, changes):
+    letters = {"max_tokens_per_step": 4, "agent_template": "{observation}", "action_pattern": None}
+    config = make_config(**changes, custom_envs={"Letters": {"env_type": f"{__name__}:Uneven", "max_steps": 5, **letters}})
+    pipeline = build_agentic(config, start_run(config))
+    [server] = pipeline.actor_infer.servers
+    aborted, abort = [], server._engine.abort
+
+    def counted(request_id):
+        finished = abort(request_id)
+        aborted.extend([request_id] if finished is not None else [])
+        return finished
+
+    server._engine.abort = counted
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+    groups = trained_on(pipeline)
+    assert len(groups) == len(set(groups)) == 5 * 8
+    assert aborted or "stale_groups" in changes, "slower siblings were being sampled when the others had ended"
+    # The parity gate asks under the same few names again and again.
+    left = [name for name in server._engine._scheduler._slots if not name.startswith("parity/")]
+    assert not left and not server._futures and not server._engine.num_running
 
 
 def test_the_table_says_how_the_threads_are_split(make_config):
