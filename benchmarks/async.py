@@ -7,8 +7,8 @@ learned.
 `MODEL` is the checkpoint that `examples/frozen_lake/agentic.yaml` starts from. Batch and trainer load are those of that example
 and the latencies those of `slow_lake.py`, whatever is measured. The bound is the slower of the two sides, each alone and at its
 share of the cores: rollouts that nobody trains on, as far ahead as the run that is measured, and training on the rollouts of a
-file. Rollouts a batch at a time, as a synchronous run plays them, are measured as well. Synchronous runs use all cores for either
-side.
+file. Rollouts a batch at a time, as a synchronous run plays them, are measured as well. Synchronous runs use all cores for
+either side.
 """
 
 from __future__ import annotations
