@@ -150,8 +150,6 @@ def _check_text(value: Any, what: str) -> None:
 
 
 def _number(value: Any, what: str) -> float:
-    if type(value) is float and math.isfinite(value):
-        return value
     if not isinstance(value, (numbers.Real, np.bool_)) or not math.isfinite(value):
         raise EnvironmentFault(f"{what} is {value!r} ({type(value).__name__}); it must be a finite number")
     return float(value)

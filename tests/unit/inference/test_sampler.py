@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from turnwise.inference.embedded import sampler
-from turnwise.inference.embedded.rows import ROW
+from turnwise.inference.embedded.rows import ROW, Rows
 from turnwise.inference.embedded.sampler import sample, uniforms
+from turnwise.inference.request import Request
+from turnwise.types import SamplingParams
 
 
 @pytest.fixture(autouse=True, params=["kernels", "torch"])
@@ -120,3 +124,23 @@ def test_logits_that_are_not_finite_are_refused(bad: float, is_greedy: bool) -> 
         draw(logits, rows(20, is_greedy=is_greedy))
     with pytest.raises(FloatingPointError, match="aren't finite"):
         draw(torch.full((1, 9), -torch.inf), rows(1, is_greedy=is_greedy))
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_plain"),
+    [
+        ({}, True),
+        ({"temperature": 0.0}, True),
+        ({"do_sample": False, "temperature": 0.5}, True),
+        ({"temperature": 0.5}, False),
+        ({"top_p": 0.9}, False),
+        ({"top_k": 3}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"do_sample": False, "repetition_penalty": 1.1}, False),
+    ],
+)
+def test_only_the_models_own_distribution_is_left_as_it_is(changes: dict[str, Any], is_plain: bool) -> None:
+    rows = Rows()
+    rows.reserve(1, 8)
+    rows.load(0, Request("a", np.array([1, 2]), SamplingParams(4, **changes)), 0, max_length=8)
+    assert rows.state["is_plain"][0] == is_plain
