@@ -7,15 +7,15 @@ transfer, Megatron with pipeline stages, DeepSpeed engines, image observations a
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from turnwise.facts import ServerFacts, StrategyFacts
 from turnwise.stopwatch import Stopwatch
-from turnwise.token_counts import TokenCounts
 from turnwise.types import (
     Batch,
     Completion,
+    Denominators,
     Group,
     Media,
     Message,
@@ -35,51 +35,6 @@ Output = Literal["logprobs", "entropy", "values", "next_values"]
 """Of a token: its log-prob, the entropy of its distribution, and the values of the states before and after it."""
 Route = Literal["split", "broadcast", "rank0"]
 OnWeightUpdate = Literal["finish", "abort_continue", "abort_restart"]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model as it lies in memory. Dtypes, attention and device are torch's own words for them."""
-
-    architecture: str
-    num_parameters: int
-    num_trainable: int
-    dtype: str
-    attention: str
-    device: str
-    address: tuple[int, int]
-    """Process and place of the weights: models with the same address share them."""
-
-
-@dataclass(frozen=True, slots=True)
-class StrategyFacts:
-    """What a strategy really runs, for the table at the start of a run."""
-
-    model: LoadedModel
-    compute_dtype: str
-    """Of matrix products."""
-    optimizer: str = ""
-    """The optimiser with its schedule; empty for a frozen model."""
-    recomputes_activations: bool = False
-    adapters: str = ""
-    """Rank, scale and modules of what is trained in place of the model's own parameters; empty where those are."""
-    counts: TokenCounts = field(default_factory=TokenCounts)
-    """Of all passes so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """What an inference server really runs, for the same table."""
-
-    model: LoadedModel
-    engine: str
-    """Which forward pass it samples with, in a few words."""
-    max_length: int
-    """Tokens of a context."""
-    max_concurrency: int
-    """Requests that are decoded together."""
-    cache_bytes: int = 0
-    """Bound of the keys and values that it keeps; 0 where it keeps none between requests."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -265,6 +220,18 @@ class Loss(Protocol):
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]: ...
 
 
+class StepPart(NamedTuple):
+    """Which part of an optimiser step a call of `train_step` is, where its samples come one after another."""
+
+    number: int = 0
+    """From 0: the first forgets what an earlier step has left behind."""
+    divisor: float | None = 1.0
+    """Of the last part: what the gradients of all are divided by. None = more parts come."""
+
+
+WHOLE_STEP = StepPart()
+
+
 class TrainStrategy(Protocol):
     """One role's model and optimiser on this rank. Blind to the algorithm; at most eight methods."""
 
@@ -275,10 +242,14 @@ class TrainStrategy(Protocol):
         `without_adapter` asks for those of the model under a LoRA adapter: the reference that needs no second model."""
         ...
 
-    def train_step(self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0) -> list[Metric]:
+    def train_step(
+        self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0, part: StepPart = WHOLE_STEP
+    ) -> list[Metric]:
         """One optimiser step over the *list* of its micro-batches (pipeline schedules and engines that own accumulation and
         clipping need them together), at the learning rate of this `position` in the schedule: the optimiser steps that were
-        planned up to here. It need not be whole; docs/design/training.md says what it counts."""
+        planned up to here. It need not be whole; docs/design/training.md says what it counts.
+
+        Or a `part` of one, whose gradients add up; the last part makes the step."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Any]]:
@@ -325,6 +296,20 @@ class Algorithm(Protocol):
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
         """Writes `advantages` (and `returns`) into every Sample of the groups, through their turns."""
+        ...
+
+
+@runtime_checkable
+class StreamsStep(Protocol):
+    """A loss whose optimiser step may come in parts: it divides by one of the step's denominators, so that its parts can be
+    computed with denominators of 1 before the step's are known."""
+
+    def divisor(self, denominators: Denominators) -> float:
+        """What the gradients of the parts are to be divided by."""
+        ...
+
+    def whole(self, metrics: Sequence[Metric], denominators: Denominators) -> list[Metric]:
+        """The parts' metrics as those of one step."""
         ...
 
 

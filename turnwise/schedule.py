@@ -39,7 +39,7 @@ class Schedule:
         self._pending = Steps((), 0)
         """Steps that happened and aren't written yet."""
         self._conditions: dict[str, Any] = {}
-        self._batches: dict[int, list[int]] = {}
+        self._batches: dict[int, list[list[int]]] = {}
         self._validations: set[int] = set()
         """After how many batches the record has a validation that was played whole."""
         self._num_taken = 0
@@ -50,7 +50,8 @@ class Schedule:
         if recorded is not None:
             events = _read(recorded)
             self._conditions = next((event["on"] for event in events if "on" in event), {})
-            self._batches = {event["batch"]: event["groups"] for event in events if "batch" in event}
+            batches = (event for event in events if "batch" in event)
+            self._batches = {event["batch"]: event.get("parts") or [event["groups"]] for event in batches}
             self._validations = {event["validation"] for event in events if "validation" in event}
             self._events = (_decode(event) for event in events if not event.keys() & {"batch", "validation", "on"})
             self._next = next(self._events, None)
@@ -73,8 +74,8 @@ class Schedule:
             raise self._end()
         return self._next if isinstance(self._next, int) else None
 
-    def batch(self, step: int) -> list[int] | None:
-        """The groups that a step takes; None where there is no record to follow.
+    def batch(self, step: int) -> list[list[int]] | None:
+        """The groups that a step takes, by the parts in which it gets them; None where there is no record to follow.
 
         Raises:
             DataError: the record ends before that step.
@@ -134,10 +135,10 @@ class Schedule:
         if self._next == version:
             self._next = next(self._events, None)
 
-    def took(self, step: int, groups: Sequence[int]) -> None:
-        """A step has taken these groups."""
+    def took(self, step: int, parts: Sequence[Sequence[int]]) -> None:
+        """A step has taken these groups, in one part or several."""
         self._num_taken += 1
-        self._write({"batch": step, "groups": list(groups)})
+        self._write({"batch": step, **({"parts": parts} if len(parts) > 1 else {"groups": parts[0]})})
 
     def validated(self) -> None:
         """A validation has been played whole."""

@@ -57,6 +57,8 @@ class EstimatorSpec:
     """`step_reward_gamma`"""
     mixes_step_advantages: bool = False
     """`episode_reward_weight`, `step_reward_weight`"""
+    mixes_groups: bool = False
+    """Advantages of a group depend on the others of its batch."""
     whitens_advantages: bool = False
     """Always, so that `whiten_advantages` adds nothing."""
     is_own: bool = False
@@ -194,6 +196,7 @@ ESTIMATORS: dict[str, EstimatorSpec] = {
         "turnwise.algorithms.gpg:GPG",
         normalization="own",
         compares_siblings=True,
+        mixes_groups=True,
         paper="Chu et al. 2025, arXiv:2504.02546",
     ),
     "remax": EstimatorSpec(

@@ -49,15 +49,17 @@ def token_factors(
     - `seq-mean-token-sum-norm`: w·m / (B·T_max), T_max a constant (Liu et al. 2025, "Dr. GRPO")
     """
     share = replace_outside(weights.to(torch.float32), mask)
-    if mode == "token-mean":
-        denominator = denominators.num_tokens
-    elif mode == "seq-mean-token-sum-norm":
-        denominator = denominators.num_sequences * denominators.max_length
-    else:
-        denominator = denominators.num_sequences
+    denominator = step_denominator(denominators, mode)
+    if mode == "seq-mean-token-sum-norm":
+        denominator *= denominators.max_length
     if mode == "seq-mean-token-mean":
         share = share / tokens_per_sequence(mask, sequence_id, num_sequences).clamp(min=1)[sequence_id]
     return share / denominator if denominator > 0 else torch.zeros_like(share)
+
+
+def step_denominator(denominators: Denominators, mode: LossAggMode) -> float:
+    """The one of a step's denominators that grows with its samples: N or B."""
+    return denominators.num_tokens if mode == "token-mean" else denominators.num_sequences
 
 
 def aggregate(losses: Tensor, mask: Tensor, factors: Tensor) -> Tensor:

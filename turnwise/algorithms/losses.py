@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise.algorithms.aggregation import aggregate, check_mode, token_factors
+from turnwise.algorithms.aggregation import aggregate, check_mode, step_denominator, token_factors
 from turnwise.algorithms.choices import CHOICES, token_covariances
 from turnwise.algorithms.correction import correction_metrics, importance_weights, kept_tokens
 from turnwise.algorithms.kl import check_loss_type, k1, k2, kl_divergence
@@ -18,11 +19,13 @@ from turnwise.algorithms.ratios import Spans
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.algorithms.variants import PolicyInputs, find_variant
 from turnwise.protocols import Output
-from turnwise.types import Batch, Metric, ModelOutputs, TokenFacts
+from turnwise.types import Batch, Denominators, Metric, ModelOutputs, TokenFacts
+
+LOSS_METRICS = ("actor/pg_loss", "actor/kl_loss", "actor/total_loss")
 
 
 class PolicyLoss:
-    """pg + `kl_loss_coef`·KL(lp, ref) − `entropy_loss_coef`·entropy, a `protocols.Loss` that `PreparesStep`.
+    """pg + `kl_loss_coef`·KL(lp, ref) − `entropy_loss_coef`·entropy, a `protocols.Loss` that `PreparesStep` and `StreamsStep`.
 
     Returns a micro-batch's part of its optimiser step's loss: the parts of a step add up. Without `old_logprobs` on the
     batch, old is the current log-prob without its gradient: a ratio of 1, right only while the policy that sampled is the
@@ -108,6 +111,15 @@ class PolicyLoss:
             policy = inputs.logprobs if self.uses_rollout_logprobs else inputs.old_logprobs
             metrics += token_mismatch(policy, batch.rollout_logprobs, mask)
         return total, metrics
+
+    def divisor(self, denominators: Denominators) -> float:
+        """The step's denominator of the aggregation."""
+        return step_denominator(denominators, self.mode)
+
+    def whole(self, metrics: Sequence[Metric], denominators: Denominators) -> list[Metric]:
+        """The losses of parts are those of a token; those of the step are what its aggregation says."""
+        scale = denominators.num_tokens / self.divisor(denominators)
+        return [metric._replace(value=metric.value * scale) if metric.name in LOSS_METRICS else metric for metric in metrics]
 
 
 def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from turnwise.config.problems import Problem
+from turnwise.config.resolve import streaming_obstacles
 from turnwise.config.schema import AgenticConfig
 
 
@@ -26,6 +27,8 @@ def asynchrony(config: AgenticConfig) -> Iterator[Problem]:
             "exp(old − sampled) is no importance ratio. Sample with top_p 1, top_k 0, repetition_penalty 1, or train "
             "synchronously (async_generation_ratio: 0)",
         )
+    for obstacle in streaming_obstacles(config) if config.stream_training else ():
+        yield Problem.at("stream_training", f"true trains on the groups of a step as they end, but {obstacle}; leave it out")
     if config.deterministic and config.stale_groups == "drop":
         yield Problem.at(
             "stale_groups", "drop lets time decide what is trained on, which deterministic: true forbids; use wait"

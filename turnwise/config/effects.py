@@ -145,7 +145,7 @@ EFFECTS: tuple[Effect[AgenticConfig], ...] = (
     Effect(("reference",), lambda c: c.needs_reference, "nothing takes a KL to it; set use_kl_loss or add_token_level_kl"),
     Effect(("max_refill_factor",), lambda c: c.group_filter is not None, "needs group_filter"),
     Effect(("prompt_length", "response_length"), lambda c: not c.departs("sequence_length"), "sequence_length is set"),
-    Effect(("stale_groups", "on_weight_update", "cpu_split"), _is_asynchronous, "training is synchronous"),
+    Effect(("stale_groups", "stream_training", "on_weight_update", "cpu_split"), _is_asynchronous, "training is synchronous"),
     Effect(tuple(f"data.{key}" for key in _ROWS), _has_tasks, "there are no data.train_files"),
     Effect(_TRACE, lambda c: c.trace.backend is not None, "needs trace.backend"),
     Effect(("train_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "train"), _LOCKED),

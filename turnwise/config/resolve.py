@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from turnwise.config.model_facts import read_model_facts
@@ -32,6 +33,7 @@ def resolve(config: AgenticConfig) -> None:
         )
     is_fp32 = config.actor_train.model_args.dtype == config.actor_infer.model_args.dtype == "fp32"
     config.fill(parity_max_logprob_diff=1e-3 if is_fp32 else 5e-2)
+    config.fill(stream_training=config.async_generation_ratio > 0 and not any(streaming_obstacles(config)))
 
 
 def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str) -> None:
@@ -55,6 +57,32 @@ def estimator_of(config: AgenticConfig) -> EstimatorSpec:
 def variant_of(config: AgenticConfig) -> VariantSpec:
     """Facts of the config's policy loss; of a user's own, nothing is known."""
     return PG_VARIANTS.get(config.pg_variant, VariantSpec())
+
+
+def streaming_obstacles(config: AgenticConfig) -> Iterator[str]:
+    """Why a step can't be trained on part by part: where something follows from the whole batch."""
+    estimator, normalization = estimator_of(config), config.reward_normalization
+    takes_groups = normalization.grouping == "traj_group_id" and not {"batch", "running"} & {*normalization.statistics}
+    if "values" in estimator.needs:
+        yield f"adv_estimator {config.adv_estimator} trains a critic"
+    if estimator.mixes_groups:
+        yield f"adv_estimator {config.adv_estimator} scales advantages by the whole batch"
+    if config.whiten_rewards or config.whiten_advantages or estimator.whitens_advantages:
+        yield "whitening is over the whole batch"
+    if normalization.statistics != ("none", "none") and not takes_groups:
+        yield "reward_normalization looks beyond a group"
+    if config.add_token_level_kl and config.target_kl is not None:
+        yield "target_kl adapts to whole batches"
+    if variant_of(config).chooses_tokens:
+        yield f"pg_variant {config.pg_variant} chooses among the tokens of a whole step"
+    num_steps = config.optimizer_steps_per_batch(samples_per_trajectory=config.max_samples_per_trajectory)
+    if num_steps > 1:
+        num_samples = config.max_samples_per_trajectory * config.rollout_batch_size
+        yield (
+            f"a batch makes up to {num_steps} optimiser steps (ppo_epochs {config.ppo_epochs} × ⌈{num_samples} samples / "
+            f"{config.actor_train.samples_per_optimizer_step}⌉, actor_train's per_device_train_batch_size × "
+            "gradient_accumulation_steps), and it must be one"
+        )
 
 
 def _resolve_algorithm(config: AgenticConfig) -> None:

@@ -102,5 +102,8 @@ class LimitKeys(Section):
     """What becomes of running requests when weights change."""
     stale_groups: Literal["wait", "drop"] = "wait"
     """What becomes of groups at the bound of staleness."""
+    stream_training: bool = derived()
+    """The gradients of a step are added up as its groups end; its one optimiser step comes after the last [true where training
+    is asynchronous and nothing needs the whole batch]."""
     cpu_split: CpuSplit = Field(default_factory=CpuSplit)
     trace: Trace = Field(default_factory=Trace)

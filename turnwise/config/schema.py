@@ -135,7 +135,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def max_samples_per_trajectory(self) -> int:
         """A sample is a context: one, or in mode step every turn."""
-        played = (self.custom_envs[tag] for tag in self.train_env_manager.tags)
+        played = (self.custom_envs[tag] for tag in self.train_env_manager.tags if tag in self.custom_envs)
         return max((env.max_steps if env.mode == "step" else 1 for env in played), default=1)
 
     def optimizer_steps_per_batch(self, role: str = "actor_train", samples_per_trajectory: int = 1) -> int:

@@ -17,10 +17,11 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from turnwise.errors import ServerError
+from turnwise.facts import ServerFacts
 from turnwise.inference.request import Request
 from turnwise.inference.validation import check_request, refuse_all_but_cache
 from turnwise.models.facts import loaded_model
-from turnwise.protocols import MemoryKind, OnWeightUpdate, ServerFacts
+from turnwise.protocols import MemoryKind, OnWeightUpdate
 from turnwise.stopwatch import ENGINE, Stopwatch
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, derive_seed
 

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError
-from turnwise.protocols import InferenceServer, MemoryKind, OnWeightUpdate, ServerFacts
+from turnwise.facts import ServerFacts
+from turnwise.protocols import InferenceServer, MemoryKind, OnWeightUpdate
 from turnwise.types import Completion, Media, SamplingParams
 from turnwise.watchdog import Watchdog
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.parity import ParityGate
 from turnwise.pipelines.pictures import Pictures
-from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.roles import ModelRole, Update
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sample_log import log_samples
 from turnwise.protocols import Algorithm, Cluster, Stateful, WeightTransfer
@@ -21,7 +20,7 @@ from turnwise.rollout.journal import Journal
 from turnwise.rollout.measure import rollout_metrics, system_metrics, validation_metrics
 from turnwise.rollout.source import RolloutSource
 from turnwise.tracking.run_log import RunLog
-from turnwise.types import samples_of
+from turnwise.types import Group, samples_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from turnwise.config import AgenticConfig
     from turnwise.event_loop import WatchedRunner
     from turnwise.inference.server_manager import LLMServerManager
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -72,29 +69,32 @@ class AgenticPipeline:
             if config.eval_steps and step % config.eval_steps == 0:
                 self.validate()
 
-            with log.phase("total") as clock:
-                with log.phase("rollout"):
-                    groups = self.train_rollout_scheduler.get_batch(config.rollout_batch_size)
-                samples = samples_of(groups)
+            groups: list[Group] = []
+            update = Update(self.actor_train, self.algorithm.loss, step)
+            stream = self.train_rollout_scheduler.parts(config.rollout_batch_size, config.stream_training)
+            with log.phase("total") as clock, closing(log.each("rollout", stream)) as parts:
+                for part in parts:
+                    samples = samples_of(part.groups)
+                    with log.phase("ref_log_probs_values_reward"):
+                        if self.reference:
+                            log.add(self.reference.compute_log_probs(samples, into="ref_logprobs"))
+                    with log.phase("old_log_probs_values"):
+                        use_rollouts, needs = config.use_rollout_log_probs, self.algorithm.needs
+                        log.add(self.actor_train.set_old_log_probs(samples, step, use_rollouts, needs))
+                        if self.critic:
+                            log.add(self.critic.compute_values(samples))
+                    if part.is_last:
+                        self.interrupts.hold("finishing this step")
+                    with log.phase("adv"):
+                        log.add(self.algorithm.credit(part.groups) if part.groups else ())
+                    with log.phase("train"), self.checkpoints.updating(step) if part.is_last else nullcontext():
+                        if self.critic and self.algorithm.value_loss:
+                            log.add(self.critic.train_step(samples, self.algorithm.value_loss, step))
+                        if not self.critic or step >= config.critic_warmup:
+                            log.add(update.add(samples, part.is_last))
+                    groups += part.groups
 
-                with log.phase("ref_log_probs_values_reward"):
-                    if self.reference:
-                        log.add(self.reference.compute_log_probs(samples, into="ref_logprobs"))
-                with log.phase("old_log_probs_values"):
-                    use_rollouts, needs = config.use_rollout_log_probs, self.algorithm.needs
-                    log.add(self.actor_train.set_old_log_probs(samples, step, use_rollouts, needs))
-                    if self.critic:
-                        log.add(self.critic.compute_values(samples))
-                self.interrupts.hold("finishing this step")
-                with log.phase("adv"):
-                    log.add(self.algorithm.credit(groups) if groups else ())
-
-                with log.phase("train"), self.checkpoints.updating(step):
-                    if self.critic and self.algorithm.value_loss:
-                        log.add(self.critic.train_step(samples, self.algorithm.value_loss, step))
-                    if not self.critic or step >= config.critic_warmup:
-                        log.add(self.actor_train.train_step(samples, self.algorithm.loss, step))
-
+            samples = samples_of(groups)
             log.add(rollout_metrics(groups, self.train_rollout_scheduler.rejected))
             log.add(staleness_metrics(samples, version=step))
             log.add(system_metrics(samples, clock.elapsed_s, num_trajectories=self.train_rollout_scheduler.num_episodes))

@@ -11,12 +11,13 @@ import torch
 from turnwise.cluster.process import ProcessCluster
 from turnwise.config import AgenticConfig, Applied, SFTConfig, ineffective
 from turnwise.config.describe import Row, algorithm_rows, bytes_text, sampling, tags_of, tracking, validation
+from turnwise.facts import LoadedModel, ServerFacts, StrategyFacts
 from turnwise.models.load import base_of_adapter
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.sft import SFTPipeline
-from turnwise.protocols import InferenceServer, LoadedModel, ServerFacts, StrategyFacts
+from turnwise.protocols import InferenceServer
 from turnwise.rollout.source import RolloutSource
 from turnwise.types import Split
 
@@ -69,7 +70,7 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
         yield "reference", f"{_start(config.reference.model_args.model_name_or_path)}: {_strategy(reference)}"
     yield "actor_infer", _server(pipeline.actor_infer.facts(), actor)
     if isinstance(pipeline.cluster, ProcessCluster):
-        yield "asynchronous", f"{_split(pipeline.cluster)}; {_at_update(config)}; {_correction(config)}"
+        yield "asynchronous", f"{_split(pipeline.cluster)}; {_at_update(config)}; {_trained_on(config)}; {_correction(config)}"
     yield from _environments(config, "train")
     yield "steps", f"{pipeline.checkpoints.num_steps}, each {_step(pipeline)}"
     yield "micro-batches", _micro_batches(role.plan)
@@ -183,6 +184,10 @@ def _at_update(config: AgenticConfig) -> str:
     """What becomes of responses that are being sampled when weights change."""
     fates = {"finish": "are finished", "abort_continue": "go on with the new ones", "abort_restart": "start over"}
     return f"at new weights responses {fates[config.on_weight_update]}"
+
+
+def _trained_on(config: AgenticConfig) -> str:
+    return f"groups are trained on {'as they end' if config.stream_training else 'when the batch is whole'}"
 
 
 def _correction(config: AgenticConfig) -> str:

@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
-from turnwise.protocols import Loss, Output, PreparesStep, StrategyFacts, Workers
+from turnwise.errors import NotAvailableError
+from turnwise.facts import StrategyFacts
+from turnwise.protocols import WHOLE_STEP, Loss, Output, PreparesStep, StepPart, StreamsStep, Workers
 from turnwise.token_counts import TokenCounts
 from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
 
@@ -130,34 +132,40 @@ class ModelRole:
         The metrics of the strategy come back under this role's name, by the published spelling: `actor_train/grad_norm`, but
         `actor/lr`.
         """
+        samples, metrics = self.prepared(samples, loss, seed)
         divisors = denominators(samples, self.plan.max_length)
-        metrics: list[Metric] = []
-        if isinstance(loss, PreparesStep) and divisors.num_tokens:
-            samples, metrics = self._prepared(samples, divisors, loss, seed)
-            divisors = denominators(samples, self.plan.max_length)
         if divisors.num_tokens:
-            cuts = self.plan.cut(samples, self.plan.max_tokens_train)
-            batches = [pack([samples[i] for i in cut], divisors) for cut in cuts]
-            results, counted = self._counted("train", "train_step", batches, loss=loss, position=position)
-            metrics += results + counted
-        num_steps = Metric("backward_steps", float(divisors.num_tokens > 0), "sum")
-        return [self._own(metric) for metric in (*metrics, num_steps)]
+            metrics += self.backward(samples, divisors, loss, position)
+        return self.named(metrics, has_stepped=divisors.num_tokens > 0)
 
-    def _prepared(
-        self, samples: Sequence[Sample], divisors: Denominators, loss: PreparesStep, seed: int
-    ) -> tuple[list[Sample], list[Metric]]:
+    def backward(
+        self, samples: Sequence[Sample], divisors: Denominators, loss: Loss, position: float, part: StepPart = WHOLE_STEP
+    ) -> list[Metric]:
+        """The samples go to the workers, as an optimiser step or a part of one, and metrics come back."""
+        batches = [pack([samples[i] for i in cut], divisors) for cut in self.plan.cut(samples, self.plan.max_tokens_train)]
+        results, counted = self._counted("train", "train_step", batches, loss=loss, position=position, part=part)
+        return [*results, *counted]
+
+    def prepared(self, samples: Sequence[Sample], loss: Loss, seed: int) -> tuple[Sequence[Sample], list[Metric]]:
         """Copies of the samples that know what the loss says of their tokens in this step, and what it measured."""
+        divisors = denominators(samples, self.plan.max_length)
+        if not isinstance(loss, PreparesStep) or not divisors.num_tokens:
+            return samples, []
         step_batch = pack(samples, divisors)
         facts, metrics = loss.prepare(step_batch, seed)
         known = {name: unpack(array, step_batch.lengths) for name, array in facts._asdict().items() if array is not None}
         own: list[dict[str, Any]] = [{name: parts[index] for name, parts in known.items()} for index in range(len(samples))]
         return [replace(sample, **fields) for sample, fields in zip(samples, own, strict=True)], metrics
 
-    def _own(self, metric: Metric) -> Metric:
-        if "/" in metric.name:
-            return metric
-        role = self.name if metric.name == "grad_norm" else self.name.removesuffix("_train")
-        return metric._replace(name=f"{role}/{metric.name}")
+    def named(self, metrics: Sequence[Metric], has_stepped: bool) -> list[Metric]:
+        """The metrics of an optimiser step under this role's name, where they have none."""
+        own = {"grad_norm": self.name}
+        name = self.name.removesuffix("_train")
+        num_steps = Metric("backward_steps", float(has_stepped), "sum")
+        return [
+            metric if "/" in metric.name else metric._replace(name=f"{own.get(metric.name, name)}/{metric.name}")
+            for metric in (*metrics, num_steps)
+        ]
 
     def forward(self, samples: Sequence[Sample], output: Output) -> list[FloatArray]:
         """One array [N] of the output for each sample, in their order."""
@@ -202,3 +210,48 @@ class ModelRole:
             DeadlineError: past the cluster's deadline, naming role and method.
         """
         return self.workers.call(method, batches, route="split", **arguments).result()
+
+
+class Update:
+    """The training of a role in one step of the pipeline, on samples that come all at once or in parts.
+
+    Where they come at once, optimiser steps are made as the role's plan says. Parts make one optimiser step together: their
+    gradients add up, computed with denominators of 1, and are divided by the step's own at its end. That is the gradient of all
+    samples at once, summed in another order.
+    """
+
+    def __init__(self, role: ModelRole, loss: Loss, step: int) -> None:
+        self.role = role
+        self.loss = loss
+        self.step = step
+        self._parts: list[Denominators] = []
+        self._metrics: list[Metric] = []
+        self._num_sent = 0
+
+    def add(self, samples: Sequence[Sample], is_last: bool = True) -> list[Metric]:
+        """Trains on the samples. The last ones change the weights, and all metrics come with them.
+
+        Raises:
+            NotAvailableError: a part, for a loss that must see all samples of a step at once.
+        """
+        if is_last and not self._parts:
+            return self.role.train_step(samples, self.loss, self.step)
+        if not isinstance(self.loss, StreamsStep):
+            name = type(self.loss).__name__
+            raise NotAvailableError(f"{name} must see all samples of a step at once; set stream_training: false")
+        plan = self.role.plan
+        seed = derive_seed(plan.seed, self.role.name, "part", self.step, len(self._parts))
+        samples, measured = self.role.prepared(samples, self.loss, seed)
+        self._metrics += measured
+        self._parts.append(denominators(samples, plan.max_length))
+        step = Denominators(*map(sum, zip(*self._parts, strict=True)))._replace(max_length=plan.max_length)
+        divisor = self.loss.divisor(step) if is_last and step.num_tokens else None
+        if self._parts[-1].num_tokens or divisor:
+            part, ones = StepPart(self._num_sent, divisor), Denominators(1.0, 1.0, plan.max_length, 1.0)
+            position = plan.position(self.step, number=0, num_samples=1)
+            self._metrics += self.role.backward(samples, ones, self.loss, position, part)
+            self._num_sent += 1
+        if not is_last:
+            return []
+        metrics = self.loss.whole(self._metrics, step) if step.num_tokens else self._metrics
+        return self.role.named(metrics, has_stepped=step.num_tokens > 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,11 +38,13 @@ class GroupBuffer:
     [0, 1, 2, 3]
     >>> for index in (3, 1, 0):
     ...     buffer.finish(index)
-    >>> buffer.take(buffer.choice()), list(iter(buffer.admit, None))
+    >>> buffer.settle(), buffer.settled
+    (True, [3, 1])
+    >>> buffer.take(), list(iter(buffer.admit, None))
     ([], [])
     >>> buffer.begin(num_groups=2)
-    >>> buffer.choice() is None, list(iter(buffer.admit, None))
-    (True, [4, 5])
+    >>> buffer.settle(), list(iter(buffer.admit, None))
+    (False, [4, 5])
     """
 
     def __init__(self, settings: BufferSettings) -> None:
@@ -51,7 +52,8 @@ class GroupBuffer:
         self.step = -1
         """The step that is collected or, after `take`, trained on."""
         self.next_index = 0
-        self._num_groups = 0
+        self.num_groups = 0
+        """That the step asked for."""
         self._is_collecting = False
         self._num_filtered = 0
         """Since the last `take`."""
@@ -61,12 +63,15 @@ class GroupBuffer:
         """The same of those that wait for their step, in the order in which they finished."""
         self._interrupted: list[int] = []
         """Of those that play, the ones to be started again before any new one is."""
+        self.settled: list[int] = []
+        """Of the finished ones, those that have a place of the step, in the order in which they got it."""
 
     def begin(self, num_groups: int) -> None:
         """The next step, of `num_groups` groups, is collected from now on."""
         self.step += 1
-        self._num_groups = num_groups
+        self.num_groups = num_groups
         self._is_collecting = True
+        self.settled = []
 
     def admit(self) -> int | None:
         """Index of the next group to play; None while there is no room for one."""
@@ -88,35 +93,38 @@ class GroupBuffer:
             self._finished[index] = last_step
         self._num_filtered += rejected == "filtered"
 
-    def choice(self) -> list[int] | None:
-        """The groups that the step trains on, by index; None while it must wait for one. Fewer than it asked for, and perhaps
-        none, where the filter has rejected more than may be refilled."""
-        num_wanted = min(self._num_groups, self._room)
-        if len(self._finished) < num_wanted:
-            return None
+    def settle(self) -> bool:
+        """Gives places of the step to groups that have finished, and says whether all are given. A group that has one keeps it,
+        so that it may be trained on before the others end. Quick groups come first, as long as no group can be late for it."""
+        oldest_first = sorted(self._finished, key=self._finished.__getitem__) if self.settings.drops_stale else self._finished
+        for index in oldest_first:
+            if len(self.settled) < self._num_wanted and index not in self.settled and self._may_settle(index):
+                self.settled.append(index)
+        return len(self.settled) >= self._num_wanted
+
+    def settle_as(self, wanted: Sequence[int]) -> bool:
+        """Gives the next places to these groups, if all of them have finished."""
+        is_there = self._finished.keys() >= set(wanted)
+        self.settled += wanted if is_there else ()
+        return is_there
+
+    def _may_settle(self, index: int) -> bool:
+        """Whether all groups can still be in time when this one has a place of the step."""
         if self.settings.is_ordered:
-            lowest = sorted((*self._playing, *self._finished))[:num_wanted]
-            return lowest if self._finished.keys() >= set(lowest) else None
+            return index in sorted((*self._playing, *self._finished))[: self._num_wanted]
         if self.settings.drops_stale:
-            return sorted(sorted(self._finished, key=self._finished.__getitem__)[:num_wanted])
-        chosen: list[int] = []
-        quickest_first = list(self._finished)
-        for limit in self._limits(num_wanted):
-            index = next((index for index in quickest_first if self._finished[index] <= limit), None)
-            if index is None:
-                return None
-            chosen.append(index)
-            quickest_first.remove(index)
-        return sorted(chosen)
+            return True
+        others = [last_step for other, last_step in self._all() if other != index and other not in self.settled]
+        num_places = self._num_wanted - len(self.settled) - 1
+        return all(
+            sum(last_step <= self.step + ahead for last_step in others) <= num_places + ahead * self.num_groups
+            for ahead in range(self._finished[index] - self.step)
+        )
 
-    def choice_of(self, wanted: Sequence[int]) -> list[int] | None:
-        """These groups, if they are all there."""
-        return list(wanted) if self._finished.keys() >= set(wanted) else None
-
-    def take(self, chosen: Sequence[int]) -> list[int]:
-        """The chosen groups leave: the step trains on them. Returns those that leave with them since no later step may have
+    def take(self) -> list[int]:
+        """The settled groups leave: the step trains on them. Returns those that leave with them since no later step may have
         them, playing or finished. Unless stale groups are dropped, only a run resumed with smaller batches has any."""
-        for index in chosen:
+        for index in self.settled:
             del self._finished[index]
         stale = [index for index, last_step in self._all() if last_step <= self.step]
         for index in stale:
@@ -164,9 +172,14 @@ class GroupBuffer:
         self._interrupted = sorted(self._playing)
 
     @property
+    def _num_wanted(self) -> int:
+        """Groups that the step takes."""
+        return min(self.num_groups, self._room)
+
+    @property
     def _room(self) -> int:
         """Places that there are."""
-        settings, size = self.settings, self._num_groups
+        settings, size = self.settings, self.num_groups
         num_ahead = settings.ratio
         if settings.num_steps is not None:
             num_ahead = max(0, min(num_ahead, settings.num_steps - 1 - self.step))
@@ -176,11 +189,3 @@ class GroupBuffer:
 
     def _all(self) -> list[tuple[int, int]]:
         return [*self._playing.items(), *self._finished.items()]
-
-    def _limits(self, num_wanted: int) -> list[float]:
-        """For each group that the step takes, the step by which it must be due, so that all others can be in time."""
-        limits: list[float] = []
-        for ahead in range(self.settings.ratio + 1):
-            num_due = sum(last_step <= self.step + ahead for _, last_step in self._all())
-            limits += [self.step + ahead] * (num_due - ahead * self._num_groups - len(limits))
-        return limits[:num_wanted] + [math.inf] * (num_wanted - len(limits))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +13,7 @@ from turnwise.batching.samples import build_samples
 from turnwise.errors import CheckpointError, DataError, RolloutError
 from turnwise.rollout.journal import Line, read_lines
 from turnwise.rollout.record import Place
-from turnwise.rollout.source import played_of
+from turnwise.rollout.source import Part, played_of
 from turnwise.types import Group, Trajectory
 
 _MAX_NAMED = 3
@@ -113,6 +113,10 @@ class RolloutReplay:
             raise RolloutError(f"{self._name} is at its end: {len(groups)} groups are left, too few for {num_trajectories}")
         self.num_episodes += num_trajectories
         return groups
+
+    def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
+        """One part: nothing is waited for."""
+        yield Part(self.get_batch(num_trajectories))
 
     def close(self) -> None:
         """Nothing plays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from turnwise.rollout.journal import read_group, write_group
 from turnwise.rollout.player import EpisodeContexts, GroupPlayer, cancel
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
-from turnwise.rollout.source import Rejection, played_of
+from turnwise.rollout.source import Part, Rejection, played_of
 from turnwise.schedule import Schedule
 from turnwise.types import Group, SamplingParams
 from turnwise.watchdog import Watchdog
@@ -106,6 +106,14 @@ class RolloutScheduler:
             EnvironmentFault: the siblings of a group did not start in the same state.
             DataError: the record that is followed ends before this batch.
         """
+        [part] = self.parts(num_trajectories, is_streamed=False)
+        return part.groups
+
+    def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
+        """The batch as one part or, where it is streamed, in several: groups in the order in which they end, each as soon as it
+        is known to be of the batch, while the others play on. Raises what `get_batch` does. What is closed before its last part
+        is played again.
+        """
         if num_trajectories % self.settings.group_size:
             raise ConfigError(
                 f"asked for {num_trajectories} trajectories in groups of {self.settings.group_size}; "
@@ -116,12 +124,18 @@ class RolloutScheduler:
             self._buffer = self._new_buffer()
         before = self._buffer.state_dict()
         self.finished, self.rejected = [], []
+        self._failures.allowed = self.settings.max_failed_fraction * num_trajectories
+        part, parts = Part([], is_last=False), list[list[int]]()
         with ExitStack() as on_error:
             on_error.callback(self._go_back, before)
-            groups: list[Group] = self._run_async(self._collect(num_trajectories // self.settings.group_size))
+            self._buffer.begin(num_trajectories // self.settings.group_size)
+            while not part.is_last:
+                part = self._run_async(self._collect(parts, is_streamed))
+                if not part.is_last:
+                    yield part
             on_error.pop_all()
-        self.num_episodes += len(groups) * self.settings.group_size
-        return groups
+        self.num_episodes += len(self.finished) * self.settings.group_size
+        yield part
 
     def _go_back(self, before: Mapping[str, Any]) -> None:
         """A step that is dropped, be it by Ctrl-C, is played again."""
@@ -131,43 +145,53 @@ class RolloutScheduler:
         self._failures = Failures(self._failures.allowed)
         self._hand_out()
 
-    async def _collect(self, num_groups: int) -> list[Group]:
-        """The groups of the next batch. Synchronously, which ones these are doesn't depend on the order in which groups end."""
-        self._buffer.begin(num_groups)
-        self._failures.allowed = self.settings.max_failed_fraction * num_groups * self.settings.group_size
+    async def _collect(self, parts: list[list[int]], is_streamed: bool) -> Part:
+        """The next part of the batch, whose indices are added to `parts`; with the last one the batch leaves the buffer. A part
+        that is the batch is ordered by index: synchronously it doesn't depend on the order in which groups end."""
         async with AsyncExitStack() as on_error:
             on_error.push_async_callback(self._stop)
-            chosen = await self._choice()
-            stale = self._buffer.take(chosen)
-            await cancel(self._running.pop(index) for index in stale if index in self._running)
+            is_last = await self._settled(parts, is_streamed)
+            indices = self._buffer.settled[sum(map(len, parts)) :]
+            parts.append(indices if is_streamed else sorted(indices))
+            part = Part([self._played[index] for index in parts[-1]], is_last)
+            if is_last:
+                await self._take(parts)
             on_error.pop_all()
+        return part
+
+    async def _settled(self, parts: Sequence[Sequence[int]], is_streamed: bool) -> bool:
+        """Waits until the batch has a part besides these, and says whether it is the last.
+
+        Raises: what ended a group.
+        """
+        recorded = None if self._is_fixed else self._schedule.batch(self._buffer.step)
+        num_known = sum(map(len, parts))
+        self._admit()
+        while self._fault is None:
+            if recorded is not None:
+                if self._buffer.settle_as(recorded[len(parts)]):
+                    return len(parts) + 1 == len(recorded)
+            elif (is_last := self._buffer.settle()) or (is_streamed and len(self._buffer.settled) > num_known):
+                return is_last
+            self._has_changed.clear()
+            await self._has_changed.wait()
+        raise self._fault
+
+    async def _take(self, parts: Sequence[Sequence[int]]) -> None:
+        """The batch is whole: its groups leave the buffer."""
+        stale = self._buffer.take()
+        await cancel(self._running.pop(index) for index in stale if index in self._running)
         if self._is_fixed:
             self._schedule.validated()
         else:
-            self._schedule.took(self._buffer.step, chosen)
+            self._schedule.took(self._buffer.step, parts)
         for index in stale:
             group = self._played.setdefault(index, Group(self._tasks.task(index), [], index))
             group.rejected = "stale"
         self._failures = Failures(self._failures.allowed)
         self._hand_out()
-        self._say_what_is_missing(num_groups)
+        self._say_what_is_missing(self._buffer.num_groups)
         self._admit()
-        return self.finished
-
-    async def _choice(self) -> list[int]:
-        """The groups that the batch takes, when they are there.
-
-        Raises: what ended a group.
-        """
-        self._admit()
-        while self._fault is None:
-            recorded = None if self._is_fixed else self._schedule.batch(self._buffer.step)
-            chosen = self._buffer.choice() if recorded is None else self._buffer.choice_of(recorded)
-            if chosen is not None:
-                return chosen
-            self._has_changed.clear()
-            await self._has_changed.wait()
-        raise self._fault
 
     def _admit(self) -> None:
         """Starts the groups that there is room for."""

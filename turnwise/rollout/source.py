@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from collections.abc import Generator
+from typing import Any, Literal, NamedTuple, Protocol
 
 from turnwise.types import Group, Trajectory
 
 Rejection = Literal["failed", "filtered", "stale"]
+
+
+class Part(NamedTuple):
+    """Groups of a batch, and whether they are the last of it."""
+
+    groups: list[Group]
+    is_last: bool = True
 
 
 class RolloutSource(Protocol):
@@ -22,6 +30,11 @@ class RolloutSource(Protocol):
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
         """The next `num_trajectories` trajectories in complete groups; fewer, and perhaps none, where a filter left no more."""
+        ...
+
+    def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
+        """The same as one part or, where it is streamed, in several: groups in the order in which they end, each as soon as it
+        is known to be of the batch. Only the last part may be empty. To be closed where it is left early."""
         ...
 
     def describe(self) -> str:

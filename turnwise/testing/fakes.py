@@ -11,7 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.errors import ServerError
-from turnwise.protocols import LoadedModel, MemoryKind, OnWeightUpdate, ServerFacts
+from turnwise.facts import LoadedModel, ServerFacts
+from turnwise.protocols import MemoryKind, OnWeightUpdate
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
 
 CHATML_TEMPLATE = (

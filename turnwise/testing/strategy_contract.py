@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.protocols import Output, TrainStrategy
+from turnwise.protocols import Output, StepPart, TrainStrategy
 from turnwise.testing.toy_model import toy_batches, toy_samples
 from turnwise.types import Batch, Metric, ModelOutputs
 
@@ -102,6 +102,42 @@ class StrategyContract(ABC):
             metrics = strategy.train_step(toy_batches(samples, parts), self.loss())
             results.append((metric(metrics, "loss"), metric(metrics, "grad_norm")))
         np.testing.assert_allclose(results, [results[0]] * 3, rtol=1e-5)
+
+    def test_parts_of_a_step_add_up_to_it(self) -> None:
+        """Nothing changes before the last part, whose divisor is that of all; the first forgets a step that was left."""
+        samples, halves = toy_samples(6), [[[4, 1], [0]], [[5, 2, 3]]]
+        whole = self.make_strategy()
+        expected = metric(whole.train_step(toy_batches(samples), self.loss(), position=1.0), "grad_norm")
+        for divisor in (1.0, 4.0):
+            strategy = self.make_strategy()
+            before = weights_of(strategy)
+            strategy.train_step(toy_batches(samples), self.loss(), position=1.0, part=StepPart(0, None))
+            for number, parts in enumerate(halves):
+                assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(strategy).items())
+                is_last = number == 1
+                part = StepPart(number, divisor if is_last else None)
+                metrics = strategy.train_step(toy_batches(samples, parts), self.loss(), position=1.0, part=part)
+                assert is_last == any(m.name == "grad_norm" for m in metrics) == any(m.name == "lr" for m in metrics)
+            np.testing.assert_allclose(metric(metrics, "grad_norm"), expected / divisor, rtol=1e-5)
+            if divisor == 1.0:
+                for name, tensor in weights_of(whole).items():
+                    np.testing.assert_allclose(weights_of(strategy)[name], tensor, atol=1e-5)
+
+    def test_a_step_may_end_with_an_empty_part(self) -> None:
+        strategy, batches = self.make_strategy(), toy_batches(toy_samples(3))
+        strategy.train_step(batches, self.loss(), part=StepPart(0, None))
+        metrics = strategy.train_step([], self.loss(), part=StepPart(1, 1.0))
+        expected = self.make_strategy().train_step(batches, self.loss())
+        assert metric(metrics, "grad_norm") == metric(expected, "grad_norm") > 0
+
+    def test_a_part_that_is_not_finite_skips_the_step(self) -> None:
+        strategy, batches = self.make_strategy(), toy_batches(toy_samples(3))
+        before = weights_of(strategy)
+        strategy.train_step(batches, self.loss(float("nan")), part=StepPart(0, None))
+        metrics = strategy.train_step(batches, self.loss(), part=StepPart(1, 1.0))
+        assert metric(metrics, "skipped_steps") == 1
+        assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(strategy).items())
+        assert metric(strategy.train_step(batches, self.loss()), "skipped_steps") == 0
 
     def test_the_update_does_not_reach_tokens_outside_the_mask(self) -> None:
         """A loss over what is outside the mask sees constants: no gradient, no update."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from turnwise.protocols import Tracker
 from turnwise.stopwatch import Stopwatch
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.tracking.shares import describe_shares, time_shares
 from turnwise.types import Metric
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,16 @@ class RunLog:
             if self._stopwatch is not None:
                 self._stopwatch.add("pipeline", name, start)
         self._metrics.append(Metric(f"time/step_{name}", clock.elapsed_s, "sum"))
+
+    def each(self, name: str, items: Generator[T]) -> Generator[T]:
+        """The items, each waited for in a phase of that name."""
+        with closing(items):
+            while True:
+                with self.phase(name):
+                    item = next(items, None)
+                if item is None:
+                    return
+                yield item
 
     def end_step(self, step: int) -> None:
         """Hands out the metrics of the step. How long that takes is a phase of the next one."""

@@ -15,10 +15,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.facts import StrategyFacts
 from turnwise.models.facts import dtype_name, loaded_model
 from turnwise.models.forward import make_forward
 from turnwise.models.lora import Adapters
-from turnwise.protocols import Loss, MemoryKind, Output, StrategyFacts
+from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, StepPart
 from turnwise.stopwatch import Stopwatch
 from turnwise.training.optimizer import OptimizerSettings, Schedule, build_optimizer, clip_gradients
 from turnwise.training.state import load_state, save_state
@@ -63,6 +64,8 @@ class TorchStrategy:
         self._optimizer = self._schedule = None
         self._checkpointed: list[torch.nn.Module] = []
         self._has_skipped = False
+        self._is_finite = True
+        """The loss of the optimiser step so far."""
         self._stopwatch = stopwatch or Stopwatch()
         self._settings = optimizer
         if optimizer is None:
@@ -92,8 +95,11 @@ class TorchStrategy:
             self._note("forward", started, batch)
         return results
 
-    def train_step(self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0) -> list[Metric]:
-        """One optimiser step. Adds `grad_norm` (before clipping), `lr` and `skipped_steps` to the loss's metrics.
+    def train_step(
+        self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0, part: StepPart = WHOLE_STEP
+    ) -> list[Metric]:
+        """One optimiser step, or a `part` of one. With the last part it adds `grad_norm` (before clipping), `lr` and
+        `skipped_steps` to the loss's metrics.
 
         A loss or a gradient that isn't finite leaves weights and optimiser as they are.
 
@@ -102,23 +108,30 @@ class TorchStrategy:
         """
         if self._optimizer is None or self._schedule is None:
             raise NotAvailableError("a torch_infer strategy can't train; use strategy_name: torch_train")
-        self._optimizer.zero_grad(set_to_none=True)
+        if part.number == 0:
+            self._optimizer.zero_grad(set_to_none=True)
+            self._is_finite = True
         metrics: list[Metric] = []
-        is_finite = True
-        with self._adapters.dropping(position) if self._adapters else nullcontext():
+        with self._adapters.dropping(position, part.number) if self._adapters else nullcontext():
             for batch in micro_batches:
                 started = self._stopwatch.now()
                 tensors = self._to_device(batch)
                 with self._recomputing():
                     value, loss_metrics = loss(self._run(tensors, loss.outputs), tensors)
                     value.backward()
-                is_finite = is_finite and bool(torch.isfinite(value.detach()))
+                self._is_finite = self._is_finite and bool(torch.isfinite(value.detach()))
                 metrics.extend(loss_metrics)
                 self._note("forward and backward", started, batch)
+        if part.divisor is None:
+            return metrics
         started = self._stopwatch.now()
+        if part.divisor != 1.0:
+            for parameter in self._parameters():
+                assert parameter.grad is not None
+                parameter.grad /= part.divisor
         grad_norm = clip_gradients(self._parameters(), self.max_grad_norm).item()
         learning_rate = self._schedule.apply(self._optimizer, position)
-        is_skipped = not (is_finite and np.isfinite(grad_norm))
+        is_skipped = not (self._is_finite and np.isfinite(grad_norm))
         if is_skipped:
             self._report_skip(grad_norm)
         else:

@@ -10,12 +10,12 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from turnwise.cluster.local import LocalCluster
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError
+from turnwise.facts import LoadedModel, StrategyFacts
 from turnwise.models.load import save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
 from turnwise.pipelines.roles import BatchPlan, ModelRole
-from turnwise.protocols import LoadedModel, StrategyFacts
 from turnwise.testing.toy_model import toy_samples
 from turnwise.tracking.jsonl import read_metrics
 

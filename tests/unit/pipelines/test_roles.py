@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from turnwise.cluster.local import LocalCluster
-from turnwise.errors import DeadlineError
-from turnwise.pipelines.roles import BatchPlan, ModelRole
-from turnwise.protocols import LoadedModel, StrategyFacts
+from turnwise.errors import DeadlineError, NotAvailableError
+from turnwise.facts import LoadedModel, StrategyFacts
+from turnwise.pipelines.roles import BatchPlan, ModelRole, Update
+from turnwise.protocols import StepPart
 from turnwise.token_counts import TokenCounts
-from turnwise.types import Metric, Sample, TokenFacts, TurnSpan
+from turnwise.types import Denominators, Metric, Sample, TokenFacts, TurnSpan
 from turnwise.watchdog import Watchdog
 
 
@@ -20,11 +21,13 @@ class Recorder:
     def __init__(self):
         self.steps = []
         self.positions = []
+        self.parts = []
         self.counts = TokenCounts()
 
-    def train_step(self, batches, loss, position):
+    def train_step(self, batches, loss, position, part):
         self.steps.append(batches)
         self.positions.append(position)
+        self.parts.append(part)
         self._count(batches)
         return [Metric("grad_norm", 1.0), Metric("lr", 0.1, "last"), Metric("actor/pg_loss", 2.0)]
 
@@ -171,10 +174,69 @@ def test_a_step_without_trained_tokens_is_left_out_and_counted():
     assert (metric.name, metric.value, actor.workers.worker.steps) == ("actor/backward_steps", 0.0, [])
 
 
+class SummedLoss:
+    """One whose step may come in parts, by the number of sequences."""
+
+    def divisor(self, denominators):
+        return denominators.num_sequences
+
+    def whole(self, metrics, denominators):
+        return [m._replace(value=m.value * denominators.num_tokens) if m.name == "actor/pg_loss" else m for m in metrics]
+
+
+class TestUpdate:
+    def test_samples_that_come_at_once_are_trained_on_as_the_plan_says(self):
+        actor = role()
+        Update(actor, loss=None, step=0).add(samples(6), is_last=True)
+        assert actor.workers.worker.parts == [StepPart(0, 1.0)] * 2
+
+    def test_parts_make_one_step_and_are_divided_by_the_whole(self):
+        actor = role(samples_per_step=8, samples_per_batch=8)
+        update, chosen = Update(actor, SummedLoss(), step=2), samples(6)
+        assert update.add(chosen[:3], is_last=False) == update.add(chosen[3:5], is_last=False) == []
+        metrics = update.add(chosen[5:], is_last=True)
+        worker = actor.workers.worker
+        assert worker.parts == [StepPart(0, None), StepPart(1, None), StepPart(2, 6.0)]
+        assert worker.positions == [2.0] * 3
+        assert {batch.denominators for batches in worker.steps for batch in batches} == {Denominators(1.0, 1.0, 64, 1.0)}
+        assert sum(len(batch.lengths) for batches in worker.steps for batch in batches) == 6
+        num_tokens = sum(sample.num_trained for sample in chosen)
+        assert [m.value for m in metrics if m.name == "actor/pg_loss"] == [2.0 * num_tokens] * 3
+        assert [m.value for m in metrics if m.name == "actor/backward_steps"] == [1.0]
+
+    @pytest.mark.parametrize("place", [0, 1, 2])
+    def test_a_part_without_trained_tokens_changes_nothing(self, place):
+        """Nothing is sent for it, unless it is the last one, which makes the step."""
+        actor = role(samples_per_step=8)
+        parts = [samples(2), samples(3)]
+        [empty] = samples(1)
+        empty.response_mask[:] = False
+        parts.insert(place, [empty] if place < 2 else [])
+        update = Update(actor, SummedLoss(), step=0)
+        for number, part in enumerate(parts):
+            update.add(part, is_last=number == 2)
+        sent = actor.workers.worker
+        sizes = [sum(len(batch.lengths) for batch in batches) for batches in sent.steps]
+        made = list(zip([part.divisor for part in sent.parts], sizes, strict=True))
+        assert made == ([(None, 2), (None, 3), (5.0, 0)] if place == 2 else [(None, 2), (5.0, 3)])
+        assert sent.parts[0].number == 0, "what an earlier step has left behind is forgotten"
+
+    def test_without_any_trained_token_there_is_no_step(self):
+        actor = role()
+        update = Update(actor, SummedLoss(), step=0)
+        update.add([], is_last=False)
+        metrics = update.add([], is_last=True)
+        assert [(m.name, m.value) for m in metrics] == [("actor/backward_steps", 0.0)] and actor.workers.worker.steps == []
+
+    def test_a_loss_that_must_see_the_whole_step_is_refused(self):
+        with pytest.raises(NotAvailableError, match="PreparedLoss must see all samples of a step at once; set stream_training"):
+            Update(role(), PreparedLoss(None), step=0).add(samples(2), is_last=False)
+
+
 @pytest.mark.parametrize("method", ["train_step", "forward"])
 def test_a_trainer_that_never_returns_is_named(method):
     class Stuck(Recorder):
-        def train_step(self, batches, loss, position):
+        def train_step(self, batches, loss, position, part):
             threading.Event().wait()
 
         def forward(self, batches, outputs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,11 @@ from turnwise.rollout.buffer import BufferSettings, GroupBuffer
 
 def admitted(buffer):
     return list(iter(buffer.admit, None))
+
+
+def choice(buffer):
+    """The groups of the step, None while it must wait for one."""
+    return sorted(buffer.settled) if buffer.settle() else None
 
 
 class Player:
@@ -53,23 +59,49 @@ class Player:
             self.resume()
         self.buffer.begin(self.num_groups)
         self.admit()
-        while (chosen := self.buffer.choice()) is None:
+        while not self.is_settled():
             assert self.playing, "the step waits for nobody"
             self.finish_one()
-        self.take(step, chosen)
+        self.take(step)
         for _ in range(self.draw(st.integers(0, len(self.playing)))):  # while the step is trained on
             if self.playing:
                 self.finish_one()
         num_alive = len(self.admitted_in) - sum(fate in ("failed", "filtered", "stale") for fate in self.fates.values())
         assert num_alive <= (step + 1 + self.settings.ratio) * self.num_groups
 
-    def take(self, step, chosen):
+    def is_settled(self):
+        """Whether the step is whole. As one that is streamed is told after any group, or only in the end."""
+        before = list(self.buffer.settled)
+        if not self.draw(st.booleans()) and not self.can_be_whole():
+            return False
+        is_whole = self.buffer.settle()
+        assert self.buffer.settled[: len(before)] == before, "what was given stays"
+        assert is_whole == self.can_be_whole(), "however early places were given"
+        return is_whole
+
+    def can_be_whole(self):
+        """Whether some of those that have finished can be the step, so that all others can be in time."""
+        wanted = self.buffer._num_wanted
+        here = [index for index in self.admitted_in if index in self.buffer]
+        finished = [index for index in here if self.buffer.has_finished(index)]
+        if self.settings.is_ordered:
+            return set(sorted(here)[:wanted]) <= set(finished)
+        if self.settings.drops_stale:
+            return len(finished) >= wanted
+        return any(self.is_in_time(set(here) - set(chosen)) for chosen in combinations(finished, wanted))
+
+    def is_in_time(self, others):
+        dues = [self.admitted_in[index] + self.settings.ratio - self.buffer.step for index in others]
+        return all(sum(due <= ahead for due in dues) <= ahead * self.num_groups for ahead in range(self.settings.ratio + 1))
+
+    def take(self, step):
+        chosen = list(self.buffer.settled)
         assert len(set(chosen)) == len(chosen) <= self.num_groups
         for index in chosen:
             assert index not in self.fates and index not in self.playing
             self.fates[index] = "trained"
             assert 0 <= step - self.admitted_in[index] <= self.settings.ratio
-        for index in self.buffer.take(chosen):
+        for index in self.buffer.take():
             assert self.settings.drops_stale and index not in self.fates
             assert step - self.admitted_in[index] >= self.settings.ratio
             self.playing.discard(index)
@@ -104,15 +136,15 @@ def test_the_quick_overtake_only_where_the_slow_can_still_be_in_time():
     assert admitted(buffer) == [0, 1, 2, 3, 4, 5]
     for index in (0, 1):
         buffer.finish(index)
-    assert buffer.take(buffer.choice()) == []
+    assert choice(buffer) and buffer.take() == []
     buffer.begin(2)
     assert admitted(buffer) == [6, 7]
     for index in (6, 7):
         buffer.finish(index)
-    assert buffer.choice() is None
+    assert choice(buffer) is None
     for index in (5, 3):
         buffer.finish(index)
-    assert buffer.choice() == [3, 5]
+    assert choice(buffer) == [3, 5]
 
 
 def test_with_slack_the_quick_go_first():
@@ -120,7 +152,7 @@ def test_with_slack_the_quick_go_first():
     buffer.begin(1)
     assert admitted(buffer) == [0, 1]
     buffer.finish(1)
-    assert buffer.choice() == [1]
+    assert choice(buffer) == [1]
 
 
 def test_in_order_the_lowest_are_waited_for():
@@ -129,9 +161,9 @@ def test_in_order_the_lowest_are_waited_for():
     admitted(buffer)
     for index in (3, 2, 1):
         buffer.finish(index)
-    assert buffer.choice() is None
+    assert choice(buffer) is None
     buffer.finish(0)
-    assert buffer.choice() == [0, 1]
+    assert choice(buffer) == [0, 1]
 
 
 def test_what_the_step_left_behind_is_dropped_on_demand():
@@ -139,12 +171,12 @@ def test_what_the_step_left_behind_is_dropped_on_demand():
     buffer.begin(1)
     assert admitted(buffer) == [0, 1]
     buffer.finish(1)
-    assert buffer.take(buffer.choice()) == []
+    assert choice(buffer) and buffer.take() == []
     buffer.begin(1)
     assert admitted(buffer) == [2]
-    assert buffer.choice() is None
+    assert choice(buffer) is None
     buffer.finish(2)
-    assert buffer.choice() == [2] and buffer.take([2]) == [0]
+    assert choice(buffer) == [2] and buffer.take() == [0]
     assert admitted(buffer) == [3] and buffer.num_running == 1
 
 
@@ -165,7 +197,7 @@ def test_refills_are_bounded_and_eat_into_the_lead_first(num_filtered, num_taken
         playing += admitted(buffer)
     for index in playing:
         buffer.finish(index)
-    assert len(buffer.choice()) == num_taken
+    assert len(choice(buffer)) == num_taken
 
 
 def test_a_run_that_goes_on_with_smaller_batches_keeps_the_bound():
@@ -174,8 +206,34 @@ def test_a_run_that_goes_on_with_smaller_batches_keeps_the_bound():
     playing = admitted(buffer)
     for index in playing:
         buffer.finish(index)
-    buffer.take(buffer.choice())
+    assert choice(buffer) and buffer.take() == []
     state, buffer = buffer.state_dict(), GroupBuffer(buffer.settings)
     buffer.load_state_dict(state)
     buffer.begin(1)
-    assert buffer.choice() == [4] and buffer.take([4]) == [5, 6, 7]
+    assert choice(buffer) == [4] and buffer.take() == [5, 6, 7]
+
+
+def test_a_group_has_its_place_as_soon_as_it_is_certain():
+    """One of the two places is for a group that is due: the first to end of the others has the other one, the second waits."""
+    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1))
+    buffer.begin(2)
+    for index in [*admitted(buffer)[:1], 2]:
+        buffer.finish(index)
+    assert buffer.settle() and buffer.take() == []
+    buffer.begin(2)
+    assert admitted(buffer) == [4, 5]
+    for index, settled in ((4, []), (3, [3]), (1, [3, 1])):
+        buffer.finish(index)
+        assert buffer.settle() == (len(settled) == 2) and buffer.settled == settled
+
+
+def test_a_recorded_step_gets_its_groups_part_by_part():
+    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1))
+    buffer.begin(3)
+    admitted(buffer)
+    buffer.finish(4)
+    assert not buffer.settle_as([4, 0]) and buffer.settled == []
+    buffer.finish(0)
+    buffer.finish(1)
+    assert buffer.settle_as([4, 0]) and buffer.settle_as([1]) and buffer.settled == [4, 0, 1]
+    assert buffer.take() == [] and [index in buffer for index in range(6)] == [False, False, True, True, False, True]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from transformers import PreTrainedModel
 
 from turnwise.errors import ServerError
+from turnwise.facts import ServerFacts
 from turnwise.inference.embedded.engine import Decode, Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.generic_runner import GenericRunner
@@ -18,7 +19,7 @@ from turnwise.inference.request import Finished, Request
 from turnwise.inference.validation import check_request, refuse_all_but_cache
 from turnwise.models.facts import loaded_model
 from turnwise.models.fused import fast_path_obstacle
-from turnwise.protocols import MemoryKind, OnWeightUpdate, ServerFacts
+from turnwise.protocols import MemoryKind, OnWeightUpdate
 from turnwise.schedule import Schedule
 from turnwise.stopwatch import ENGINE, Stopwatch
 from turnwise.types import Completion, Media, SamplingParams

@@ -1,0 +1,92 @@
+"""A step whose samples come in parts is the step on all of them: same weights, same metrics, up to the order of sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from turnwise.algorithms.losses import PolicyLoss
+from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
+from turnwise.cluster.local import LocalCluster
+from turnwise.pipelines.roles import BatchPlan, ModelRole, Update
+from turnwise.spec import LOSS_AGG_MODES, PG_VARIANTS
+from turnwise.testing.strategy_contract import weights_of
+from turnwise.testing.toy_model import toy_model, toy_samples
+from turnwise.tracking.metrics import reduce_metrics
+from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.torch_strategy import TorchStrategy
+from turnwise.types import Sample, VersionRun
+
+NUM_SAMPLES = 12
+CUTS = ([], [5], [1, 2, 3, 11], [4, 4, 8])
+"""Where parts end; one of them is empty."""
+CORRECTIONS = {
+    "none": Correction(),
+    "weights": Correction(ImportanceWeight("token", 1.2)),
+    "both": Correction(ImportanceWeight("segment", 1.2), (RatioBand("token", 0.6, 1.6), RatioBand("geometric", 0.5, 3.0))),
+}
+
+
+def credited_samples() -> list[Sample]:
+    """Of version 1 and of version 0, with advantages and a reference's log-probs."""
+    rng = np.random.default_rng(3)
+    samples = toy_samples(NUM_SAMPLES, seed=1)
+    for number, sample in enumerate(samples):
+        sample.versions = tuple((VersionRun(number % 2, span.stop - span.start),) for span in sample.turn_spans)
+        sample.advantages = rng.normal(size=sample.num_tokens).astype(np.float32)
+        sample.ref_logprobs = -rng.random(sample.num_tokens).astype(np.float32)
+    return samples
+
+
+def trained(cut: Sequence[int], settings: AlgorithmSettings, is_stale: bool) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The weights and the metrics after two steps on the samples, in parts that end at the places of the cut."""
+    optimizer = OptimizerSettings(learning_rate=1e-2, total_steps=4)
+    workers = LocalCluster().spawn("actor_train", lambda _: TorchStrategy(toy_model(), optimizer=optimizer))
+    plan = BatchPlan(samples_per_step=NUM_SAMPLES, max_length=64, seed=0, max_tokens_train=100, samples_per_batch=NUM_SAMPLES)
+    role, loss, metrics = ModelRole("actor_train", workers, plan), PolicyLoss(settings), []
+    for step in (1, 2):
+        samples = credited_samples() if is_stale else [replace(sample, versions=()) for sample in credited_samples()]
+        update = Update(role, loss, step)
+        bounds = [0, *cut, NUM_SAMPLES]
+        for start, stop in pairwise(bounds):
+            part = samples[start:stop]
+            role.set_old_log_probs(part, version=1, is_rollouts=False, needs=settings.needs)
+            metrics += update.add(part, is_last=stop == NUM_SAMPLES)
+    reduced = reduce_metrics(metrics)
+    return weights_of(workers.worker), {name: x for name, x in reduced.items() if not name.startswith("batch/")}
+
+
+def assert_parts_are_the_whole(settings: AlgorithmSettings, is_stale: bool = True) -> None:
+    weights, metrics = trained(CUTS[0], settings, is_stale)
+    assert metrics["actor_train/grad_norm"] > 0 and metrics["actor/backward_steps"] == 2
+    for cut in CUTS[1:]:
+        got_weights, got_metrics = trained(cut, settings, is_stale)
+        assert got_metrics.keys() == metrics.keys()
+        for name, value in metrics.items():
+            np.testing.assert_allclose(got_metrics[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
+        # Adam makes much of the order of sums where a gradient is nearly 0.
+        difference = torch.cat([(got_weights[name] - tensor).abs().flatten() for name, tensor in weights.items()])
+        assert difference.mean() <= 2e-6
+
+
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_whatever_the_aggregation_and_the_correction(mode, correction):
+    kl = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_loss_coef": 0.05}
+    assert_parts_are_the_whole(AlgorithmSettings(loss_agg_mode=mode, train_infer_correction=CORRECTIONS[correction], **kl))
+
+
+@pytest.mark.parametrize("variant", [name for name, spec in PG_VARIANTS.items() if not spec.chooses_tokens])
+def test_whatever_the_variant(variant):
+    assert_parts_are_the_whole(AlgorithmSettings(pg_variant=variant))
+
+
+def test_fresh_samples_have_ratios_of_exactly_one():
+    assert_parts_are_the_whole(AlgorithmSettings(), is_stale=False)
+    assert trained(CUTS[2], AlgorithmSettings(), is_stale=False)[1]["actor/ratio_max"] == 1.0

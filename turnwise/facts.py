@@ -1,0 +1,52 @@
+"""What is really loaded and run, whatever the config asked for: read off the objects, for the table at the start of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from turnwise.token_counts import TokenCounts
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model as it lies in memory. Dtypes, attention and device are torch's own words for them."""
+
+    architecture: str
+    num_parameters: int
+    num_trainable: int
+    dtype: str
+    attention: str
+    device: str
+    address: tuple[int, int]
+    """Process and place of the weights: models with the same address share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyFacts:
+    """What a strategy runs."""
+
+    model: LoadedModel
+    compute_dtype: str
+    """Of matrix products."""
+    optimizer: str = ""
+    """The optimiser with its schedule; empty for a frozen model."""
+    recomputes_activations: bool = False
+    adapters: str = ""
+    """Rank, scale and modules of what is trained in place of the model's own parameters; empty where those are."""
+    counts: TokenCounts = field(default_factory=TokenCounts)
+    """Of all passes so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What an inference server runs."""
+
+    model: LoadedModel
+    engine: str
+    """Which forward pass it samples with, in a few words."""
+    max_length: int
+    """Tokens of a context."""
+    max_concurrency: int
+    """Requests that are decoded together."""
+    cache_bytes: int = 0
+    """Bound of the keys and values that it keeps; 0 where it keeps none between requests."""
