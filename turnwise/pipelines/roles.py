@@ -246,7 +246,7 @@ class Update:
         self._parts.append(denominators(samples, plan.max_length))
         step = Denominators(*map(sum, zip(*self._parts, strict=True)))._replace(max_length=plan.max_length)
         divisor = self.loss.divisor(step) if is_last and step.num_tokens else None
-        if self._parts[-1].num_tokens or divisor:
+        if divisor or any(sample.num_trained for sample in samples):
             part, ones = StepPart(self._num_sent, divisor), Denominators(1.0, 1.0, plan.max_length, 1.0)
             position = plan.position(self.step, number=0, num_samples=1)
             self._metrics += self.role.backward(samples, ones, self.loss, position, part)
