@@ -290,6 +290,8 @@ TRACKERS: dict[str, TrackerSpec] = {
     "mlflow": TrackerSpec("mlflow"),
 }
 
+KV_CACHE_BYTES = 2**30
+"""Of the embedded server's cache, unless told otherwise."""
 MAX_PACKED_BYTES = 2**28
 """Of a float32 model of which the embedded server keeps a copy on a CPU, in the order in which its kernels read."""
 

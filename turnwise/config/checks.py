@@ -32,6 +32,7 @@ def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
         _roles,
         _critic,
         _sampling,
+        _cache,
         asynchrony,
         _deterministic,
     )
@@ -354,6 +355,19 @@ def _sampling(config: AgenticConfig) -> Iterator[Problem]:
             message = f"{limit} tokens of one response leave no room for a prompt in a sequence_length of"
             if config.is_set("actor_infer.generating_args.max_new_tokens") or config.custom_envs[tag].max_tokens_per_step:
                 yield Problem(("custom_envs", tag, "max_tokens_per_step"), f"{message} {config.sequence_length}")
+
+
+def _cache(config: AgenticConfig) -> Iterator[Problem]:
+    strategy, facts = config.actor_infer.strategy_args, config.model_facts()
+    if strategy.strategy_name != "embedded" or facts is None:
+        return
+    token, length = facts.kv_bytes_per_token(config.actor_infer.model_args.dtype), config.sequence_length
+    if config.kv_cache_bytes < token * length:
+        yield Problem.at(
+            "actor_infer.strategy_args.strategy_config.kv_cache_bytes",
+            f"{config.kv_cache_bytes:,} can't hold one sequence: {token:,} bytes a token × sequence_length {length:,} = "
+            f"{token * length:,}; raise it, or lower sequence_length",
+        )
 
 
 _BLOCKING = "threads answer in any order, which deterministic: true forbids; leave it out"

@@ -296,8 +296,11 @@ def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
         parts.append(f"{bytes_text(4 * num)} on the way from the trainer's process")
     episodes = _episodes_at_once(config)
     kv = facts.kv_bytes_per_token(dtype) * config.sequence_length * episodes
-    parts.append(f"at most {bytes_text(kv)} keys and values of {episodes} contexts")
     sampler = config.actor_infer.strategy_args.strategy_name
+    bound = config.kv_cache_bytes if sampler == "embedded" else kv
+    parts.append(f"at most {bytes_text(min(kv, bound))} keys and values of {episodes} contexts")
+    if bound < kv:
+        parts[-1] += f" (kv_cache_bytes; all of them would be {bytes_text(kv)})"
     if sampler == "embedded" and dtype == "fp32" and BYTES[dtype] * num <= MAX_PACKED_BYTES:
         parts.append(f"on a CPU about {bytes_text(BYTES[dtype] * num)} weights packed for its kernels")
     return ", ".join(parts) + " (estimated; activations come on top)"

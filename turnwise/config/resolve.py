@@ -33,7 +33,8 @@ def resolve(config: AgenticConfig) -> None:
         )
     is_fp32 = config.actor_train.model_args.dtype == config.actor_infer.model_args.dtype == "fp32"
     config.fill(parity_max_logprob_diff=1e-3 if is_fp32 else 5e-2)
-    config.fill(stream_training=config.async_generation_ratio > 0 and not any(streaming_obstacles(config)))
+    is_known = config.async_generation_ratio > 0 and not estimator_of(config).is_own
+    config.fill(stream_training=is_known and not any(streaming_obstacles(config)))
 
 
 def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str) -> None:

@@ -14,6 +14,7 @@ from turnwise.config.resolve import estimator_of, resolve
 from turnwise.config.roles import ActorTrain, GeneratingArgs, Role
 from turnwise.config.running import LimitKeys, RunKeys
 from turnwise.config.section import Count, PositiveCount, derived
+from turnwise.spec import KV_CACHE_BYTES
 
 Split = Literal["train", "val"]
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -111,6 +112,11 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     def uses_validation(self) -> bool:
         return self.eval_steps > 0
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether a step trains on its groups as they end."""
+        return self.stream_training and self.async_generation_ratio > 0
+
     def env_manager(self, split: Split) -> EnvManager:
         return self.train_env_manager if split == "train" else self.val_env_manager
 
@@ -142,6 +148,12 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         """Optimiser steps that a role makes of a batch; with one sample a trajectory, those that its schedule counts."""
         num_samples = samples_per_trajectory * self.rollout_batch_size
         return self.ppo_epochs * -(-num_samples // self.roles[role].samples_per_optimizer_step)
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Bound of the embedded server's cache; what isn't a number is refused where the server is built."""
+        asked = self.actor_infer.strategy_args.strategy_config.get("kv_cache_bytes", KV_CACHE_BYTES)
+        return asked if isinstance(asked, int) and asked > 0 else KV_CACHE_BYTES
 
     def model_facts(self) -> ModelFacts | None:
         """What the policy's config.json says, None where there is no such file here."""

@@ -71,7 +71,7 @@ class AgenticPipeline:
 
             groups: list[Group] = []
             update = Update(self.actor_train, self.algorithm.loss, step)
-            stream = self.train_rollout_scheduler.parts(config.rollout_batch_size, config.stream_training)
+            stream = self.train_rollout_scheduler.parts(config.rollout_batch_size, config.is_streamed)
             with log.phase("total") as clock, closing(log.each("rollout", stream)) as parts:
                 for part in parts:
                     samples = samples_of(part.groups)

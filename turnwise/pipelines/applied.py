@@ -187,7 +187,7 @@ def _at_update(config: AgenticConfig) -> str:
 
 
 def _trained_on(config: AgenticConfig) -> str:
-    return f"groups are trained on {'as they end' if config.stream_training else 'when the batch is whole'}"
+    return f"groups are trained on {'as they end' if config.is_streamed else 'when the batch is whole'}"
 
 
 def _correction(config: AgenticConfig) -> str:

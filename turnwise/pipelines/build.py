@@ -36,7 +36,7 @@ from turnwise.pipelines.parity import build_parity_gate
 from turnwise.pipelines.prepare import prepare_run
 from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.run_folder import RunFolder
-from turnwise.protocols import Algorithm, Cluster, Stateful
+from turnwise.protocols import Algorithm, Cluster, Stateful, StreamsStep
 from turnwise.rollout.journal import Journal
 from turnwise.spec import ESTIMATORS
 from turnwise.stopwatch import Stopwatch
@@ -164,7 +164,8 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
     """The credit and loss of `adv_estimator`, built in or a user's `module:Class`.
 
     Raises:
-        ConfigError: it needs values and trains no critic, or trains one without needing values.
+        ConfigError: it needs values and trains no critic, or trains one without needing values; or it must see whole batches,
+            and is to be trained on as groups end.
     """
     name = config.adv_estimator
     found = load_class(ESTIMATORS[name].entry if name in ESTIMATORS else name, "adv_estimator", ConfigError)
@@ -173,6 +174,12 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
         raise ConfigError(
             f"adv_estimator {name}: needs {', '.join(sorted(algorithm.needs)) or 'nothing'}, and its value_loss is "
             f"{algorithm.value_loss}; a critic is made where it needs values, and trained by value_loss: have both, or none"
+        )
+    whole = "trains a critic" if algorithm.value_loss else "keeps running statistics" if algorithm.running else ""
+    if config.is_streamed and (whole or not isinstance(algorithm.loss, StreamsStep)):
+        reason = whole or f"has a loss, {type(algorithm.loss).__name__}, without divisor and whole (protocols.StreamsStep)"
+        raise ConfigError(
+            f"stream_training: true trains on the groups of a step as they end, but {name} {reason}; leave it out"
         )
     return algorithm
 

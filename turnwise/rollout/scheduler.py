@@ -128,6 +128,7 @@ class RolloutScheduler:
         part, parts = Part([], is_last=False), list[list[int]]()
         with ExitStack() as on_error:
             on_error.callback(self._go_back, before)
+            on_error.callback(self._halt)
             self._buffer.begin(num_trajectories // self.settings.group_size)
             while not part.is_last:
                 part = self._run_async(self._collect(parts, is_streamed))
@@ -247,10 +248,13 @@ class RolloutScheduler:
         running, self._running = self._running, {}
         await cancel(running.values())
 
-    def close(self) -> None:
-        """Ends what plays, and what is noted of it."""
+    def _halt(self) -> None:
         if self._running:
             self._run_async(self._stop())
+
+    def close(self) -> None:
+        """Ends what plays, and what is noted of it."""
+        self._halt()
         self._schedule.close()
 
     def _new_buffer(self) -> GroupBuffer:

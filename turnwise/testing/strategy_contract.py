@@ -131,9 +131,16 @@ class StrategyContract(ABC):
         assert metric(metrics, "grad_norm") == metric(expected, "grad_norm") > 0
 
     def test_a_part_that_is_not_finite_skips_the_step(self) -> None:
+        """Also where its gradient is."""
+
+        class Infinite(WeightedLoss):
+            def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]:
+                loss, metrics = super().__call__(outputs, batch)
+                return loss + float("inf"), metrics
+
         strategy, batches = self.make_strategy(), toy_batches(toy_samples(3))
         before = weights_of(strategy)
-        strategy.train_step(batches, self.loss(float("nan")), part=StepPart(0, None))
+        strategy.train_step(batches, Infinite(outputs=self.outputs), part=StepPart(0, None))
         metrics = strategy.train_step(batches, self.loss(), part=StepPart(1, 1.0))
         assert metric(metrics, "skipped_steps") == 1
         assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(strategy).items())

@@ -159,6 +159,30 @@ def test_a_context_that_the_model_cannot_hold(tmp_path: Path) -> None:
         config_of(pretrain=str(tmp_path), sequence_length=3000)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"strategy_config": {"kv_cache_bytes": 63_999}},
+            "63,999 can't hold one sequence: 64 bytes a token × sequence_length",
+        ),
+        ({"strategy_config": {"kv_cache_bytes": 64_000}}, None),
+        ({"strategy_config": {"kv_cache_bytes": 1}, "strategy_name": "hf"}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_a_cache_that_holds_no_sequence(tmp_path: Path, options: dict[str, Any], message: str | None) -> None:
+    shape = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"num_attention_heads": 2, "max_position_embeddings": 2048}))
+    keys = {"pretrain": str(tmp_path), "sequence_length": 1000, "actor_infer": {"strategy_args": options}}
+    if message is None:
+        config_of(**keys)
+    else:
+        with pytest.raises(ConfigError, match=f"strategy_config.kv_cache_bytes: {message} 1,000 = 64,000; raise it, or lower"):
+            config_of(**keys)
+
+
 def test_all_problems_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         config_of(rollout_batch_size=65, add_token_level_kl=True, ppo_epoch=2, train_env_manager={"grop_size": 4})
@@ -319,3 +343,67 @@ def test_evaluation_needs_less_than_training() -> None:
 )
 def test_evaluation_names_what_it_lacks(keys: dict[str, Any], part: str) -> None:
     assert any(part in line for line in unavailable_to_play(config_of(**keys)))
+
+
+STREAMED: dict[str, Any] = {"async_generation_ratio": 1, "actor_train": {"training_args": {"per_device_train_batch_size": 64}}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"adv_estimator": "gae"}, "adv_estimator gae trains a critic"),
+        ({"adv_estimator": "gpg"}, "adv_estimator gpg scales advantages by the whole batch"),
+        ({"adv_estimator": "reinforce_plus_plus"}, "whitening is over the whole batch"),
+        ({"adv_estimator": "reinforce_plus_plus_baseline"}, "whitening is over the whole batch"),
+        ({"whiten_advantages": True}, "whitening is over the whole batch"),
+        ({"adv_estimator": "reinforce", "whiten_rewards": True}, "whitening is over the whole batch"),
+        ({"reward_normalization": {"grouping": "batch"}}, "reward_normalization looks beyond a group"),
+        ({"reward_normalization": {"grouping": "tags"}}, "reward_normalization looks beyond a group"),
+        ({"reward_normalization": {"norm_std_type": "batch"}}, "reward_normalization looks beyond a group"),
+        ({"reward_normalization": {"norm_mean_type": "running"}}, "reward_normalization looks beyond a group"),
+        ({"add_token_level_kl": True, "init_kl_coef": 0.1, "target_kl": 0.1}, "target_kl adapts to whole batches"),
+        ({"pg_variant": "clip_cov"}, "pg_variant clip_cov chooses among the tokens of a whole step"),
+        ({"ppo_epochs": 2}, r"up to 2 optimiser steps \(ppo_epochs 2 × ⌈64 samples / 64⌉"),
+        ({"rollout_batch_size": 128}, r"up to 2 optimiser steps \(ppo_epochs 1 × ⌈128 samples / 64⌉"),
+        ({"custom_envs": {"Lake": LAKE | {"mode": "step", "max_steps": 3}}}, r"up to 3 .*⌈192 samples / 64⌉"),
+    ],
+    ids=str,
+)
+def test_what_follows_from_the_whole_batch_is_not_streamed(keys, reason):
+    """By default it is trained on at once; on demand it is refused."""
+    assert not config_of(**STREAMED | keys).stream_training
+    with pytest.raises(ConfigError, match=f"stream_training: true trains on the groups of a step as they end, but .*{reason}"):
+        config_of(**STREAMED | keys | {"stream_training": True})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"adv_estimator": "gigpo"},
+        {"adv_estimator": "rloo"},
+        {"adv_estimator": "remax"},
+        {"adv_estimator": "agentic_reinforce"},
+        {"adv_estimator": "opo", "use_kl_loss": True},
+        {"add_token_level_kl": True, "init_kl_coef": 0.1},
+        {"pg_variant": "gspo", "train_infer_correction": {"is_weight": {}, "filters": [{}]}},
+        {"reward_normalization": {"method": "asym_clip"}},
+        {"adv_estimator": "step_reinforce", "custom_envs": {"Lake": LAKE | {"mode": "step", "max_steps": 1}}},
+    ],
+    ids=str,
+)
+def test_what_groups_say_for_themselves_is_streamed_where_rollouts_go_on(keys):
+    assert config_of(**STREAMED | keys).is_streamed
+    assert not config_of(**STREAMED | keys | {"async_generation_ratio": 0}).stream_training
+    assert not config_of(**STREAMED | keys | {"stream_training": False}).is_streamed
+
+
+def test_nothing_is_known_of_an_own_estimator_so_it_is_streamed_on_demand_only():
+    own = STREAMED | {"adv_estimator": "mine:Mine"}
+    assert not config_of(**own).stream_training and config_of(**own | {"stream_training": True}).is_streamed
+
+
+def test_a_synchronous_run_is_never_streamed():
+    config = config_of(stream_training=True)
+    assert not config.is_streamed
+    assert ineffective(config) == ["stream_training: has no effect: training is synchronous."]

@@ -254,6 +254,14 @@ def test_memory_has_every_copy_of_the_weights(main_file: Path, tmp_path: Path, o
     assert ("on the way from the trainer's process" in memory) == ("async_generation_ratio=1" in overrides)
 
 
+def test_memory_of_the_cache_is_at_most_its_bound(main_file: Path, tmp_path: Path) -> None:
+    bound = "actor_infer.strategy_args.strategy_config.kv_cache_bytes=20000000"
+    memory = memory_of_a_llama(main_file, tmp_path, bound)["memory"]
+    assert "at most 20.0 MB keys and values of 64 contexts (kv_cache_bytes; all of them would be 51.2 MB)" in memory
+    unbounded = memory_of_a_llama(main_file, tmp_path, "actor_infer.strategy_args.strategy_name=hf", bound)["memory"]
+    assert "at most 51.2 MB" in unbounded and "kv_cache_bytes" not in unbounded
+
+
 def test_importing_and_using_the_config_loads_no_heavy_library() -> None:
     code = (
         "import sys; from turnwise.cli.main import main; "

@@ -9,6 +9,7 @@ import pytest
 from turnwise.algorithms.controllers import FixedKLController
 from turnwise.algorithms.settings import Correction, ImportanceWeight, RatioBand
 from turnwise.config import AgenticConfig, parse_config
+from turnwise.errors import ConfigError
 from turnwise.pipelines.build import algorithm_settings, build_algorithm
 from turnwise.spec import PG_VARIANTS
 
@@ -111,3 +112,49 @@ def test_a_user_s_own_estimator_keeps_its_defaults_and_needs(asked, expected, tm
 )
 def test_what_must_have_run_before_credit(keys, needs):
     assert build_algorithm(config_of(**keys), FixedKLController(0.1)).needs == needs
+
+
+OWN_LOSSES = """
+from turnwise.algorithms.grpo import GRPO
+from turnwise.algorithms.running import RunningMoments
+
+
+class Plain:
+    outputs = frozenset({"logprobs"})
+
+    def __call__(self, outputs, batch):
+        raise NotImplementedError
+
+
+class Own(GRPO):
+    def __init__(self, settings, kl_controller):
+        super().__init__(settings, kl_controller)
+        self.loss = Plain()
+
+
+class Counting(GRPO):
+    def __init__(self, settings, kl_controller):
+        super().__init__(settings, kl_controller)
+        self.running = RunningMoments()
+
+
+class Good(GRPO):
+    pass
+"""
+
+
+def test_an_own_estimator_that_cannot_be_streamed_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    (tmp_path / "own_losses.py").write_text(OWN_LOSSES, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    streamed = {"async_generation_ratio": 1, "stream_training": True, "rollout_batch_size": 8}
+    streamed["actor_train"] = {"training_args": {"per_device_train_batch_size": 8}}
+
+    def build(name):
+        return build_algorithm(config_of(adv_estimator=f"own_losses:{name}", **streamed), FixedKLController(0.0))
+
+    with pytest.raises(ConfigError, match=r"Own has a loss, Plain, without divisor and whole .*; leave it out"):
+        build("Own")
+    with pytest.raises(ConfigError, match="Counting keeps running statistics; leave it out"):
+        build("Counting")
+    build("Good")

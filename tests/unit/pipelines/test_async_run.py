@@ -89,10 +89,23 @@ def trained_on(pipeline):
     return [(row["step"], row["task"]["id"], row["sibling"]) for row in played(pipeline) if not row["rejected"]]
 
 
+def num_parts(pipeline):
+    """Of each step."""
+    events = [json.loads(line) for line in pipeline.folder.schedule.read_text().splitlines()]
+    return [len(event.get("parts", [0])) for event in events if "batch" in event]
+
+
 @pytest.mark.parametrize("ratio", [1, 2])
-def test_each_step_trains_on_samples_within_the_bound(make_config, ratio):
-    pipeline = run(make_config(async_generation_ratio=ratio))
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_each_step_trains_on_samples_within_the_bound(make_config, slow_engine, ratio, is_streamed):
+    envs = {"Letters": {"env_type": "turnwise.testing.toy_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
+    envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
+    changes = {"async_generation_ratio": ratio, **({} if is_streamed else {"stream_training": False})}
+    pipeline = run(make_config(custom_envs=envs, **changes))
     assert max(staleness(pipeline)) in range(1, ratio + 1)
+    assert (max(num_parts(pipeline)) > 1) == is_streamed
+    rows = read_metrics(pipeline.folder.metrics)
+    assert [row["actor/backward_steps"] for row in rows if "actor/backward_steps" in row] == [1.0] * 5
     tasks = [task for _, task, _ in trained_on(pipeline)]
     assert len(tasks) == 5 * 8 and len(set(tasks)) == 5 * 4
     assert "trainer" not in {thread.name for thread in threading.enumerate()}
@@ -243,13 +256,15 @@ def weights(pipeline):
     return load_file(pipeline.checkpoints.newest / "model.safetensors")
 
 
-@pytest.mark.parametrize("how", ["finish", "abort_continue"])
-def test_a_run_is_repeated_bit_by_bit(make_config, slow_engine, how):
+@pytest.mark.parametrize(("how", "is_streamed"), [("finish", True), ("abort_continue", True), ("finish", False)])
+def test_a_run_is_repeated_bit_by_bit(make_config, slow_engine, how, is_streamed):
     envs = {"Letters": {"env_type": "turnwise.testing.toy_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
     envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
-    config = make_config(async_generation_ratio=2, on_weight_update=how, eval_steps=2, custom_envs=envs)
+    changes = {"async_generation_ratio": 2, "on_weight_update": how, "eval_steps": 2, "stream_training": is_streamed}
+    config = make_config(custom_envs=envs, **changes)
     first = run(config)
     again = run(config, replay=first.folder.path)
+    assert num_parts(again) == num_parts(first) and (max(num_parts(first)) > 1) == is_streamed
     assert without_times(again) == without_times(first)
     ours, theirs = weights(again), weights(first)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from contextlib import closing
+from itertools import chain
 
 import numpy as np
 import pytest
 
-from turnwise.errors import ConfigError, RolloutError
+from turnwise.errors import ConfigError, DataError, RolloutError
 from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.journal import read_group
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
+from turnwise.schedule import Schedule
 from turnwise.types import SamplingParams, Trajectory, Turn, VersionRun
 
 
@@ -328,3 +331,103 @@ class TestRedundancy:
         scheduler = make(runner, agent, async_generation_ratio=0, group_size_redundancy=1, has_greedy_sibling=True)
         [group] = scheduler.get_batch(2)
         assert group.greedy.sibling == 3 and group.greedy.turns[0].is_greedy
+
+
+# A batch that is handed out part by part
+
+
+def played(scheduler, num_trajectories=4, while_trained=lambda: None):
+    """The indices of each part of the next batch."""
+    parts = []
+    with closing(scheduler.parts(num_trajectories, is_streamed=True)) as stream:
+        for part in stream:
+            assert part.is_last or part.groups
+            parts.append([group.index for group in part.groups])
+            while_trained()
+    return parts
+
+
+def slow(*slow_ones):
+    return lambda task, sibling: 300 if number(task) in slow_ones else 1 + number(task)
+
+
+def test_a_group_is_handed_out_while_its_batch_is_still_played(runner):
+    agent = Agent(num_turns=slow(1))
+    scheduler = make(runner, agent, async_generation_ratio=0, max_concurrent_groups=2)
+    seen = []
+    assert played(scheduler, while_trained=lambda: seen.append(agent.num_running)) == [[0], [1]]
+    assert seen == [2, 0] and scheduler.num_episodes == 4
+    assert [group.index for group in scheduler.finished] == [0, 1]
+
+
+def test_what_ends_while_a_part_is_trained_on_is_the_next_part(runner):
+    scheduler = make(runner, Agent(num_turns=lambda task, sibling: 10 * (1 + number(task))), async_generation_ratio=0)
+    assert played(scheduler, 8, while_trained=lambda: turn_loop(runner, 21)) == [[0], [1, 2], [3]]
+
+
+@pytest.mark.parametrize("ratio", [1, 2])
+@pytest.mark.parametrize("is_ordered", [False, True])
+@pytest.mark.parametrize("num_turns", [0, 3, 100])
+def test_no_group_is_beyond_the_bound_lost_or_twice_there(runner, ratio, is_ordered, num_turns):
+    agent = Agent()
+    scheduler = make(runner, agent, async_generation_ratio=ratio, is_ordered=is_ordered, max_concurrent_groups=3)
+    indices, num_parts = [], 0
+    for step in range(8):
+        agent.version = step
+        with closing(scheduler.parts(4, is_streamed=True)) as stream:
+            for part in stream:
+                num_parts += 1
+                indices += [group.index for group in part.groups]
+                versions = [t.turns[0].versions[0].version for group in part.groups for t in group.trajectories]
+                assert step - min(versions, default=step) <= ratio
+                turn_loop(runner, num_turns)
+    assert len(indices) == len(set(indices)) == 16 and scheduler.num_episodes == 32
+    assert num_parts > 8 or num_turns == 100
+    assert all(index in scheduler._buffer for index in set(range(max(indices))) - set(indices))
+    if is_ordered:
+        assert all(set(indices[: 2 * step]) == set(range(2 * step)) for step in range(8))
+    scheduler.close()
+
+
+def test_a_batch_that_is_left_early_is_played_again(runner):
+    agent = Agent(num_turns=slow(1))
+    scheduler = make(runner, agent)
+    with closing(scheduler.parts(4, is_streamed=True)) as stream:
+        assert [group.index for group in next(stream).groups] == [0]
+    assert scheduler.num_episodes == 0
+    assert [sorted(chain(*played(scheduler))) for _ in range(2)] == [[0, 2], [1, 3]]
+    scheduler.close()
+    assert agent.num_running == 0
+
+
+def test_an_error_between_two_parts_ends_the_batch(runner):
+    agent = Agent(num_turns=slow(1, 2, 3))
+    scheduler = make(runner, agent, max_failed_fraction=0.0)
+
+    def break_it():
+        agent.fails = lambda task, sibling: RuntimeError("the lake is dry")
+
+    with pytest.raises(RolloutError, match="the lake is dry"):
+        played(scheduler, while_trained=break_it)
+    assert agent.num_running == 0 and not asyncio.all_tasks(runner.get_loop())
+
+
+def test_where_a_filter_leaves_fewer_the_last_part_may_be_empty(runner):
+    agent, keep = Agent(num_turns=slow(1)), GroupFilter("first", lambda group: group.index == 0)
+    scheduler = make(runner, agent, keep, async_generation_ratio=0, max_refill_factor=0.0)
+    assert played(scheduler) == [[0], []] and [group.index for group in scheduler.rejected] == [1]
+    assert played(scheduler) == [[]]
+
+
+def test_a_record_is_followed_part_by_part(runner, tmp_path):
+    first = make(runner, Agent(), async_generation_ratio=2)
+    first._schedule = Schedule(tmp_path / "schedule.jsonl")
+    batches = [played(first, while_trained=lambda: turn_loop(runner, 5)) for _ in range(5)]
+    first.close()
+    assert any(len(parts) > 1 for parts in batches)
+    again = make(runner, Agent(num_turns=lambda task, sibling: 40 - 3 * (task.seed % 11)), async_generation_ratio=2)
+    again._schedule = Schedule(recorded=tmp_path / "schedule.jsonl")
+    assert [played(again) for _ in range(5)] == batches
+    with pytest.raises(DataError, match="ends after 5 batches"):
+        played(again)
+    again.close()

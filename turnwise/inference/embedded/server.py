@@ -21,6 +21,7 @@ from turnwise.models.facts import loaded_model
 from turnwise.models.fused import fast_path_obstacle
 from turnwise.protocols import MemoryKind, OnWeightUpdate
 from turnwise.schedule import Schedule
+from turnwise.spec import KV_CACHE_BYTES
 from turnwise.stopwatch import ENGINE, Stopwatch
 from turnwise.types import Completion, Media, SamplingParams
 
@@ -50,7 +51,7 @@ class EmbeddedServer:
         *,
         max_length: int | None = None,
         max_concurrency: int = 256,
-        kv_cache_bytes: int = 2**30,
+        kv_cache_bytes: int = KV_CACHE_BYTES,
         max_step_tokens: int = 8192,
         decode: Decode | None = None,
         version: int = 0,

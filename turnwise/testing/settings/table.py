@@ -164,6 +164,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("async_generation_ratio", 1, "metrics"),
     Live("on_weight_update", "abort_continue", "table", _AHEAD),
     Live("stale_groups", "drop", "table", _AHEAD),
+    Live("stream_training", False, "table", _AHEAD | {"actor_train.training_args.gradient_accumulation_steps": 2}),
     Live("cpu_split.train", 3, "table", _AHEAD),
     Live("cpu_split.rollout", 3, "table", _AHEAD),
     # The algorithm
