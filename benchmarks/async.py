@@ -132,12 +132,12 @@ def mean(steps: list[dict[str, Any]], name: str) -> float:
 
 def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
     """Times of a step, and distances to the bound. What is compared runs in turn, since the machine's speed drifts: a
-    synchronous run, one ahead, its trainer alone, its rollouts alone (a batch at a time, and as far ahead), and the one ahead
-    again.
+    synchronous run, one ahead, its trainer alone, its rollouts alone (a batch at a time, and as far ahead), the one ahead
+    again, and one ahead that trains on whole batches (`stream_training: false`).
 
-    Within a bound of staleness the two sides can't overlap at will. The groups of a batch start with the weights of `ratio`
-    steps before, all at once, and the batch waits for its last: (ratio + 1) steps take no less than that group and one
-    training. `least_s` has that as well, with the time of a batch that is played alone for that group's.
+    Where whole batches are trained on, the two sides can't overlap at will. The groups of a batch start with the weights of
+    `ratio` steps before, all at once, and the batch waits for its last: (ratio + 1) steps take no less than that group and one
+    training. `least_whole_s` has that as well, with the time of a batch that is played alone for that group's.
     """
     result = {}
     for ratio in ratios:
@@ -147,9 +147,10 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
             trainer_s, rollouts_s = bench.trainer_alone(Path(first["rollouts"]), seed), bench.rollouts_alone(ratio, seed)
             batchwise_s = bench.rollouts_alone(0, seed)
             second = bench.train(ratio, seed)
+            whole = bench.train(ratio, seed, stream_training=False)
             ahead = {name: (first[name] + second[name]) / 2 for name in first if name != "rollouts"}
             bound_s = max(trainer_s, rollouts_s)
-            least_s = max(bound_s, (batchwise_s + trainer_s) / (ratio + 1))
+            least_whole_s = max(bound_s, (batchwise_s + trainer_s) / (ratio + 1))
             pair = {
                 "sync_step_s": synchronous["step_s"],
                 "async_step_s": ahead["step_s"],
@@ -159,15 +160,18 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
                 "rollouts_batch_at_a_time_s": batchwise_s,
                 "distance_to_bound": ahead["step_s"] / bound_s - 1,
                 "distance_to_bound_batch_at_a_time": ahead["step_s"] / max(trainer_s, batchwise_s) - 1,
-                "least_s": least_s,
-                "distance_to_least": ahead["step_s"] / least_s - 1,
                 "staleness_mean": ahead["staleness_mean"],
                 "waited_for_rollouts_s": ahead["waited_for_rollouts_s"],
+                "whole_batches_step_s": whole["step_s"],
+                "whole_batches_faster": synchronous["step_s"] / whole["step_s"],
+                "whole_batches_distance_to_bound": whole["step_s"] / bound_s - 1,
+                "whole_batches_waited_for_rollouts_s": whole["waited_for_rollouts_s"],
+                "least_whole_s": least_whole_s,
             }
             pairs.append(pair)
             print(f"ratio {ratio}, pair {seed}: { {name: round(value, 3) for name, value in pair.items()} }", flush=True)
-        means = {name: statistics.fmean(pair[name] for pair in pairs) for name in pairs[0]}
-        result[f"ratio_{ratio}"] = means | {"pairs": pairs}
+        medians = {name: statistics.median(pair[name] for pair in pairs) for name in pairs[0]}
+        result[f"ratio_{ratio}"] = medians | {"pairs": pairs}
     return result
 
 
