@@ -301,8 +301,9 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class StreamsStep(Protocol):
-    """A loss whose optimiser step may come in parts: it divides by one of the step's denominators, so that its parts can be
-    computed with denominators of 1 before the step's are known."""
+    """A loss whose optimiser step may come in parts. It is the sum over samples of what each says by itself, divided by *one*
+    of the step's denominators; in a part all denominators are 1, since the step's aren't known yet. One that `PreparesStep`
+    is asked for each part."""
 
     def divisor(self, denominators: Denominators) -> float:
         """What the gradients of the parts are to be divided by."""
@@ -320,9 +321,9 @@ class PreparesStep(Protocol):
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenFacts, list[Metric]]:
         """What the tokens of the next optimiser step are to know, numpy arrays [N] of the step batch, and what was measured.
 
-        The role (`pipelines.roles`) calls it once an optimiser step, in the pipeline's process, with all of the step's samples
-        as one packed batch of numpy arrays and a seed of the step. The facts travel with their tokens into the micro-batches,
-        whose denominators count what is kept. The loss itself keeps nothing.
+        The role (`pipelines.roles`) calls it once an optimiser step, or once a part of one that is streamed, in the pipeline's
+        process, with all of its samples as one packed batch of numpy arrays and a seed of its own. The facts travel with their
+        tokens into the micro-batches, whose denominators count what is kept. The loss itself keeps nothing.
         """
         ...
 

@@ -7,7 +7,7 @@ between which steps the weights changed, and which groups each batch took. `docs
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,13 @@ class Steps(NamedTuple):
 
     admissions: Admissions
     num_steps: int
+
+
+class Taken(NamedTuple):
+    """The groups of a batch, by the parts in which they came, and those that had been rejected since the batch before."""
+
+    parts: list[list[int]]
+    rejected: list[int]
 
 
 class Schedule:
@@ -39,7 +46,7 @@ class Schedule:
         self._pending = Steps((), 0)
         """Steps that happened and aren't written yet."""
         self._conditions: dict[str, Any] = {}
-        self._batches: dict[int, list[list[int]]] = {}
+        self._batches: dict[int, Taken] = {}
         self._validations: set[int] = set()
         """After how many batches the record has a validation that was played whole."""
         self._num_taken = 0
@@ -51,7 +58,7 @@ class Schedule:
             events = _read(recorded)
             self._conditions = next((event["on"] for event in events if "on" in event), {})
             batches = (event for event in events if "batch" in event)
-            self._batches = {event["batch"]: event.get("parts") or [event["groups"]] for event in batches}
+            self._batches = {event["batch"]: _taken(event) for event in batches}
             self._validations = {event["validation"] for event in events if "validation" in event}
             self._events = (_decode(event) for event in events if not event.keys() & {"batch", "validation", "on"})
             self._next = next(self._events, None)
@@ -74,8 +81,8 @@ class Schedule:
             raise self._end()
         return self._next if isinstance(self._next, int) else None
 
-    def batch(self, step: int) -> list[list[int]] | None:
-        """The groups that a step takes, by the parts in which it gets them; None where there is no record to follow.
+    def batch(self, step: int) -> Taken | None:
+        """What a step takes; None where there is no record to follow.
 
         Raises:
             DataError: the record ends before that step.
@@ -135,10 +142,12 @@ class Schedule:
         if self._next == version:
             self._next = next(self._events, None)
 
-    def took(self, step: int, parts: Sequence[Sequence[int]]) -> None:
-        """A step has taken these groups, in one part or several."""
+    def took(self, step: int, taken: Taken) -> None:
+        """A step has taken these groups."""
         self._num_taken += 1
-        self._write({"batch": step, **({"parts": parts} if len(parts) > 1 else {"groups": parts[0]})})
+        parts, rejected = taken
+        event = {"parts": parts} if len(parts) > 1 else {"groups": parts[0]}
+        self._write({"batch": step, **event, **({"rejected": rejected} if rejected else {})})
 
     def validated(self) -> None:
         """A validation has been played whole."""
@@ -163,6 +172,10 @@ class Schedule:
         if self._file is not None:
             self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
             self._file.flush()
+
+
+def _taken(event: Mapping[str, Any]) -> Taken:
+    return Taken(event.get("parts") or [event["groups"]], event.get("rejected", []))
 
 
 def _decode(event: dict[str, Any]) -> Steps | int:

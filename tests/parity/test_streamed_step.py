@@ -54,7 +54,7 @@ def trained(cut: Sequence[int], settings: AlgorithmSettings, is_stale: bool) -> 
     role, loss, reduced = ModelRole("actor_train", workers, plan), PolicyLoss(settings), dict[str, Any]()
     for step in (1, 2):
         samples = credited_samples() if is_stale else [replace(sample, versions=()) for sample in credited_samples()]
-        update = Update(role, loss, step)
+        update = Update(role, loss, step, is_streamed=bool(cut))
         metrics, bounds = [], [0, *cut, NUM_SAMPLES]
         for start, stop in pairwise(bounds):
             part = samples[start:stop]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from turnwise.errors import DataError
-from turnwise.schedule import Schedule
+from turnwise.schedule import Schedule, Taken
 
 A, B = ("a", 0), ("b", 1)
 
@@ -16,7 +16,7 @@ def file(tmp_path):
     schedule.updated(0)
     schedule.stepped((A, B))
     schedule.stepped(())
-    schedule.took(0, [[1, 0]])
+    schedule.took(0, Taken([[1, 0]], []))
     schedule.stepped(())
     schedule.updated(1)
     schedule.stepped((A,))
@@ -35,7 +35,7 @@ def test_a_record_says_what_comes_next(file):
     schedule.updated(1)
     assert schedule.admissions == (A,)
     schedule.stepped((A,))
-    assert schedule.batch(0) == [[1, 0]]
+    assert schedule.batch(0) == ([[1, 0]], [])
 
 
 def test_the_end_of_a_record_is_said(file):
@@ -54,7 +54,7 @@ def test_what_follows_a_record_writes_the_same(file, tmp_path):
     again.updated(0)
     for admissions in ((A, B), (), ()):
         again.stepped(admissions)
-    again.took(0, [[1, 0]])
+    again.took(0, Taken([[1, 0]], []))
     again.updated(1)
     again.stepped((A,))
     again.close()
@@ -66,11 +66,12 @@ def test_what_follows_a_record_writes_the_same(file, tmp_path):
 
 def test_a_batch_that_came_in_parts_is_followed_in_these_parts(tmp_path):
     schedule = Schedule(tmp_path / "schedule.jsonl")
-    schedule.took(0, [[3], [0, 2], []])
-    schedule.took(1, [[1]])
+    taken = [Taken([[3], [0, 2], []], [4]), Taken([[1]], []), Taken([[]], [5, 6])]
+    for step, batch in enumerate(taken):
+        schedule.took(step, batch)
     schedule.close()
     again = Schedule(recorded=tmp_path / "schedule.jsonl")
-    assert [again.batch(step) for step in range(2)] == [[[3], [0, 2], []], [[1]]]
+    assert [again.batch(step) for step in range(3)] == taken
 
 
 def test_files_that_hold_no_record_are_refused(tmp_path, file):
@@ -104,11 +105,11 @@ def test_a_validation_that_the_record_does_not_hold_whole_is_its_end(tmp_path):
         schedule.begin_validation()
         if step == 0:
             schedule.validated()
-            schedule.took(0, [[0]])
+            schedule.took(0, Taken([[0]], []))
     schedule.close()
     again = Schedule(recorded=recorded)
     again.begin_validation()
-    again.took(0, [[0]])
+    again.took(0, Taken([[0]], []))
     with pytest.raises(DataError, match="no whole validation after 1 batches: its run was ended there, or had another"):
         again.begin_validation()
 

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.config.model_facts import read_model_facts
 from turnwise.config.roles import ModelArgs, Role
-from turnwise.spec import DEFAULT_STEP_TEMPLATE, DEFAULT_TURN_TEMPLATE, ESTIMATORS, PG_VARIANTS, EstimatorSpec, VariantSpec
+from turnwise.spec import (
+    AGENT_ALIASES,
+    AGENTS,
+    DEFAULT_STEP_TEMPLATE,
+    DEFAULT_TURN_TEMPLATE,
+    ESTIMATORS,
+    PG_VARIANTS,
+    EstimatorSpec,
+    VariantSpec,
+)
 
 if TYPE_CHECKING:
     from turnwise.config.running import RunKeys
@@ -33,8 +42,8 @@ def resolve(config: AgenticConfig) -> None:
         )
     is_fp32 = config.actor_train.model_args.dtype == config.actor_infer.model_args.dtype == "fp32"
     config.fill(parity_max_logprob_diff=1e-3 if is_fp32 else 5e-2)
-    is_known = config.async_generation_ratio > 0 and not estimator_of(config).is_own
-    config.fill(stream_training=is_known and not any(streaming_obstacles(config)))
+    may_stream = config.async_generation_ratio > 0 and not _is_extended(config)
+    config.fill(stream_training=may_stream and not any(streaming_obstacles(config)))
 
 
 def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str) -> None:
@@ -58,6 +67,12 @@ def estimator_of(config: AgenticConfig) -> EstimatorSpec:
 def variant_of(config: AgenticConfig) -> VariantSpec:
     """Facts of the config's policy loss; of a user's own, nothing is known."""
     return PG_VARIANTS.get(config.pg_variant, VariantSpec())
+
+
+def _is_extended(config: AgenticConfig) -> bool:
+    """Whether credit, or what an episode is, is a user's own: nothing is known of it."""
+    agents = {env.agent_name for env in config.custom_envs.values()}
+    return estimator_of(config).is_own or not agents <= AGENTS.keys() | AGENT_ALIASES.keys()
 
 
 def streaming_obstacles(config: AgenticConfig) -> Iterator[str]:

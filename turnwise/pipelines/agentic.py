@@ -70,7 +70,7 @@ class AgenticPipeline:
                 self.validate()
 
             groups: list[Group] = []
-            update = Update(self.actor_train, self.algorithm.loss, step)
+            update = Update(self.actor_train, self.algorithm.loss, step, config.is_streamed)
             stream = self.train_rollout_scheduler.parts(config.rollout_batch_size, config.is_streamed)
             with log.phase("total") as clock, closing(log.each("rollout", stream)) as parts:
                 for part in parts:
@@ -79,8 +79,8 @@ class AgenticPipeline:
                         if self.reference:
                             log.add(self.reference.compute_log_probs(samples, into="ref_logprobs"))
                     with log.phase("old_log_probs_values"):
-                        use_rollouts, needs = config.use_rollout_log_probs, self.algorithm.needs
-                        log.add(self.actor_train.set_old_log_probs(samples, step, use_rollouts, needs))
+                        needs = self.algorithm.needs | ({"old_logprobs"} if config.is_streamed else set())
+                        log.add(self.actor_train.set_old_log_probs(samples, step, config.use_rollout_log_probs, needs))
                         if self.critic:
                             log.add(self.critic.compute_values(samples))
                     if part.is_last:

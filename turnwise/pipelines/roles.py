@@ -213,17 +213,18 @@ class ModelRole:
 
 
 class Update:
-    """The training of a role in one step of the pipeline, on samples that come all at once or in parts.
+    """The training of a role in a step of the pipeline, on samples that come all at once or, where it `is_streamed`, in parts.
 
-    Where they come at once, optimiser steps are made as the role's plan says. Parts make one optimiser step together: their
-    gradients add up, computed with denominators of 1, and are divided by the step's own at its end. That is the gradient of all
-    samples at once, summed in another order.
+    Without parts optimiser steps are made as the role's plan says. Parts make one optimiser step together, however many samples
+    come: their gradients add up, computed with denominators of 1, and are divided by the step's own at its end. That is the
+    gradient of all samples at once, summed in another order.
     """
 
-    def __init__(self, role: ModelRole, loss: Loss, step: int) -> None:
+    def __init__(self, role: ModelRole, loss: Loss, step: int, is_streamed: bool) -> None:
         self.role = role
         self.loss = loss
         self.step = step
+        self.is_streamed = is_streamed
         self._parts: list[Denominators] = []
         self._metrics: list[Metric] = []
         self._num_sent = 0
@@ -234,7 +235,8 @@ class Update:
         Raises:
             NotAvailableError: a part, for a loss that must see all samples of a step at once.
         """
-        if is_last and not self._parts:
+        is_one_step = self.role.plan.num_optimizer_steps(len(samples)) <= 1
+        if is_last and not self._parts and (is_one_step or not self.is_streamed):
             return self.role.train_step(samples, self.loss, self.step)
         if not isinstance(self.loss, StreamsStep):
             name = type(self.loss).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,10 @@ class GroupBuffer:
         """Of those that play, the ones to be started again before any new one is."""
         self.settled: list[int] = []
         """Of the finished ones, those that have a place of the step, in the order in which they got it."""
+        self._unsettled: dict[int, int] = {}
+        """Of the finished ones, the others."""
+        self._num_due: Counter[int] = Counter()
+        """Last step → groups that play or have finished, and have no place."""
 
     def begin(self, num_groups: int) -> None:
         """The next step, of `num_groups` groups, is collected from now on."""
@@ -81,8 +86,9 @@ class GroupBuffer:
             return self._interrupted.pop(0)
         if len(self) >= self._room:
             return None
-        index = self.next_index
-        self._playing[index] = self.step + self.settings.ratio
+        index, last_step = self.next_index, self.step + self.settings.ratio
+        self._playing[index] = last_step
+        self._num_due[last_step] += 1
         self.next_index += 1
         return index
 
@@ -90,46 +96,59 @@ class GroupBuffer:
         """A group has come to its end."""
         last_step = self._playing.pop(index)
         if rejected is None:
-            self._finished[index] = last_step
+            self._finished[index] = self._unsettled[index] = last_step
+        else:
+            self._num_due[last_step] -= 1
         self._num_filtered += rejected == "filtered"
 
     def settle(self) -> bool:
         """Gives places of the step to groups that have finished, and says whether all are given. A group that has one keeps it,
         so that it may be trained on before the others end. Quick groups come first, as long as no group can be late for it."""
-        oldest_first = sorted(self._finished, key=self._finished.__getitem__) if self.settings.drops_stale else self._finished
-        for index in oldest_first:
-            if len(self.settled) < self._num_wanted and index not in self.settled and self._may_settle(index):
-                self.settled.append(index)
-        return len(self.settled) >= self._num_wanted
+        num_wanted, candidates = self._num_wanted, list(self._unsettled)
+        if self.settings.is_ordered:
+            lowest = set(sorted((*self._playing, *self._finished))[:num_wanted])
+            candidates = [index for index in candidates if index in lowest]
+        elif self.settings.drops_stale:
+            candidates.sort(key=self._unsettled.__getitem__)
+        is_free = self.settings.is_ordered or self.settings.drops_stale
+        for index in candidates:
+            if len(self.settled) == num_wanted:
+                break
+            if is_free or self._are_in_time(num_wanted - len(self.settled) - 1, self._unsettled[index]):
+                self._settle(index)
+        return len(self.settled) >= num_wanted
 
     def settle_as(self, wanted: Sequence[int]) -> bool:
         """Gives the next places to these groups, if all of them have finished."""
         is_there = self._finished.keys() >= set(wanted)
-        self.settled += wanted if is_there else ()
+        for index in wanted if is_there else ():
+            self._settle(index)
         return is_there
 
-    def _may_settle(self, index: int) -> bool:
-        """Whether all groups can still be in time when this one has a place of the step."""
-        if self.settings.is_ordered:
-            return index in sorted((*self._playing, *self._finished))[: self._num_wanted]
-        if self.settings.drops_stale:
-            return True
-        others = [last_step for other, last_step in self._all() if other != index and other not in self.settled]
-        num_places = self._num_wanted - len(self.settled) - 1
-        return all(
-            sum(last_step <= self.step + ahead for last_step in others) <= num_places + ahead * self.num_groups
-            for ahead in range(self._finished[index] - self.step)
-        )
+    def _settle(self, index: int) -> None:
+        self._num_due[self._unsettled.pop(index)] -= 1
+        self.settled.append(index)
+
+    def _are_in_time(self, num_places: int, last_step: int) -> bool:
+        """Whether all others can be, when the step has these places left after a group that is due in `last_step`."""
+        num_due = 0
+        for due in sorted(step for step in self._num_due if step < last_step):
+            num_due += self._num_due[due]
+            if num_due > num_places + max(0, due - self.step) * self.num_groups:
+                return False
+        return True
 
     def take(self) -> list[int]:
         """The settled groups leave: the step trains on them. Returns those that leave with them since no later step may have
         them, playing or finished. Unless stale groups are dropped, only a run resumed with smaller batches has any."""
         for index in self.settled:
             del self._finished[index]
-        stale = [index for index, last_step in self._all() if last_step <= self.step]
+        stale = [index for index, last_step in (*self._playing.items(), *self._finished.items()) if last_step <= self.step]
         for index in stale:
             self._playing.pop(index, None)
             self._finished.pop(index, None)
+            self._unsettled.pop(index, None)
+        self._num_due = Counter({last_step: num for last_step, num in self._num_due.items() if last_step > self.step})
         self._interrupted = [index for index in self._interrupted if index in self._playing]
         self._is_collecting = False
         self._num_filtered = 0
@@ -146,6 +165,10 @@ class GroupBuffer:
     def __contains__(self, index: int) -> bool:
         return index in self._playing or index in self._finished
 
+    def is_gone(self, index: int) -> bool:
+        """Whether the group was here, and has been taken, rejected or dropped."""
+        return index < self.next_index and index not in self
+
     def has_finished(self, index: int) -> bool:
         """Whether the group waits for its step."""
         return index in self._finished
@@ -153,6 +176,7 @@ class GroupBuffer:
     def restart(self, index: int) -> None:
         """A finished group is played again, for the step that it was meant for."""
         self._playing[index] = self._finished.pop(index)
+        del self._unsettled[index]
         self._interrupted = sorted([*self._interrupted, index])
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,6 +193,8 @@ class GroupBuffer:
         """Nothing plays afterwards: groups that did are started again, for the steps that they were meant for."""
         self.step, self.next_index, self._num_filtered = state["step"], state["next_index"], state["num_filtered"]
         self._playing, self._finished = dict(state["playing"]), dict(state["finished"])
+        self._unsettled, self._num_due = dict(self._finished), Counter([*self._playing.values(), *self._finished.values()])
+        self.settled = []
         self._interrupted = sorted(self._playing)
 
     @property
@@ -186,6 +212,3 @@ class GroupBuffer:
         # Rounded first, since 0.29 × 100 is a little less than 29 in binary.
         num_refills = int(round(settings.max_refill_factor * size, 6))
         return max(0, (self._is_collecting + num_ahead) * size - max(0, self._num_filtered - num_refills))
-
-    def _all(self) -> list[tuple[int, int]]:
-        return [*self._playing.items(), *self._finished.items()]

@@ -19,7 +19,7 @@ from turnwise.rollout.player import EpisodeContexts, GroupPlayer, cancel
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import Part, Rejection, played_of
-from turnwise.schedule import Schedule
+from turnwise.schedule import Schedule, Taken
 from turnwise.types import Group, SamplingParams
 from turnwise.watchdog import Watchdog
 
@@ -170,27 +170,30 @@ class RolloutScheduler:
         self._admit()
         while self._fault is None:
             if recorded is not None:
-                if self._buffer.settle_as(recorded[len(parts)]):
-                    return len(parts) + 1 == len(recorded)
+                is_last = len(parts) + 1 == len(recorded.parts)
+                have_left = not is_last or all(map(self._buffer.is_gone, recorded.rejected))
+                if have_left and self._buffer.settle_as(recorded.parts[len(parts)]):
+                    return is_last
             elif (is_last := self._buffer.settle()) or (is_streamed and len(self._buffer.settled) > num_known):
                 return is_last
             self._has_changed.clear()
             await self._has_changed.wait()
         raise self._fault
 
-    async def _take(self, parts: Sequence[Sequence[int]]) -> None:
+    async def _take(self, parts: list[list[int]]) -> None:
         """The batch is whole: its groups leave the buffer."""
         stale = self._buffer.take()
         await cancel(self._running.pop(index) for index in stale if index in self._running)
-        if self._is_fixed:
-            self._schedule.validated()
-        else:
-            self._schedule.took(self._buffer.step, parts)
         for index in stale:
             group = self._played.setdefault(index, Group(self._tasks.task(index), [], index))
             group.rejected = "stale"
         self._failures = Failures(self._failures.allowed)
         self._hand_out()
+        if self._is_fixed:
+            self._schedule.validated()
+        else:
+            rejected = [group.index for group in self.rejected if group.rejected != "stale"]
+            self._schedule.took(self._buffer.step, Taken(parts, rejected))
         self._say_what_is_missing(self._buffer.num_groups)
         self._admit()
 

@@ -14,9 +14,17 @@ from turnwise.tracking.metrics import reduce_metrics
 from turnwise.tracking.shares import describe_shares, time_shares
 from turnwise.types import Metric
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
+
+
+class HasLast(Protocol):
+    """One of several, which knows whether it is the last."""
+
+    @property
+    def is_last(self) -> bool: ...
+
+
+P = TypeVar("P", bound=HasLast)
 
 
 @runtime_checkable
@@ -87,15 +95,15 @@ class RunLog:
                 self._stopwatch.add("pipeline", name, start)
         self._metrics.append(Metric(f"time/step_{name}", clock.elapsed_s, "sum"))
 
-    def each(self, name: str, items: Generator[T]) -> Generator[T]:
-        """The items, each waited for in a phase of that name."""
-        with closing(items):
-            while True:
+    def each(self, name: str, parts: Generator[P]) -> Generator[P]:
+        """The parts up to the last, each waited for in a phase of that name."""
+        with closing(parts):
+            is_last = False
+            while not is_last:
                 with self.phase(name):
-                    item = next(items, None)
-                if item is None:
-                    return
-                yield item
+                    part = next(parts)
+                is_last = part.is_last
+                yield part
 
     def end_step(self, step: int) -> None:
         """Hands out the metrics of the step. How long that takes is a phase of the next one."""

@@ -398,9 +398,10 @@ def test_what_groups_say_for_themselves_is_streamed_where_rollouts_go_on(keys):
     assert not config_of(**STREAMED | keys | {"stream_training": False}).is_streamed
 
 
-def test_nothing_is_known_of_an_own_estimator_so_it_is_streamed_on_demand_only():
-    own = STREAMED | {"adv_estimator": "mine:Mine"}
-    assert not config_of(**own).stream_training and config_of(**own | {"stream_training": True}).is_streamed
+def test_nothing_is_known_of_own_estimators_and_agents_so_they_are_streamed_on_demand_only():
+    agent = {"custom_envs": {"Lake": LAKE | {"agent_name": "mine:Agent"}}}
+    for own in (STREAMED | {"adv_estimator": "mine:Mine"}, STREAMED | agent):
+        assert not config_of(**own).stream_training and config_of(**own | {"stream_training": True}).is_streamed
 
 
 def test_a_synchronous_run_is_never_streamed():

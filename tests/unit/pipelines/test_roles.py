@@ -187,12 +187,24 @@ class SummedLoss:
 class TestUpdate:
     def test_samples_that_come_at_once_are_trained_on_as_the_plan_says(self):
         actor = role()
-        Update(actor, loss=None, step=0).add(samples(6), is_last=True)
+        Update(actor, loss=None, step=0, is_streamed=False).add(samples(6), is_last=True)
         assert actor.workers.worker.parts == [StepPart(0, 1.0)] * 2
+
+    @pytest.mark.parametrize(("is_streamed", "parts"), [(False, [StepPart(0, 1.0)] * 2), (True, [StepPart(0, 6.0)])])
+    def test_a_streamed_step_is_one_however_many_samples_come_and_in_how_many_parts(self, is_streamed, parts):
+        actor = role()
+        metrics = Update(actor, SummedLoss(), step=0, is_streamed=is_streamed).add(samples(6), is_last=True)
+        assert actor.workers.worker.parts == parts
+        assert [m.value for m in metrics if m.name == "actor/backward_steps"] == [1.0] * len(parts)
+
+    def test_a_streamed_step_that_came_at_once_and_fits_one_is_an_ordinary_one(self):
+        actor = role()
+        Update(actor, SummedLoss(), step=0, is_streamed=True).add(samples(4), is_last=True)
+        assert actor.workers.worker.parts == [StepPart(0, 1.0)]
 
     def test_parts_make_one_step_and_are_divided_by_the_whole(self):
         actor = role(samples_per_step=8, samples_per_batch=8)
-        update, chosen = Update(actor, SummedLoss(), step=2), samples(6)
+        update, chosen = Update(actor, SummedLoss(), step=2, is_streamed=True), samples(6)
         assert update.add(chosen[:3], is_last=False) == update.add(chosen[3:5], is_last=False) == []
         metrics = update.add(chosen[5:], is_last=True)
         worker = actor.workers.worker
@@ -212,7 +224,7 @@ class TestUpdate:
         [empty] = samples(1)
         empty.response_mask[:] = False
         parts.insert(place, [empty] if place < 2 else [])
-        update = Update(actor, SummedLoss(), step=0)
+        update = Update(actor, SummedLoss(), step=0, is_streamed=True)
         for number, part in enumerate(parts):
             update.add(part, is_last=number == 2)
         sent = actor.workers.worker
@@ -223,14 +235,14 @@ class TestUpdate:
 
     def test_without_any_trained_token_there_is_no_step(self):
         actor = role()
-        update = Update(actor, SummedLoss(), step=0)
+        update = Update(actor, SummedLoss(), step=0, is_streamed=True)
         update.add([], is_last=False)
         metrics = update.add([], is_last=True)
         assert [(m.name, m.value) for m in metrics] == [("actor/backward_steps", 0.0)] and actor.workers.worker.steps == []
 
     def test_a_loss_that_must_see_the_whole_step_is_refused(self):
         with pytest.raises(NotAvailableError, match="PreparedLoss must see all samples of a step at once; set stream_training"):
-            Update(role(), PreparedLoss(None), step=0).add(samples(2), is_last=False)
+            Update(role(), PreparedLoss(None), step=0, is_streamed=True).add(samples(2), is_last=False)
 
 
 @pytest.mark.parametrize("method", ["train_step", "forward"])
