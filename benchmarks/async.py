@@ -102,28 +102,46 @@ class Bench:
         success = [row["val/env/FrozenLake/success"] for row in rows if "val/env/FrozenLake/success" in row]
         return result | ({"success": success[-1]} if success else {})
 
-    def rollouts_alone(self, ratio: int, seed: int) -> float:
-        """Seconds a batch that is played as far ahead as with this ratio, at the rollouts' share of the cores."""
+    def rollouts_alone(self, ratio: int, seed: int) -> tuple[float, list[float]]:
+        """Seconds a batch that is played as far ahead as with this ratio, at the rollouts' share of the cores; and how long the
+        slowest episode took of each batch of groups that started together."""
         torch.set_num_threads(max(1, self.num_cores - self.share))
+        slowest: dict[int, float] = {}
         with self.pipeline(self.config(ratio, seed, max_steps=10_000)) as pipeline:
+            source = pipeline.train_rollout_scheduler
+            num_groups = self.batch // source.group_size
             pipeline.model_update(0)
             times = []
             for _ in range(self.num_steps):
                 started = time.perf_counter()
-                pipeline.train_rollout_scheduler.get_batch(self.batch)
+                groups = source.get_batch(self.batch)
                 times.append(time.perf_counter() - started)
+                for group in groups:
+                    took = max(sum(turn.generate_s + turn.step_s for turn in t.turns) for t in group.trajectories)
+                    began = group.index // num_groups
+                    slowest[began] = max(took, slowest.get(began, 0.0))
         torch.set_num_threads(self.num_cores)
-        return statistics.fmean(times[NUM_WARM_UP:])
+        return statistics.fmean(times[NUM_WARM_UP:]), [slowest[began] for began in range(self.num_steps)]
 
-    def trainer_alone(self, rollouts: Path, seed: int) -> float:
-        """Seconds a step that has its rollouts already, at the trainer's share of the cores."""
+    def trainer_alone(self, rollouts: Path, seed: int) -> list[float]:
+        """Seconds of each step that has its rollouts already, at the trainer's share of the cores."""
         torch.set_num_threads(self.share)
         correction = {"is_weight": {"weight_type": "token", "upper_bound": 2.0}}
         with self.pipeline(self.config(0, seed, train_infer_correction=correction), rollouts) as pipeline:
             pipeline.run()
         torch.set_num_threads(self.num_cores)
         steps = [row for row in read_metrics(pipeline.folder.metrics) if "time/step_train" in row]
-        return mean(steps, "time/step_wall") - mean(steps, "time/step_rollout")
+        return [row["time/step_wall"] - row["time/step_rollout"] for row in steps]
+
+
+def pipelined(ratio: int, training: list[float], slowest: list[float]) -> float:
+    """Seconds a step where both sides overlap ideally: none of them ends before the one before it has and its own training is
+    done, nor before its slowest episode, which began `ratio` steps before with the weights of then."""
+    ends = [0.0] * (ratio + 1)
+    for trained_s, played_s in zip(training, slowest, strict=True):
+        ends.append(max(ends[-1] + trained_s, ends[-ratio - 1] + played_s))
+    first, last = ends[ratio + NUM_WARM_UP], ends[-1]
+    return (last - first) / (len(training) - NUM_WARM_UP)
 
 
 def mean(steps: list[dict[str, Any]], name: str) -> float:
@@ -135,22 +153,25 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
     synchronous run, one ahead, its trainer alone, its rollouts alone (a batch at a time, and as far ahead), the one ahead
     again, and one ahead that trains on whole batches (`stream_training: false`).
 
-    Where whole batches are trained on, the two sides can't overlap at will. The groups of a batch start with the weights of
-    `ratio` steps before, all at once, and the batch waits for its last: (ratio + 1) steps take no less than that group and one
-    training. `least_whole_s` has that as well, with the time of a batch that is played alone for that group's.
+    The bound is the slower of the two sides' means. Batches differ, so at each step now one side is the slower, now the other:
+    `pipelined_s` is what both would take together if they overlapped ideally under the bound of staleness, step by step.
     """
     result = {}
     for ratio in ratios:
         pairs = []
         for seed in range(num_pairs):
             synchronous, first = bench.train(0, seed), bench.train(ratio, seed)
-            trainer_s, rollouts_s = bench.trainer_alone(Path(first["rollouts"]), seed), bench.rollouts_alone(ratio, seed)
-            batchwise_s = bench.rollouts_alone(0, seed)
+            training, (rollouts_s, slowest) = (
+                bench.trainer_alone(Path(first["rollouts"]), seed),
+                bench.rollouts_alone(ratio, seed),
+            )
+            trainer_s = statistics.fmean(training[NUM_WARM_UP:])
+            batchwise_s, _ = bench.rollouts_alone(0, seed)
             second = bench.train(ratio, seed)
             whole = bench.train(ratio, seed, stream_training=False)
             ahead = {name: (first[name] + second[name]) / 2 for name in first if name != "rollouts"}
             bound_s = max(trainer_s, rollouts_s)
-            least_whole_s = max(bound_s, (batchwise_s + trainer_s) / (ratio + 1))
+            ideal_s = pipelined(ratio, training, slowest)
             pair = {
                 "sync_step_s": synchronous["step_s"],
                 "async_step_s": ahead["step_s"],
@@ -158,7 +179,9 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
                 "trainer_alone_s": trainer_s,
                 "rollouts_alone_s": rollouts_s,
                 "rollouts_batch_at_a_time_s": batchwise_s,
+                "pipelined_s": ideal_s,
                 "distance_to_bound": ahead["step_s"] / bound_s - 1,
+                "distance_to_pipelined": ahead["step_s"] / ideal_s - 1,
                 "distance_to_bound_batch_at_a_time": ahead["step_s"] / max(trainer_s, batchwise_s) - 1,
                 "staleness_mean": ahead["staleness_mean"],
                 "waited_for_rollouts_s": ahead["waited_for_rollouts_s"],
@@ -166,7 +189,6 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
                 "whole_batches_faster": synchronous["step_s"] / whole["step_s"],
                 "whole_batches_distance_to_bound": whole["step_s"] / bound_s - 1,
                 "whole_batches_waited_for_rollouts_s": whole["waited_for_rollouts_s"],
-                "least_whole_s": least_whole_s,
             }
             pairs.append(pair)
             print(f"ratio {ratio}, pair {seed}: { {name: round(value, 3) for name, value in pair.items()} }", flush=True)
