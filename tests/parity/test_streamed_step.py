@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
 from turnwise.cluster.local import LocalCluster
+from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.pipelines.roles import BatchPlan, ModelRole, Update
 from turnwise.spec import LOSS_AGG_MODES, PG_VARIANTS
 from turnwise.testing.strategy_contract import weights_of
@@ -24,6 +25,7 @@ from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Sample, VersionRun
 
 NUM_SAMPLES = 12
+OPTIMIZER = OptimizerSettings(learning_rate=1e-2, total_steps=4)
 CUTS = ([], [5], [1, 2, 3, 11], [4, 4, 8])
 """Where parts end; one of them is empty."""
 CORRECTIONS = {
@@ -46,10 +48,24 @@ def credited_samples() -> list[Sample]:
     return samples
 
 
-def trained(cut: Sequence[int], settings: AlgorithmSettings, is_stale: bool) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The weights and the metrics after two steps on the samples, in parts that end at the places of the cut."""
-    optimizer = OptimizerSettings(learning_rate=1e-2, total_steps=4)
-    workers = LocalCluster().spawn("actor_train", lambda _: TorchStrategy(toy_model(), optimizer=optimizer))
+def full_strategy() -> TorchStrategy:
+    return TorchStrategy(toy_model(), optimizer=OPTIMIZER)
+
+
+def adapted_strategy() -> TorchStrategy:
+    model = toy_model()
+    return TorchStrategy(model, adapters=Adapters(model, LoRASettings(rank=4, alpha=8)), optimizer=OPTIMIZER)
+
+
+def trained(
+    cut: Sequence[int],
+    settings: AlgorithmSettings,
+    is_stale: bool = True,
+    make_strategy: Callable[[], TorchStrategy] = full_strategy,
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The weights and the metrics after two steps on the samples, in parts that end at the places of the cut. With adapters the
+    reference is the model without them."""
+    workers = LocalCluster().spawn("actor_train", lambda _: make_strategy())
     plan = BatchPlan(samples_per_step=NUM_SAMPLES, max_length=64, seed=0, max_tokens_train=100, samples_per_batch=NUM_SAMPLES)
     role, loss, reduced = ModelRole("actor_train", workers, plan), PolicyLoss(settings), dict[str, Any]()
     for step in (1, 2):
@@ -58,17 +74,19 @@ def trained(cut: Sequence[int], settings: AlgorithmSettings, is_stale: bool) -> 
         metrics, bounds = [], [0, *cut, NUM_SAMPLES]
         for start, stop in pairwise(bounds):
             part = samples[start:stop]
+            if workers.worker.facts().adapters:
+                role.without_adapter("reference", plan).compute_log_probs(part, into="ref_logprobs")
             role.set_old_log_probs(part, version=1, is_rollouts=False, needs=settings.needs)
             metrics += update.add(part, is_last=stop == NUM_SAMPLES)
         reduced |= {f"{name} of step {step}": value for name, value in reduce_metrics(metrics).items() if "batch/" not in name}
     return weights_of(workers.worker), reduced
 
 
-def assert_parts_are_the_whole(settings: AlgorithmSettings, is_stale: bool = True) -> None:
-    weights, metrics = trained(CUTS[0], settings, is_stale)
+def assert_parts_are_the_whole(settings: AlgorithmSettings, **how: Any) -> None:
+    weights, metrics = trained(CUTS[0], settings, **how)
     assert all(metrics[f"actor_train/grad_norm of step {step}"] > 0 for step in (1, 2))
     for cut in CUTS[1:]:
-        got_weights, got_metrics = trained(cut, settings, is_stale)
+        got_weights, got_metrics = trained(cut, settings, **how)
         assert got_metrics.keys() == metrics.keys()
         for name, value in metrics.items():
             np.testing.assert_allclose(got_metrics[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
@@ -92,3 +110,10 @@ def test_whatever_the_variant(variant):
 def test_fresh_samples_have_ratios_of_exactly_one():
     assert_parts_are_the_whole(AlgorithmSettings(), is_stale=False)
     assert trained(CUTS[2], AlgorithmSettings(), is_stale=False)[1]["actor/ratio_max of step 2"] == 1.0
+
+
+def test_adapters_keep_their_gradients_while_the_reference_runs_without_them():
+    settings = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.5)
+    assert_parts_are_the_whole(settings, make_strategy=adapted_strategy)
+    metrics = trained(CUTS[2], settings, make_strategy=adapted_strategy)[1]
+    assert metrics["actor/kl_loss of step 2"] > metrics["actor/kl_loss of step 1"] == 0
