@@ -79,7 +79,7 @@ class AgenticPipeline:
                         if self.reference:
                             log.add(self.reference.compute_log_probs(samples, into="ref_logprobs"))
                     with log.phase("old_log_probs_values"):
-                        needs = self.algorithm.needs | ({"old_logprobs"} if config.is_streamed else set())
+                        needs = self.algorithm.needs | ({"old_logprobs"} if config.async_generation_ratio else set())
                         log.add(self.actor_train.set_old_log_probs(samples, step, config.use_rollout_log_probs, needs))
                         if self.critic:
                             log.add(self.critic.compute_values(samples))
