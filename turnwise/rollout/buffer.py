@@ -111,11 +111,17 @@ class GroupBuffer:
         elif self.settings.drops_stale:
             candidates.sort(key=self._unsettled.__getitem__)
         is_free = self.settings.is_ordered or self.settings.drops_stale
+        refused: set[int] = set()
         for index in candidates:
+            last_step = self._unsettled[index]
             if len(self.settled) == num_wanted:
                 break
-            if is_free or self._are_in_time(num_wanted - len(self.settled) - 1, self._unsettled[index]):
+            if last_step in refused:
+                continue  # a place less changes nothing for those that are due as late
+            if is_free or self._are_in_time(num_wanted - len(self.settled) - 1, last_step):
                 self._settle(index)
+            else:
+                refused.add(last_step)
         return len(self.settled) >= num_wanted
 
     def settle_as(self, wanted: Sequence[int]) -> bool:
