@@ -431,3 +431,19 @@ def test_a_record_is_followed_part_by_part(runner, tmp_path):
     with pytest.raises(DataError, match="ends after 5 batches"):
         played(again)
     again.close()
+
+
+@pytest.mark.parametrize("ratio", [0, 1])
+def test_a_record_s_rejected_groups_are_waited_for(runner, tmp_path, ratio):
+    """Whom the filter had rejected when the batch was taken, it rejects before it is taken again, however long that takes."""
+    keep = GroupFilter("first", lambda group: group.index == 0)
+    how = {"async_generation_ratio": ratio, "max_refill_factor": 0.0}
+    first = make(runner, Agent(), keep, **how)
+    first._schedule = Schedule(tmp_path / "schedule.jsonl")
+    parts, rejected = played(first), [(group.index, group.rejected) for group in first.rejected]
+    first.close()
+    assert (1, "filtered") in rejected
+    again = make(runner, Agent(num_turns=slow(1, 2, 3)), keep, **how)
+    again._schedule = Schedule(recorded=tmp_path / "schedule.jsonl")
+    assert played(again) == parts and [(group.index, group.rejected) for group in again.rejected] == rejected
+    again.close()
