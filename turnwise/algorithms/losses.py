@@ -22,6 +22,7 @@ from turnwise.protocols import Output
 from turnwise.types import Batch, Denominators, Metric, ModelOutputs, TokenFacts
 
 LOSS_METRICS = ("actor/pg_loss", "actor/kl_loss", "actor/total_loss")
+"""The metrics of `PolicyLoss` that are divided as its loss is; all others are means over tokens, or extremes."""
 
 
 class PolicyLoss:
