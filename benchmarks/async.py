@@ -199,10 +199,12 @@ def measure(bench: Bench, ratios: list[int], num_pairs: int) -> dict[str, Any]:
 
 def learn(bench: Bench, ratios: list[int], seeds: list[int]) -> dict[str, list[float]]:
     """Held-out success at the end of whole runs."""
-    return {
-        f"ratio_{ratio}": [bench.train(ratio, seed, eval_steps=bench.num_steps)["success"] for seed in seeds]
-        for ratio in (0, *ratios)
-    }
+    success: dict[str, list[float]] = {f"ratio_{ratio}": [] for ratio in (0, *ratios)}
+    for seed in seeds:
+        for ratio in (0, *ratios):
+            success[f"ratio_{ratio}"].append(bench.train(ratio, seed, eval_steps=bench.num_steps)["success"])
+            print(f"seed {seed}, ratio {ratio}: success {success[f'ratio_{ratio}'][-1]:.3f}", flush=True)
+    return success
 
 
 def main() -> None:
