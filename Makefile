@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine: `make quickstart` and `make test`.
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -9,8 +10,9 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 quickstart: $(VENV)/.installed
 	$(BIN)/python examples/frozen_lake/quickstart.py
 
+# Workers of one thread each: most matrices are tiny, and threads that share one wait for each other longer than they work.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --ignore=tests/extras
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/extras -n $(WORKERS) --dist worksteal
 
 # What takes minutes: twenty kills of a run, and every known mistake (tests/mutants.txt).
 # The heavy engines (vLLM, Ray, DeepSpeed, Megatron) arrive with later issues.
