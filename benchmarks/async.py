@@ -224,9 +224,11 @@ def main() -> None:
     torch.set_num_threads(num_cores)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options.model, Path(folder), options.steps, options.batch, num_cores)
-        result: dict[str, Any] = {"machine": describe_machine()}
+        # What isn't measured this time stays as it was.
+        result: dict[str, Any] = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
+        result |= {"machine": describe_machine(), "batch": options.batch}
         if options.pairs:
-            result["times"] = measure(bench, options.ratios, options.pairs)
+            result["times"] = {"steps": options.steps} | measure(bench, options.ratios, options.pairs)
         if options.seeds:
             whole = Bench(options.model, Path(folder), options.learning_steps, options.batch, num_cores)
             result["success"] = learn(whole, options.ratios, options.seeds)

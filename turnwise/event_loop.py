@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from turnwise.errors import DeadlineError
-from turnwise.stopwatch import IDLE, LOOP, Stopwatch
+from turnwise.stopwatch import HELD, IDLE, LOOP, Stopwatch
 from turnwise.threads import DaemonExecutor
 from turnwise.watchdog import Wait, Watchdog
 
@@ -142,7 +142,10 @@ class IdleSelector(selectors.DefaultSelector):
             return super().select(timeout)
         started = self._stopwatch.now()
         events = super().select(timeout)
-        self._stopwatch.add(IDLE, "nothing to do", started)
+        if self._stopwatch.num_playing:
+            self._stopwatch.add(IDLE, "nothing to do", started)
+        else:
+            self._stopwatch.add(HELD, "no episode plays", started)
         return events
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-LOOP, ENGINE, ENVIRONMENTS, IDLE = "event loop", "engine", "environments", "idle"
-"""Tracks: the event loop turns, and while it does, the engine computes, environments are called on it, or nobody has anything
-to do."""
+LOOP, ENGINE, ENVIRONMENTS = "event loop", "engine", "environments"
+"""Tracks: the event loop turns, and while it does, the engine computes or environments are called on it."""
+IDLE, HELD = "idle", "held"
+"""Tracks: or nobody has anything to do, while episodes play or while none does."""
 
 
 class Stopwatch:
@@ -23,6 +24,8 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.totals: dict[str, float] = {}
+        self.num_playing = 0
+        """Groups of episodes that play now."""
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **facts: Any) -> None:
         """Something called `name` has run on `track` from `started` to `ended`, in seconds of `now`, or until now. Each track

@@ -7,11 +7,27 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import yaml
+
 from turnwise.cli.applied_table import shown
 from turnwise.config import AgenticConfig, load_config, require, unavailable
 from turnwise.errors import ConfigError, DataError
 from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.pipelines.prepare import prepare_run
+
+_FREE_IN_REPLAY = (
+    "exp_name",
+    "output_dir",
+    "logging_dir",
+    "checkpoint_config",
+    "save_steps",
+    "max_ckpt_to_keep",
+    "logging_steps",
+    "track_with",
+    "tracker_kwargs",
+    "deadlines",
+)
+"""What a replay may have otherwise than its run: nothing that is computed depends on it."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,17 +53,24 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
-    """The config of a run that is repeated; what stands on the command line overrides it."""
+    """The config of a run that is repeated, as an experiment of its own, so that nobody goes on from the replay's checkpoints.
+    What stands on the command line overrides it, if it changes no result."""
     overrides = [text for text in (options.config, *options.overrides) if text is not None]
     for text in overrides:
         if "=" not in text:
             raise ConfigError(f"--replay {run} takes the config of that run, and {text} is another one; leave one of them out")
+        if (key := text.partition("=")[0].partition(".")[0]) not in _FREE_IN_REPLAY:
+            raise ConfigError(
+                f"--replay {run} repeats that run bit by bit, and {key} may change it; leave {text} out, or train with the "
+                f"config anew. A replay may have its own {', '.join(_FREE_IN_REPLAY)}"
+            )
     if options.from_rollouts:
         raise ConfigError("--replay plays the tasks of a run again and --from-rollouts plays nothing; leave one of them out")
     file = run / "config.yaml"
     if not file.is_file():
         raise DataError(f"--replay {run}: there is no config.yaml in it, so that it isn't the folder of a run")
-    return str(file), overrides
+    values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return str(file), [f"exp_name={values['exp_name']}-replay", "resume_from_checkpoint=false", *overrides]
 
 
 def train(

@@ -85,10 +85,14 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
     yield "model", _model(config.actor_train.model_args.model_name_or_path, facts)
     for name, role in config.active_roles.items():
         in_policy = name == "reference" and config.is_reference_in_policy
-        yield name, "the policy's own weights with the adapter off" if in_policy else _role(role)
+        is_apart = config.async_generation_ratio > 0 and name in ("actor_train", "reference", "critic")
+        where = "in the trainer's process" if is_apart else "in this process"
+        yield name, "the policy's own weights with the adapter off" if in_policy else _role(role, where)
     yield from algorithm_rows(config)
     yield from _step(config)
     yield "sampling", f"{sampling(config, 'train')}, {_episodes_at_once(config)} episodes at once"
+    if config.async_generation_ratio:
+        yield "asynchronous", _asynchronous(config)
     training = config.actor_train.training_args
     yield "learning rate", _learning_rate(training, config.max_grad_norm)
     if config.needs_critic:
@@ -116,10 +120,8 @@ def _model(path: str, facts: ModelFacts | None) -> str:
     return f"{start}: {facts.architecture}, {shown} parameters, context {facts.context_length}"
 
 
-def _role(role: Role) -> str:
-    if role.device_mapping is None:
-        where = "in this process"
-    else:
+def _role(role: Role, where: str) -> str:
+    if role.device_mapping is not None:
         where = f"devices {_ranks(role.device_mapping)}, {role.data_parallel_size} × {role.model_parallel_size}"
     arguments = role.model_args
     parts = [role.strategy_args.strategy_name, where, arguments.dtype, f"attention {arguments.attn_implementation}"]
@@ -275,6 +277,18 @@ def _critic(config: AgenticConfig) -> str:
         f"{_learning_rate(config.critic.training_args, config.max_grad_norm)}; "
         f"{_optimizer_steps(config, 'critic')} a step{alone}"
     )
+
+
+def _asynchronous(config: AgenticConfig) -> str:
+    if config.train_infer_correction:
+        distance = "what is stale is corrected (train_infer_correction)"
+    elif config.use_rollout_log_probs:
+        distance = "the loss's ratio spans what is stale (use_rollout_log_probs)"
+    else:
+        distance = "what is stale is trained on as it is (train_infer_correction would correct it)"
+    parts = "as its groups end" if config.is_streamed else "as a whole"
+    ratio = config.async_generation_ratio
+    return f"rollouts up to {ratio} {'batch' if ratio == 1 else 'batches'} ahead, a batch trained on {parts}; {distance}"
 
 
 def _memory(config: AgenticConfig, facts: ModelFacts) -> str:

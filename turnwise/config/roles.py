@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from turnwise.config.devices import DeviceRanks
 from turnwise.config.section import Count, Fraction, Names, NonNegative, OneOf, Positive, PositiveCount, Section, derived
@@ -115,6 +115,16 @@ class StrategyArgs(Section):
     """[torch_train for what is trained, torch_infer for what is not, embedded for actor_infer.]"""
     strategy_config: dict[str, Any] = Field(default_factory=dict)
     """The engine's own options, passed through verbatim (`tp_size`, `gpu_memory_utilization`, a ZeRO stage …)."""
+
+    @field_validator("strategy_config")
+    @classmethod
+    def _whole_bytes(cls, options: dict[str, Any]) -> dict[str, Any]:
+        asked = options.get("kv_cache_bytes", 1)
+        if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+            raise ValueError(
+                f"kv_cache_bytes is {asked!r}; it must be a whole number of at least 1, without quotes or exponent"
+            )
+        return options
 
     def degree(self, *names: str) -> int:
         """The first of these parallel degrees that the engine's options hold, 1 without one."""

@@ -151,9 +151,9 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Bound of the embedded server's cache; what isn't a number is refused where the server is built."""
-        asked = self.actor_infer.strategy_args.strategy_config.get("kv_cache_bytes", KV_CACHE_BYTES)
-        return asked if isinstance(asked, int) and asked > 0 else KV_CACHE_BYTES
+        """Bound of the embedded server's cache."""
+        asked: int = self.actor_infer.strategy_args.strategy_config.get("kv_cache_bytes", KV_CACHE_BYTES)
+        return asked
 
     def model_facts(self) -> ModelFacts | None:
         """What the policy's config.json says, None where there is no such file here."""

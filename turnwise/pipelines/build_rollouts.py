@@ -207,6 +207,7 @@ def build_scheduler(
         is_fixed=split == "val",
         keep=load_group_filter(config.group_filter) if split == "train" else None,
         schedule=policy.schedule,
+        stopwatch=policy.stopwatch,
         watchdog=policy.watchdog,
     )
 

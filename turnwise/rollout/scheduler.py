@@ -20,6 +20,7 @@ from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import Part, Rejection, played_of
 from turnwise.schedule import Schedule, Taken
+from turnwise.stopwatch import Stopwatch
 from turnwise.types import Group, SamplingParams
 from turnwise.watchdog import Watchdog
 
@@ -38,7 +39,7 @@ class RolloutScheduler:
     is in `rejected` until the next batch, for the record.
 
     `run_async` waits for a coroutine on the run's event loop. `watchdog` ends episodes that run past their deadline. `schedule`
-    notes which groups each batch takes, or says it.
+    notes which groups each batch takes, or says it; `stopwatch` learns how many groups play.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class RolloutScheduler:
         keep: GroupFilter | None = None,
         watchdog: Watchdog | None = None,
         schedule: Schedule | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self.settings = settings
         self._run_async = run_async
@@ -62,6 +64,7 @@ class RolloutScheduler:
         self._is_fixed = is_fixed
         self._keep = keep
         self._schedule = schedule or Schedule()
+        self._stopwatch = stopwatch or Stopwatch()
         self._failures = Failures()
         self._buffer = self._new_buffer()
         self._played: dict[int, Group] = {}
@@ -217,7 +220,11 @@ class RolloutScheduler:
         self._has_changed.set()
 
     async def _group(self, index: int) -> Group:
-        group = self._played[index] = await self._player.play(self._tasks.task(index), index)
+        self._stopwatch.num_playing += 1
+        try:
+            group = self._played[index] = await self._player.play(self._tasks.task(index), index)
+        finally:
+            self._stopwatch.num_playing -= 1
         group.rejected = self._rejection(group)
         self._failures.add(group)
         return group

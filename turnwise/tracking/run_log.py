@@ -86,7 +86,8 @@ class RunLog:
         self._num_phases += 1
         number, clock = self._num_phases, Clock()
         start = Stopwatch.now()
-        self._step_began = start if self._step_began is None else self._step_began
+        if self._step_began is None:
+            self._begin_step(start)
         yield clock
         clock.elapsed_s = Stopwatch.now() - start
         if number == self._num_phases:  # no phase has begun inside
@@ -115,14 +116,18 @@ class RunLog:
             for tracker in self._trackers:
                 tracker.log(step, reduced)
 
+    def _begin_step(self, now: float) -> None:
+        self._step_began, self._phases = now, {}
+        self._totals = {} if self._stopwatch is None else dict(self._stopwatch.totals)
+
     def _add_shares(self, step: int, stopwatch: Stopwatch, began: float) -> None:
         """Where the time went since the end of the step before."""
         stopwatch.add("steps", f"step {step}", began)
         totals = {track: seconds - self._totals.get(track, 0.0) for track, seconds in stopwatch.totals.items()}
-        self._step_began = Stopwatch.now()
-        elapsed_s = self._step_began - began
+        now = Stopwatch.now()
+        elapsed_s = now - began
         shares = time_shares(elapsed_s, self._phases, totals)
-        self._totals, self._phases = dict(stopwatch.totals), {}
+        self._begin_step(now)
         self.add([Metric("time/step_wall", elapsed_s), *(Metric(name, share) for name, share in shares.items())])
         logger.info("step %d took %.2f s; %s", step, elapsed_s, describe_shares(shares))
 

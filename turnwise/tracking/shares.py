@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from turnwise.stopwatch import ENGINE, ENVIRONMENTS, IDLE, LOOP
+from turnwise.stopwatch import ENGINE, ENVIRONMENTS, HELD, IDLE, LOOP
 
 _PHASES = {
     "rollout": "waiting",
@@ -37,6 +37,7 @@ def time_shares(elapsed_s: float, phases: Mapping[str, float], totals: Mapping[s
         "engine": totals.get(ENGINE, 0.0),
         "environments": totals.get(ENVIRONMENTS, 0.0),
         "waiting": totals.get(IDLE, 0.0),
+        "held": totals.get(HELD, 0.0),
     }
     turning_s = totals.get(LOOP, 0.0)
     rollouts["agents"] = max(turning_s - sum(rollouts.values()), 0.0)

@@ -37,8 +37,9 @@ def job(tiny_model, tmp_path, monkeypatch):
 def test_a_run_is_repeated_with_its_config(job, capsys):
     assert main(["train", job]) == 0
     [first] = Path("runs/job").iterdir()
-    assert main(["train", "--replay", str(first), "exp_name=again"]) == 0
-    [second] = Path("runs/again").iterdir()
+    assert main(["train", "--replay", str(first), "track_with=[stdout]"]) == 0
+    [second] = Path("runs/job-replay").iterdir()
+    assert [first] == list(Path("runs/job").iterdir()), "it is no run that the experiment goes on from"
     sampled = [
         [[turn["response_ids"] for turn in json.loads(line)["turns"]] for line in (run / "rollouts.jsonl").open()]
         for run in (first, second)
@@ -52,6 +53,8 @@ def test_a_run_is_repeated_with_its_config(job, capsys):
         (["train"], "train needs a config"),
         (["train", "--replay", "nowhere"], "isn't the folder of a run"),
         (["train", "job.yaml", "--replay", "nowhere"], "job.yaml is another one"),
+        (["train", "--replay", "nowhere", "actor_train.training_args.learning_rate=0.1"], "actor_train may change it"),
+        (["train", "--replay", "nowhere", "seed=7"], "leave seed=7 out"),
         (["train", "--replay", "nowhere", "--from-rollouts", "x.jsonl"], "leave one of them out"),
     ],
 )

@@ -151,6 +151,12 @@ def test_refused(keys: dict[str, Any], message: str) -> None:
         config_of(**keys)
 
 
+@pytest.mark.parametrize("asked", [0, -1, "1e6", 1e6, True])
+def test_a_cache_bound_is_a_whole_number_of_bytes(asked: Any) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)strategy_config: .*kv_cache_bytes is .*whole number of at least 1"):
+        config_of(actor_infer={"strategy_args": {"strategy_config": {"kv_cache_bytes": asked}}})
+
+
 def test_a_context_that_the_model_cannot_hold(tmp_path: Path) -> None:
     shape = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 8}
     content = shape | {"num_attention_heads": 2, "max_position_embeddings": 2048}

@@ -275,3 +275,28 @@ def test_importing_and_using_the_config_loads_no_heavy_library() -> None:
 def test_importing_the_config_does_not_import_hydra() -> None:
     code = "import sys, turnwise.config; sys.exit('hydra' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+WHOLE = {"training_args": {"per_device_train_batch_size": 64, "gradient_accumulation_steps": 1}}
+"""One optimiser step a batch."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "row"),
+    [
+        (
+            {"actor_train": WHOLE},
+            "up to 1 batch ahead, a batch trained on as its groups end; what is stale is trained on as it is",
+        ),
+        ({"async_generation_ratio": 2, "stream_training": False}, "up to 2 batches ahead, a batch trained on as a whole"),
+        ({"train_infer_correction": {"is_weight": {}}}, "what is stale is corrected (train_infer_correction)"),
+        ({"use_rollout_log_probs": True}, "the loss's ratio spans what is stale"),
+    ],
+    ids=["as it is", "as a whole", "corrected", "spanned"],
+)
+def test_an_asynchronous_run_says_what_becomes_of_stale_samples(changes, row):
+    lake = {"pretrain": "models/none", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
+    applied = describe(parse_config(lake | {"async_generation_ratio": 1} | changes)[0])
+    assert row in dict(applied.rows)["asynchronous"]
+    assert "in the trainer's process" in dict(applied.rows)["actor_train"]
+    assert "asynchronous" not in dict(describe(parse_config(lake)[0]).rows)

@@ -7,9 +7,18 @@ import logging
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    DynamicCache,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
+from turnwise.inference.embedded.generic_runner import GenericRunner
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.schedule import Admissions, Schedule
@@ -158,6 +167,16 @@ def test_the_generic_path_says_why_once(caplog: pytest.LogCaptureFixture) -> Non
     assert first == asyncio.run(play(EmbeddedServer(model.eval(), max_length=64), "a", 2)), "dropout was off"
     with pytest.raises(ConfigError, match="kv_cache_bytes"):
         EmbeddedServer(model, max_length=64, kv_cache_bytes=1000)
+
+
+def test_the_generic_path_keeps_its_bound_where_heads_are_wide() -> None:
+    shape = {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 32, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32}
+    model = GemmaForCausalLM(GemmaConfig(**shape, **heads, max_position_embeddings=64))
+    runner = GenericRunner(model, max_length=64, kv_cache_bytes=1_000_000)
+    cache: DynamicCache = model(torch.ones(1, 64, dtype=torch.long), use_cache=True).past_key_values
+    num_bytes = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
+    assert runner.max_slots == 1_000_000 // num_bytes
 
 
 def test_sleep_frees_the_cache_only() -> None:

@@ -18,6 +18,7 @@ from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.schedule import Schedule
+from turnwise.stopwatch import Stopwatch
 from turnwise.types import SamplingParams, Trajectory, Turn, VersionRun
 
 
@@ -81,7 +82,7 @@ def runner():
     assert Contexts.num_open == 0
 
 
-def make(runner, agent, keep=None, **settings):
+def make(runner, agent, keep=None, stopwatch=None, **settings):
     base = {"group_size": 2, "max_concurrent_groups": 4, "async_generation_ratio": 1, "max_env_retries": 0}
     return RolloutScheduler(
         run_async=runner.run,
@@ -91,6 +92,7 @@ def make(runner, agent, keep=None, **settings):
         sampling=SamplingParams(max_new_tokens=4),
         settings=SchedulerSettings(**(base | settings)),
         keep=keep,
+        stopwatch=stopwatch,
     )
 
 
@@ -141,6 +143,20 @@ def test_groups_end_while_nobody_waits_for_a_batch(runner):
     turn_loop(runner)
     assert len(agent.started) == 8, "no further ahead"
     scheduler.close()
+
+
+def test_the_stopwatch_knows_whether_anybody_plays(runner):
+    agent, stopwatch = Agent(num_turns=lambda task, sibling: 50 if number(task) > 1 else 5), Stopwatch()
+    scheduler = make(runner, agent, stopwatch=stopwatch)
+    scheduler.get_batch(4)
+    assert stopwatch.num_playing == 2, "those of the next batch"
+    turn_loop(runner)
+    assert stopwatch.num_playing == 0, "held by the bound"
+    scheduler.get_batch(4)
+    turn_loop(runner, 2)
+    assert stopwatch.num_playing == 2
+    scheduler.close()
+    assert stopwatch.num_playing == 0, "ended in the middle"
 
 
 def test_after_the_last_batch_nothing_plays(runner):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from turnwise.stopwatch import ENGINE, ENVIRONMENTS, IDLE, LOOP
+from turnwise.event_loop import new_loop
+from turnwise.stopwatch import ENGINE, ENVIRONMENTS, HELD, IDLE, LOOP, Stopwatch
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.timeline import MAX_LANES, Timeline
 
@@ -103,3 +106,31 @@ def test_the_shares_of_a_step_add_up_to_one_and_start_anew_with_each(path: Path)
             shares = [value for name, value in metrics.items() if name.startswith(f"time/{who}/")]
             assert sum(shares) == pytest.approx(1.0) and min(shares) >= 0.0
     assert kept[0]["time/rollouts/engine"] > kept[1]["time/rollouts/engine"] == 0.0 < kept[1]["time/rollouts/waiting"]
+
+
+def test_what_was_spent_before_the_first_step_is_none_of_its_time(path: Path) -> None:
+    kept, timeline = [], Timeline(path)
+    timeline.totals |= {LOOP: 1000.0, ENGINE: 600.0}
+
+    class Kept:
+        def log(self, step, metrics):
+            kept.append(metrics)
+
+        def close(self):
+            pass
+
+    log = RunLog([Kept()], timeline)
+    with log.phase("rollout"):
+        pass
+    log.end_step(0)
+    assert kept[0]["time/rollouts/engine"] == 0.0 and kept[0]["time/rollouts/paused"] == pytest.approx(1.0)
+
+
+def test_a_loop_without_work_waits_for_episodes_or_is_held() -> None:
+    stopwatch = Stopwatch()
+    with asyncio.Runner(loop_factory=partial(new_loop, stopwatch)) as runner:
+        runner.run(asyncio.sleep(0.01))
+        assert set(stopwatch.totals) == {HELD}
+        stopwatch.num_playing = 1
+        runner.run(asyncio.sleep(0.01))
+    assert set(stopwatch.totals) == {HELD, IDLE}

@@ -26,7 +26,10 @@ class GenericRunner:
 
     def __init__(self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int) -> None:
         config = model.config
-        bytes_per_token = 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
+        values = config.to_dict()
+        # Heads may be wider than their share of the hidden size (Gemma).
+        width = max(config.hidden_size, values.get("num_attention_heads", 0) * (values.get("head_dim") or 0))
+        bytes_per_token = 2 * config.num_hidden_layers * width * model.dtype.itemsize
         self.max_slots = num_slots_within(kv_cache_bytes, bytes_per_token, max_length)
         self._model = model
         self._caches: dict[int, Any] = {}
