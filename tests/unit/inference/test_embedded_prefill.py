@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -191,27 +193,33 @@ def test_prompts_longer_than_a_piece_and_larger_than_a_block(monkeypatch: pytest
         check(item)
 
 
+async def converse(server: EmbeddedServer, index: int) -> None:
+    """Three turns, of which each may be cancelled at any moment."""
+    rng = np.random.default_rng(index)
+    context = prompt(20, seed=index % 3)
+    for turn in range(3):
+        sampling = SamplingParams(int(rng.integers(1, 6)), seed=turn)
+        task = asyncio.create_task(server.generate(context, sampling, str(index)))
+        for _ in range(int(rng.integers(1, 30))):
+            await asyncio.sleep(0)
+        if rng.random() < 0.3:
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if task.cancelled():
+            break
+        context = [*context, *task.result().token_ids.tolist(), *prompt(4, seed=turn)]
+    await server.release(str(index))
+
+
+def make_crowded_server() -> EmbeddedServer:
+    return EmbeddedServer(MODEL, max_length=256, max_concurrency=7, max_step_tokens=24, kv_cache_bytes=9 * 2**16)
+
+
 def test_nothing_leaks() -> None:
     """Conversations come, are cancelled at any moment, and go, while weights are updated: nothing is left of them."""
 
-    async def converse(server: EmbeddedServer, index: int) -> None:
-        rng = np.random.default_rng(index)
-        context = prompt(20, seed=index % 3)
-        for turn in range(3):
-            sampling = SamplingParams(int(rng.integers(1, 6)), seed=turn)
-            task = asyncio.create_task(server.generate(context, sampling, str(index)))
-            for _ in range(int(rng.integers(1, 30))):
-                await asyncio.sleep(0)
-            if rng.random() < 0.3:
-                task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            if task.cancelled():
-                break
-            context = [*context, *task.result().token_ids.tolist(), *prompt(4, seed=turn)]
-        await server.release(str(index))
-
     async def scenario() -> None:
-        server = EmbeddedServer(MODEL, max_length=256, max_concurrency=7, max_step_tokens=24, kv_cache_bytes=9 * 2**16)
+        server = make_crowded_server()
         conversations = [asyncio.create_task(converse(server, index)) for index in range(60)]
         for version in range(1, 5):
             for _ in range(100):
@@ -227,3 +235,24 @@ def test_nothing_leaks() -> None:
         assert engine._runner._cache.num_slots <= 9
 
     asyncio.run(scenario())
+
+
+def test_memory_stays_flat() -> None:
+    """What later conversations leave behind, in bytes of Python's objects: the minutes are `benchmarks/soak.py`'s."""
+
+    async def crowd(server: EmbeddedServer, first: int) -> int:
+        await asyncio.gather(*(converse(server, index) for index in range(first, first + 60)))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    async def scenario() -> list[int]:
+        server = make_crowded_server()
+        return [await crowd(server, 60 * number) for number in range(20)]
+
+    tracemalloc.start()
+    try:
+        sizes = asyncio.run(scenario())
+    finally:
+        tracemalloc.stop()
+    # What is kept on purpose is there after some 700 conversations; 50 bytes for each of the last 480 would be more than this.
+    assert sizes[-1] - sizes[11] < 20_000
