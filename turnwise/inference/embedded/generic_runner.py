@@ -28,7 +28,7 @@ class GenericRunner:
         config = model.config
         values = config.to_dict()
         # Heads may be wider than their share of the hidden size (Gemma).
-        width = max(config.hidden_size, values.get("num_attention_heads", 0) * (values.get("head_dim") or 0))
+        width = max(config.hidden_size, (values.get("num_attention_heads") or 0) * (values.get("head_dim") or 0))
         bytes_per_token = 2 * config.num_hidden_layers * width * model.dtype.itemsize
         self.max_slots = num_slots_within(kv_cache_bytes, bytes_per_token, max_length)
         self._model = model
