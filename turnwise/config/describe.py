@@ -92,7 +92,9 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
     yield from _step(config)
     yield "sampling", f"{sampling(config, 'train')}, {_episodes_at_once(config)} episodes at once"
     if config.async_generation_ratio:
-        yield "asynchronous", _asynchronous(config)
+        ratio = config.async_generation_ratio
+        batches = "1 batch" if ratio == 1 else f"{ratio} batches"
+        yield "asynchronous", f"up to {batches} ahead; {asynchronous(config)}"
     training = config.actor_train.training_args
     yield "learning rate", _learning_rate(training, config.max_grad_norm)
     if config.needs_critic:
@@ -279,16 +281,29 @@ def _critic(config: AgenticConfig) -> str:
     )
 
 
-def _asynchronous(config: AgenticConfig) -> str:
-    if config.train_infer_correction:
-        distance = "what is stale is corrected (train_infer_correction)"
-    elif config.use_rollout_log_probs:
-        distance = "the loss's ratio spans what is stale (use_rollout_log_probs)"
-    else:
-        distance = "what is stale is trained on as it is (train_infer_correction would correct it)"
-    parts = "as its groups end" if config.is_streamed else "as a whole"
-    ratio = config.async_generation_ratio
-    return f"rollouts up to {ratio} {'batch' if ratio == 1 else 'batches'} ahead, a batch trained on {parts}; {distance}"
+def asynchronous(config: AgenticConfig) -> str:
+    """What becomes of responses, groups and stale tokens."""
+    return f"{_at_update(config)}; {_trained_on(config)}; {_of_stale_tokens(config)}"
+
+
+def _at_update(config: AgenticConfig) -> str:
+    """What becomes of responses that are being sampled when weights change."""
+    fates = {"finish": "are finished", "abort_continue": "go on with the new ones", "abort_restart": "start over"}
+    return f"at new weights responses {fates[config.on_weight_update]}"
+
+
+def _trained_on(config: AgenticConfig) -> str:
+    return f"groups are trained on {'as they end' if config.is_streamed else 'when the batch is whole'}"
+
+
+def _of_stale_tokens(config: AgenticConfig) -> str:
+    """What is done about tokens of older versions."""
+    if config.use_rollout_log_probs:
+        return "ratios are to the policies that sampled"
+    asked = config.train_infer_correction
+    if asked is not None and ((asked.is_weight and asked.is_weight.enabled) or any(band.enabled for band in asked.filters)):
+        return "stale tokens are corrected by train_infer_correction"
+    return "stale tokens are trained on as they are (train_infer_correction corrects them)"
 
 
 def _memory(config: AgenticConfig, facts: ModelFacts) -> str:

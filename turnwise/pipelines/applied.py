@@ -10,7 +10,7 @@ import torch
 
 from turnwise.cluster.process import ProcessCluster
 from turnwise.config import AgenticConfig, Applied, SFTConfig, ineffective
-from turnwise.config.describe import Row, algorithm_rows, bytes_text, sampling, tags_of, tracking, validation
+from turnwise.config.describe import Row, algorithm_rows, asynchronous, bytes_text, sampling, tags_of, tracking, validation
 from turnwise.facts import LoadedModel, ServerFacts, StrategyFacts
 from turnwise.models.load import base_of_adapter
 from turnwise.pipelines.agentic import AgenticPipeline
@@ -70,7 +70,7 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
         yield "reference", f"{_start(config.reference.model_args.model_name_or_path)}: {_strategy(reference)}"
     yield "actor_infer", _server(pipeline.actor_infer.facts(), actor)
     if isinstance(pipeline.cluster, ProcessCluster):
-        yield "asynchronous", f"{_split(pipeline.cluster)}; {_at_update(config)}; {_trained_on(config)}; {_correction(config)}"
+        yield "asynchronous", f"{_split(pipeline.cluster)}; {asynchronous(config)}"
     yield from _environments(config, "train")
     yield "steps", f"{pipeline.checkpoints.num_steps}, each {_step(pipeline)}"
     yield "micro-batches", _micro_batches(role.plan)
@@ -178,26 +178,6 @@ def _checkpoints(checkpoints: Checkpoints) -> str:
 def _split(cluster: ProcessCluster) -> str:
     threads = cluster.num_threads
     return f"of {threads.both} threads {threads.train} train and {threads.rollout} play"
-
-
-def _at_update(config: AgenticConfig) -> str:
-    """What becomes of responses that are being sampled when weights change."""
-    fates = {"finish": "are finished", "abort_continue": "go on with the new ones", "abort_restart": "start over"}
-    return f"at new weights responses {fates[config.on_weight_update]}"
-
-
-def _trained_on(config: AgenticConfig) -> str:
-    return f"groups are trained on {'as they end' if config.is_streamed else 'when the batch is whole'}"
-
-
-def _correction(config: AgenticConfig) -> str:
-    """What is done about tokens of older versions."""
-    if config.use_rollout_log_probs:
-        return "ratios are to the policies that sampled"
-    asked = config.train_infer_correction
-    if asked is not None and ((asked.is_weight and asked.is_weight.enabled) or any(band.enabled for band in asked.filters)):
-        return "stale tokens are corrected by train_infer_correction"
-    return "stale tokens are trained on as they are (train_infer_correction corrects them)"
 
 
 def _profile(config: AgenticConfig | SFTConfig) -> str:

@@ -286,13 +286,16 @@ WHOLE = {"training_args": {"per_device_train_batch_size": 64, "gradient_accumula
     [
         (
             {"actor_train": WHOLE},
-            "up to 1 batch ahead, a batch trained on as its groups end; what is stale is trained on as it is",
+            "up to 1 batch ahead; at new weights responses are finished; groups are trained on as they end; stale tokens are "
+            "trained on as they are",
         ),
-        ({"async_generation_ratio": 2, "stream_training": False}, "up to 2 batches ahead, a batch trained on as a whole"),
-        ({"train_infer_correction": {"is_weight": {}}}, "what is stale is corrected (train_infer_correction)"),
-        ({"use_rollout_log_probs": True}, "the loss's ratio spans what is stale"),
+        ({"async_generation_ratio": 2, "stream_training": False}, "groups are trained on when the batch is whole"),
+        ({"async_generation_ratio": 2}, "up to 2 batches ahead"),
+        ({"train_infer_correction": {"is_weight": {}}}, "stale tokens are corrected by train_infer_correction"),
+        ({"train_infer_correction": {"is_weight": {"enabled": False}}}, "stale tokens are trained on as they are"),
+        ({"use_rollout_log_probs": True}, "ratios are to the policies that sampled"),
     ],
-    ids=["as it is", "as a whole", "corrected", "spanned"],
+    ids=["as it is", "as a whole", "two ahead", "corrected", "switched off", "spanned"],
 )
 def test_an_asynchronous_run_says_what_becomes_of_stale_samples(changes, row):
     lake = {"pretrain": "models/none", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
