@@ -21,12 +21,14 @@ class GPG(ScoreEstimator):
 
 
 def rescaled_centred(scores: Scores, groups: Index, weights: Scores) -> Scores:
-    """α(s − μ), α = trajectories of the batch / those with s ≠ μ; 0 where there are none. All [T].
+    """α(s − μ), α = B / (B − M): B trajectories in the batch, M of them in groups without variance; 0 in those. All [T].
+
+    Whole groups are counted: a graded score that happens to be its group's mean leaves α as it is.
 
     >>> rescaled_centred(np.array([1.0, 0, 1, 1]), np.array([0, 0, 1, 1]), np.ones(4)).tolist()
     [1.0, -1.0, 0.0, 0.0]
     """
-    mean, _, _ = group_statistics(scores, groups, weights)
-    centred = scores - mean
-    differing = float(weights[np.abs(centred) > MIN_STD].sum())
-    return centred * (float(weights.sum()) / differing) if differing else np.zeros_like(centred)
+    mean, std, _ = group_statistics(scores, groups, weights)
+    differs = std > MIN_STD
+    teaching = float(weights[differs].sum())
+    return np.where(differs, scores - mean, 0.0) * (float(weights.sum()) / teaching if teaching else 0.0)

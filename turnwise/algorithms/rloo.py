@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from turnwise.algorithms.normalization import Scores, group_statistics
+from turnwise.algorithms.normalization import Scores
 from turnwise.algorithms.response_tokens import Array, Index
 from turnwise.algorithms.score_estimator import Outcomes, ScoreEstimator
 from turnwise.spec import ESTIMATORS
@@ -17,17 +17,19 @@ class RLOO(ScoreEstimator):
 
     def transform(self, outcomes: Outcomes) -> Array:
         """The advantages [T] of the trajectories."""
-        return leave_one_out(outcomes.scores, outcomes.groups, outcomes.weights)
+        return leave_one_out(outcomes.scores, outcomes.groups, outcomes.weights, outcomes.runs)
 
 
-def leave_one_out(scores: Scores, groups: Index, weights: Scores) -> Scores:
-    """s_i − Σ_{j≠i} s_j / (n − 1) of n siblings, all [T]; a group of one gives 0.
+def leave_one_out(scores: Scores, groups: Index, weights: Scores, runs: Index) -> Scores:
+    """s_i − the weighted mean score of the siblings of other runs, all [T]; 0 where there are none.
 
-    It is computed as n/(n − 1)·(s_i − μ), which also holds where the n runs are weighted trajectories.
+    A whole run is left out: if its other trajectories stayed, the baseline would depend on what the run did.
 
-    >>> leave_one_out(np.array([1.0, 0, 0, 1, 7]), np.array([0, 0, 0, 0, 1]), np.ones(5)).round(6).tolist()
+    >>> leave_one_out(np.array([1.0, 0, 0, 1, 7]), np.array([0, 0, 0, 0, 1]), np.ones(5), np.arange(5)).round(6).tolist()
     [0.666667, -0.666667, -0.666667, 0.666667, 0.0]
     """
-    mean, _, num_runs = group_statistics(scores, groups, weights)
-    others = np.where(num_runs > 1.0, num_runs - 1.0, 1.0)
-    return np.where(num_runs > 1.0, (scores - mean) * num_runs / others, 0.0)
+    _, group = np.unique(groups, return_inverse=True)
+    _, run = np.unique(runs, return_inverse=True)
+    others, total = (np.bincount(group, x)[group] - np.bincount(run, x)[run] for x in (weights, weights * scores))
+    has_others = others > 1e-9  # thirds and sixths add up to 1 only nearly
+    return np.where(has_others, scores - total / np.where(has_others, others, 1.0), 0.0)

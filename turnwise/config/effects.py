@@ -248,7 +248,7 @@ def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """The keys that were set without effect, each with the reason; a section that has none is named as a whole."""
     if isinstance(config, SFTConfig):
         return list(_find(SFT_EFFECTS, config))
-    found = [*_find(EFFECTS, config), *_clip_keys(config), *_corrections(config), *_histories(config)]
+    found = [*_find(EFFECTS, config), *_clip_keys(config), *_corrections(config), *_histories(config), *_mean_credit(config)]
     for name, effects in ROLE_EFFECTS.items():
         found += _find(effects, config.roles[name], name)
     paths = {problem.path for problem in found}
@@ -286,6 +286,23 @@ def _corrections(config: AgenticConfig) -> Iterator[Problem]:
         for key in ("agg_type", "ratio_low", "ratio_high"):
             if not band.enabled and band.departs(key):
                 yield Problem(("train_infer_correction", "filters", index, key), "has no effect: enabled is false.")
+
+
+def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
+    """Credit that differs from turn to turn, under a loss that takes its mean over a sequence of several turns."""
+    estimator, granularities = estimator_of(config), variant_of(config).granularities
+    by_sequence = granularities[:1] == ("geometric",) and config.ratio_type != "segment"
+    if not by_sequence or estimator.is_own or estimator.placement != "turn" or config.reward_placement == "final":
+        return
+    tags = [tag for tag in config.train_env_manager.tags if tag in config.custom_envs]
+    long = [tag for tag in tags if config.custom_envs[tag].mode == "trajectory" and config.custom_envs[tag].max_steps > 1]
+    if long:
+        message = (
+            f"{config.pg_variant} gives all tokens of a sequence the mean of their advantages, and in mode trajectory the turns "
+            f"of an episode ({', '.join(long)}) are one sequence, so the credit that {config.adv_estimator} gives single turns "
+            "is averaged away; set ratio_type: segment, or mode: step in the environment, or pg_variant: ppo."
+        )
+        yield Problem.at("pg_variant", message)
 
 
 def _histories(config: AgenticConfig) -> Iterator[Problem]:

@@ -217,6 +217,30 @@ def test_the_best_run_wins_with_all_of_its_trajectories():
     assert got[0] == got[1] > 0 and got[2:].tolist() == [0, 0]
 
 
+def test_a_run_that_weighs_nothing_is_neither_best_nor_second():
+    scores, groups, runs = np.array([-1.0, -2.0, -4.0, 9.0]), np.zeros(4, int), np.arange(4)
+    got = best_above_second(scores, groups, np.array([1.0, 1, 1, 0]), runs)
+    assert got == pytest.approx([1 / (np.std([-1.0, -2.0, -4.0], ddof=1) + 1e-6), 0, 0, 0])
+    assert best_above_second(scores, groups, np.array([1.0, 0, 0, 0]), runs).tolist() == [0, 0, 0, 0]
+
+
+def test_the_best_of_a_group_whose_spread_is_unknown_is_not_blown_up():
+    got = best_above_second(np.array([1.0, 0.0]), np.zeros(2, int), np.array([0.5, 0.5]), np.arange(2))
+    assert got.tolist() == [0, 0]
+
+
+def test_rloo_leaves_out_the_whole_run():
+    parts = [episode([1.0], weight=0.5), episode([3.0], weight=0.5), episode([4.0], sibling=1), episode([7.0], sibling=2)]
+    assert flat(credited("rloo", [Group(TASK, parts)])[0]) == pytest.approx([1 - 5.5, 3 - 5.5, 4 - 4.5, 7 - 3])
+    # One run alone has no baseline, whatever its trajectories scored.
+    assert flat(credited("rloo", [Group(TASK, parts[:2])])[0]) == [0, 0]
+
+
+def test_gpg_counts_groups_without_variance_and_not_scores_at_the_mean():
+    # B = 5 and M = 2: the score at the mean of its group is not counted out, which would give 5/2.
+    assert flat(credited("gpg", score_groups([0, 0.5, 1], [1, 1]))[0]) == pytest.approx([-5 / 6, 0, 5 / 6, 0, 0])
+
+
 def test_a_turn_without_trained_tokens_does_not_lose_its_reward():
     trajectories = [episode([0.25, 1.0, 2.0, 4.0], lengths=[0, 1, 0, 1]), episode([1.0], lengths=[0]), episode([5.0])]
     assert turn_rewards(tokens_of([Group(TASK, trajectories)])).tolist() == [3.25, 4.0, 5.0]

@@ -110,18 +110,19 @@ def transformed(name, rows, scores, method, grouping):
         s - mean_and_std([scores[j] for j in siblings[g]], [weights[j] for j in siblings[g]])[0]
         for s, g in zip(scores, groups, strict=True)
     ]
-    differing = sum(w for c, w in zip(centred, weights, strict=True) if abs(c) > 1e-6)
+    spread = {g: mean_and_std([scores[j] for j in mine], [weights[j] for j in mine])[1] or 0.0 for g, mine in siblings.items()}
+    differing = sum(w for g, w in zip(groups, weights, strict=True) if spread[g] > 1e-6)
     for i, g in enumerate(groups):
         mine = siblings[g]
         if name == "rloo":
-            count = sum(weights[j] for j in mine)
-            rest = sum(weights[j] * scores[j] for j in mine) - scores[i]
-            result.append(scores[i] - rest / (count - 1) if count > 1 + 1e-9 else 0.0)
+            others = [j for j in mine if runs[j] != runs[i]]
+            rest = sum(weights[j] * scores[j] for j in others)
+            result.append(scores[i] - rest / sum(weights[j] for j in others) if others else 0.0)
         elif name == "opo":
             total = sum(weights[j] * num_trained[j] for j in mine)
             result.append(scores[i] - (sum(weights[j] * num_trained[j] * scores[j] for j in mine) / total if total else 0.0))
         elif name == "gpg":
-            result.append(centred[i] * sum(weights) / differing if differing else 0.0)
+            result.append(centred[i] * sum(weights) / differing if spread[g] > 1e-6 else 0.0)
         else:
             of_runs = {r: [scores[j] for j in mine if runs[j] == r] for r in {runs[j] for j in mine}}
             ranked = sorted(((sum(v) / len(v), r) for r, v in of_runs.items()), key=lambda entry: entry[0])

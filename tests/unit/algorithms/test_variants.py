@@ -73,6 +73,25 @@ def test_worked_numbers(name, changes, expected):
     assert losses[:5].tolist() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("granularity", ["segment", "geometric"])
+@pytest.mark.parametrize("name", ["gspo", "gmpo", "ppo"])
+def test_spans_of_64k_tokens_have_the_gradient_of_float64(name, granularity):
+    generator = torch.Generator().manual_seed(0)
+    count = 65536
+    old = -torch.rand(count, generator=generator, dtype=torch.float64).to(torch.float32).double()
+    moved = old + 0.01 * torch.randn(count, generator=generator, dtype=torch.float64)
+    advantages = torch.rand(count, generator=generator, dtype=torch.float64)
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        logprobs = moved.to(torch.float32).to(dtype).requires_grad_()
+        spans = Spans(torch.ones(count, dtype=torch.bool), torch.zeros(count, dtype=torch.int64), torch.zeros(count).long())
+        given = PolicyInputs(logprobs, old.to(dtype), advantages.to(torch.float32).to(dtype), spans, granularity)
+        losses, _ = compute(name, given, clip_low=0.4, clip_high=0.4)
+        (losses.sum() / count).backward()
+        found[dtype] = logprobs.grad.double() * count
+    torch.testing.assert_close(found[torch.float32], found[torch.float64], rtol=1e-5, atol=1e-6)
+
+
 def test_every_variant_has_worked_numbers_and_the_parameters_of_the_spec():
     assert {name for name, *_ in WORKED} == set(VARIANTS) == set(PG_VARIANTS)
     for name, function in VARIANTS.items():

@@ -1,0 +1,42 @@
+"""Combinations of credit and loss that undo each other are said by `config`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from turnwise.config import parse_config
+from turnwise.errors import ConfigError
+
+LAKE: dict[str, Any] = {"env_type": "frozen_lake"}
+
+
+def notes_of(strict: bool = False, env: dict[str, Any] | None = None, **keys: Any) -> list[str]:
+    return parse_config({"pretrain": "models/none", "custom_envs": {"Lake": LAKE | (env or {})}} | keys, strict=strict)[1]
+
+
+@pytest.mark.parametrize("variant", ["gspo", "gmpo"])
+@pytest.mark.parametrize("estimator", ["gigpo", "step_reinforce", "agentic_reinforce", "gae"])
+def test_a_ratio_of_the_whole_episode_averages_the_credit_of_its_turns(variant: str, estimator: str) -> None:
+    (note,) = notes_of(adv_estimator=estimator, pg_variant=variant)
+    assert note.startswith(f"pg_variant: {variant} gives all tokens of a sequence the mean of their advantages")
+    assert f"the credit that {estimator} gives single turns is averaged away" in note and "ratio_type: segment" in note
+    with pytest.raises(ConfigError, match="averaged away"):
+        notes_of(adv_estimator=estimator, pg_variant=variant, strict=True)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"ratio_type": "segment"},
+        {"env": {"mode": "step"}},
+        {"env": {"max_steps": 1}},
+        {"pg_variant": "ppo"},
+        {"adv_estimator": "grpo"},
+        {"adv_estimator": "mine:Credit"},
+    ],
+    ids=str,
+)
+def test_credit_that_survives_is_not_warned_of(keys: dict[str, Any]) -> None:
+    assert notes_of(**({"adv_estimator": "gigpo", "pg_variant": "gspo"} | keys)) == []
