@@ -74,3 +74,13 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
         by_lower = {n.lower(): n for n in names}
         found = [by_lower[n] for n in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)]
     return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def counted(number: int, what: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "turn"), counted(12, "step"), counted(2, "trajectory")
+    ('1 turn', '12 steps', '2 trajectories')
+    """
+    plural = f"{what[:-1]}ies" if what.endswith("ry") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"

@@ -12,6 +12,7 @@ from importlib import import_module
 from turnwise import __version__
 from turnwise.errors import TurnwiseError
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_by_signals
+from turnwise.tracking.terminal import warnings_on_terminal
 
 EXIT_ERROR = 2
 
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def exit_status(run: Callable[[], int | None]) -> int:
     """Runs something and prints the errors that a user can mend as one message, without a traceback."""
     try:
-        with ends_by_signals():
+        with ends_by_signals(), warnings_on_terminal():
             return run() or 0
     except TurnwiseError as fault:
         print(f"error: {fault}", file=sys.stderr)

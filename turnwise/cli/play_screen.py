@@ -14,6 +14,7 @@ from rich.text import Text
 from turnwise.batching.samples import build_samples
 from turnwise.chat.text_conversation import TextAnswer
 from turnwise.cli.console import printable
+from turnwise.errors import counted
 from turnwise.types import Completion, Sample, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class PlayScreen:
 
     def begin(self, policy: str) -> None:
         stage, settings = self._stage, self._stage.settings
-        limits = f"{_count(settings.max_steps, 'turn')}, responses of {settings.max_tokens_per_step} tokens"
+        limits = f"{counted(settings.max_steps, 'turn')}, responses of {settings.max_tokens_per_step} tokens"
         limits += f", a context of {stage.max_length}" if stage.tokenizer else ""
         what = f"  {stage.task.split} seed {stage.task.seed} · mode {settings.mode} · {policy} · {limits}"
         self._print(Text().append(stage.task.tag, "bold").append(what))
@@ -93,7 +94,7 @@ class PlayScreen:
         self._row("does", "", gained)
         if turn.state_key != turn.observation:
             self._lines("state", "", str(turn.state_key), "dim")
-        left = _count(self._stage.settings.max_steps - turn_idx, "turn")
+        left = counted(self._stage.settings.max_steps - turn_idx, "turn")
         if self._stage.tokenizer:
             left += f", {self._left[0]} tokens of the context, {self._left[1]} of the response"
         self._lines("left", "", left, "dim")
@@ -103,7 +104,7 @@ class PlayScreen:
         trajectory = played.trajectory
         self._rule("end")
         how = "left by you" if played.is_left else ENDS[trajectory.limit] if trajectory.limit else "finished by the environment"
-        turns = _count(len(trajectory.turns), "turn")
+        turns = counted(len(trajectory.turns), "turn")
         self._row("score", "", Text().append(f"{trajectory.score:g}", "bold").append(f" after {turns}, {how}"))
         if trajectory.metrics:
             metrics = ", ".join(f"{name} {value:g}" for name, value in trajectory.metrics.items())
@@ -117,11 +118,11 @@ class PlayScreen:
         num_tokens, num_trained = sum(s.num_tokens for s in samples), sum(s.num_trained for s in samples)
         greedy = "; greedy turns aren't trained on" if any(turn.is_greedy for turn in trajectory.turns) else ""
         trained = f"response_mask 1 on {num_trained} ({num_trained / num_tokens:.0%}){greedy}"
-        self._lines("tokens", "", f"{num_tokens} in {_count(len(samples), 'context')}, {trained}")
+        self._lines("tokens", "", f"{num_tokens} in {counted(len(samples), 'context')}, {trained}")
         per_cell = max(math.ceil(max(sample.num_tokens for sample in samples) / _STRIP), 1)
         for sample in samples:
             self._row("mask", str(sample.num_tokens), _strip(sample, per_cell))
-        self._lines("", "", f"█ trained on, ░ not; a cell is {_count(per_cell, 'token')}", "dim")
+        self._lines("", "", f"█ trained on, ░ not; a cell is {counted(per_cell, 'token')}", "dim")
         spans = [(span.turn + 1, span.start, span.stop) for sample in samples for span in sample.turn_spans]
         cells = [f"turn {turn}: {start}–{stop - 1}" for turn, start, stop in spans]
         self._lines("spans", "", ", ".join(cells) or "none", "dim")
@@ -183,10 +184,6 @@ def _strip(sample: Sample, per_cell: int) -> Text:
         is_trained = bool(sample.response_mask[start : start + per_cell].any())
         text.append("█" if is_trained else "░", "green" if is_trained else "dim")
     return text
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _text(content: Any) -> str:

@@ -75,6 +75,7 @@ def serve(connection: Connection, stacks: Connection) -> None:
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
     wire = Wire(connection)
     logging.getLogger().handlers[:] = [SentRecords(wire)]
+    logging.captureWarnings(True)
     child = Child()
     while True:
         try:

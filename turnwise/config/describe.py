@@ -20,7 +20,7 @@ from turnwise.config.resolve import estimator_of
 from turnwise.config.roles import ModelArgs, Role, TrainingArgs
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
-from turnwise.errors import nearest
+from turnwise.errors import counted, nearest
 from turnwise.spec import ENVS, MAX_PACKED_BYTES, STRATEGIES
 
 TRAINED_BYTES = 16
@@ -71,7 +71,7 @@ def _sft_rows(config: SFTConfig) -> Iterator[Row]:
     yield "model", _model(config.model_args.model_name_or_path, facts)
     batching = f"up to {config.max_tokens_per_microbatch_in_train} tokens" if config.use_dynamic_batching_in_train else "padded"
     yield "optimiser step", f"{config.samples_per_optimizer_step} samples, micro-batches {batching}"
-    limit = f", at most {config.max_steps} optimiser steps" if config.max_steps else ""
+    limit = f", at most {counted(config.max_steps, 'optimiser step')}" if config.max_steps else ""
     yield "epochs", f"{config.num_epochs}{limit}; samples of at most {config.sequence_length} tokens"
     yield "learning rate", _learning_rate(config.training_args, config.max_grad_norm)
     yield "precision", f"{config.model_args.dtype}, attention {config.model_args.attn_implementation}"
@@ -90,7 +90,7 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
         yield name, "the policy's own weights with the adapter off" if in_policy else _role(role, where)
     yield from algorithm_rows(config)
     yield from _step(config)
-    yield "sampling", f"{sampling(config, 'train')}, {_episodes_at_once(config)} episodes at once"
+    yield "sampling", f"{sampling(config, 'train')}, {counted(_episodes_at_once(config), 'episode')} at once"
     if config.async_generation_ratio:
         ratio = config.async_generation_ratio
         batches = "1 batch" if ratio == 1 else f"{ratio} batches"
@@ -211,9 +211,12 @@ def _step(config: AgenticConfig) -> Iterator[Row]:
     epochs = f" in {config.ppo_epochs} passes" if config.ppo_epochs > 1 else ""
     few = _few(manager, batch // group, "in a step")
     refill = f"; {config.group_filter} refills at most {config.max_refill_factor:g} × as many" if config.group_filter else ""
-    yield "one step", f"{batch} {samples} in {batch // group} groups of {group}, from {tags_of(manager)}{few}{refill}"
+    yield (
+        "one step",
+        f"{batch} {samples} in {counted(batch // group, 'group')} of {group}, from {tags_of(manager)}{few}{refill}",
+    )
     total = config.num_training_steps("actor_train") * config.optimizer_steps_per_batch()
-    in_all = f"the schedule counts {total} in all" if most > 1 else f"{total} optimiser steps in all"
+    in_all = f"the schedule counts {total} in all" if most > 1 else f"{counted(total, 'optimiser step')} in all"
     yield "optimiser", f"{_optimizer_steps(config, 'actor_train')}{epochs}; {in_all}"
     sampled = max((_most_sampled(config, tag) for tag in manager.tags), default=config.sequence_length)
     yield (
@@ -237,7 +240,7 @@ def _optimizer_steps(config: AgenticConfig, role: str) -> str:
     steps = str(config.optimizer_steps_per_batch(role))
     if most > 1:
         steps += f" to {config.optimizer_steps_per_batch(role, samples_per_trajectory=most)}"
-    return f"{steps} × {min(size, config.rollout_batch_size * most)} samples"
+    return f"{steps} × {counted(min(size, config.rollout_batch_size * most), 'sample')}"
 
 
 def _most_sampled(config: AgenticConfig, tag: str) -> int:
@@ -274,7 +277,7 @@ def _learning_rate(arguments: TrainingArgs, max_grad_norm: float) -> str:
 
 
 def _critic(config: AgenticConfig) -> str:
-    alone = f"; alone for the first {config.critic_warmup} steps" if config.critic_warmup else ""
+    alone = f"; alone for the first {counted(config.critic_warmup, 'step')}" if config.critic_warmup else ""
     return (
         f"{_learning_rate(config.critic.training_args, config.max_grad_norm)}; "
         f"{_optimizer_steps(config, 'critic')} a step{alone}"
@@ -366,7 +369,7 @@ def validation(config: AgenticConfig) -> str:
     manager = config.val_env_manager
     few = _few(manager, config.val_batch_size // manager.group_size, "in validation, always the same ones")
     trajectories = f"{config.val_batch_size} trajectories from {tags_of(manager)}{few}"
-    return f"every {config.eval_steps} steps, {sampling(config, 'val')}, {trajectories}"
+    return f"every {counted(config.eval_steps, 'step')}, {sampling(config, 'val')}, {trajectories}"
 
 
 def _shares(manager: EnvManager) -> dict[str, int]:

@@ -11,6 +11,7 @@ import torch
 from turnwise.cluster.process import ProcessCluster
 from turnwise.config import AgenticConfig, Applied, SFTConfig, ineffective
 from turnwise.config.describe import Row, algorithm_rows, asynchronous, bytes_text, sampling, tags_of, tracking, validation
+from turnwise.errors import counted
 from turnwise.facts import LoadedModel, ServerFacts, StrategyFacts
 from turnwise.models.load import base_of_adapter
 from turnwise.pipelines.agentic import AgenticPipeline
@@ -59,7 +60,7 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
     yield "optimiser", actor.optimizer
     if pipeline.critic:
         critic = facts_of(pipeline.critic)
-        alone = f", alone in the first {config.critic_warmup} steps" if config.critic_warmup else ""
+        alone = f", alone in the first {counted(config.critic_warmup, 'step')}" if config.critic_warmup else ""
         yield "critic", f"{_trained(critic.model)}, {_strategy(critic)}{alone}"
         yield from _adapters(critic, "its adapters")
         yield "its optimiser", critic.optimizer
@@ -92,9 +93,9 @@ def _sft_rows(pipeline: SFTPipeline) -> Iterator[Row]:
     yield "optimiser", facts.optimizer
     tokens = sum(sample.num_trained for sample in pipeline.train_samples)
     yield "demonstrations", f"{len(pipeline.train_samples)} of at most {plan.max_length} tokens, {tokens:,} tokens trained on"
-    yield "steps", f"{pipeline.num_steps} of {plan.samples_per_step} samples, {config.num_epochs} epochs"
+    yield "steps", f"{pipeline.num_steps} of {plan.samples_per_step} samples, {counted(config.num_epochs, 'epoch')}"
     yield "micro-batches", _micro_batches(plan)
-    every = f"{len(pipeline.val_samples)} demonstrations every {config.eval_steps} steps and at the end"
+    every = f"{counted(len(pipeline.val_samples), 'demonstration')} every {counted(config.eval_steps, 'step')} and at the end"
     yield "validation", every if pipeline.val_samples else "never (no val_files)"
     yield "checkpoints", _checkpoints(pipeline.checkpoints)
     yield "profile", _profile(config)
@@ -145,7 +146,7 @@ def _server(facts: ServerFacts, trainer: StrategyFacts | None = None) -> str:
 def _environments(config: AgenticConfig, split: Split) -> Iterator[Row]:
     for tag in config.env_manager(split).tags:
         env = config.custom_envs[tag]
-        limits = f"at most {env.max_steps} actions of {config.max_new_tokens(split, tag)} tokens"
+        limits = f"at most {counted(env.max_steps, 'action')} of {config.max_new_tokens(split, tag)} tokens"
         yield f"env {tag}", f"{env.env_type} by {env.agent_name}, mode {env.mode}, {limits}"
 
 
@@ -153,7 +154,8 @@ def _step(pipeline: AgenticPipeline) -> str:
     config, plan = pipeline.pipeline_config, pipeline.actor_train.plan
     batch, source = config.rollout_batch_size, pipeline.train_rollout_scheduler
     num_steps = plan.num_optimizer_steps(batch)
-    groups = f"{batch} trajectories = {batch // source.group_size} groups × {source.group_size} siblings"
+    size = source.group_size
+    groups = f"{counted(batch, 'trajectory')} = {counted(batch // size, 'group')} × {counted(size, 'sibling')}"
     most = batch * config.max_samples_per_trajectory
     steps = f"{num_steps} to {plan.num_optimizer_steps(most)}" if most > batch else f"{num_steps}"
     optimizer_steps = f"optimiser steps × samples = {steps} × {min(plan.samples_per_step, most)}"
@@ -170,7 +172,7 @@ def _limit(plan: BatchPlan, max_tokens: int | None) -> str:
 
 
 def _checkpoints(checkpoints: Checkpoints) -> str:
-    every = f"every {checkpoints.save_steps} steps and at the end" if checkpoints.save_steps else "at the end"
+    every = f"every {counted(checkpoints.save_steps, 'step')} and at the end" if checkpoints.save_steps else "at the end"
     kept = f"the newest {checkpoints.max_to_keep} kept" if checkpoints.max_to_keep else "all kept"
     return f"{every}, {kept}, in {checkpoints.path}"
 
@@ -185,4 +187,4 @@ def _profile(config: AgenticConfig | SFTConfig) -> str:
     is_ahead = isinstance(config, AgenticConfig) and config.async_generation_ratio > 0
     promise = "deterministic" + (", bit-identical when it is replayed (train --replay)" if is_ahead else "")
     profile = promise if is_strict else "bit-identity isn't promised (deterministic: true asks for it)"
-    return f"{profile}, seed {config.seed}, {torch.get_num_threads()} threads"
+    return f"{profile}, seed {config.seed}, {counted(torch.get_num_threads(), 'thread')}"

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from turnwise.errors import counted
 from turnwise.pipelines.evaluate import Evaluation, Outcome, score_table
 from turnwise.rollout.failures import kind_of_failure
 from turnwise.rollout.journal import Journal
@@ -56,7 +57,7 @@ class Summary:
             lines.append("truncated  " + ", ".join(f"{count} by {limit}" for limit, count in self.limits.items()))
         if self.failures:
             error, count = next(iter(self.failures.items()))
-            lines.append(f"failed     {sum(self.failures.values())} episodes; most often ({count}×): {error}")
+            lines.append(f"failed     {counted(sum(self.failures.values()), 'episode')}; most often ({count}×): {error}")
         if self.num_filtered:
             lines.append(f"filtered   {self.num_filtered} of {self.num_groups} groups, by group_filter")
         speed = f"{self.sampled_tokens:,} tokens in {self.elapsed_s:.1f} s, {self.tokens_per_s:,.0f} a second"

@@ -12,12 +12,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 from turnwise.errors import CheckpointError, ConfigError
-from turnwise.tracking.terminal import TerminalHandler
+from turnwise.tracking.terminal import warnings_on_terminal
 
 _PACKAGES = ("turnwise", "torch", "transformers", "tokenizers", "numpy", "pydantic", "hydra-core")
 
@@ -32,8 +33,8 @@ class RunFolder:
     """The checkpoint that this run goes on from."""
     num_done: int = 0
     """Steps that were done there."""
-    handlers: list[logging.Handler] = field(default_factory=list)
-    """Where this run's log goes, from `open_log` to `close`."""
+    log: ExitStack = field(default_factory=ExitStack)
+    """Ends the log that `open_log` begins."""
     lock: TextIO | None = None
     is_new: bool = False
     """Whether this process has made it."""
@@ -140,21 +141,16 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(folder / f"{self.path.parent.name}-{self.path.name}.log", encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        terminal = TerminalHandler()
-        terminal.setLevel(logging.WARNING)
-        terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        log = logging.getLogger("turnwise")
-        log.setLevel(logging.INFO)
-        for handler in (file, terminal):
-            log.addHandler(handler)
-            self.handlers.append(handler)
+        logging.getLogger("turnwise").setLevel(logging.INFO)
+        self.log.callback(file.close)
+        for name in ("turnwise", "py.warnings"):
+            logging.getLogger(name).addHandler(file)
+            self.log.callback(logging.getLogger(name).removeHandler, file)
+        self.log.enter_context(warnings_on_terminal())
 
     def close(self) -> None:
         """Ends this run's log, so that the next run of this process doesn't write into it, and gives the folder free."""
-        for handler in self.handlers:
-            logging.getLogger("turnwise").removeHandler(handler)
-            handler.close()
-        self.handlers.clear()
+        self.log.close()
         if self.lock is not None:
             self.lock.close()
             self.lock = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from turnwise.errors import counted
 from turnwise.types import Group, IntArray, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
@@ -67,9 +68,8 @@ def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
 
 def _headline(trajectory: Trajectory) -> str:
     end = f"{trajectory.status} by {trajectory.limit}" if trajectory.limit else trajectory.status
-    return (
-        f"{trajectory.task.id}, sibling {trajectory.sibling}: score {trajectory.score:g}, {len(trajectory.turns)} turns, {end}"
-    )
+    turns = counted(len(trajectory.turns), "turn")
+    return f"{trajectory.task.id}, sibling {trajectory.sibling}: score {trajectory.score:g}, {turns}, {end}"
 
 
 def _action(turn: Turn) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from turnwise.errors import CheckpointError, DeadlineError, TurnwiseError, WorkerError
+from turnwise.errors import CheckpointError, DeadlineError, TurnwiseError, WorkerError, counted
 from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.interrupt import Interrupts, ends_by_signals
 from turnwise.pipelines.run_folder import RunFolder
@@ -48,30 +48,35 @@ def run_to_end(folder: RunFolder, build: Callable[[], P]) -> P:
             pipeline = build()
             start_that_failed.pop_all()
         with ExitStack() as on_the_way_out:
+            # What is said last stands below the live view, which is gone when the pipeline is closed.
+            said: list[str] = []
+            on_the_way_out.callback(_say, said)
             on_the_way_out.push(partial(_close, pipeline))
-            on_the_way_out.push(partial(_save_unfinished, pipeline, pipeline.checkpoints.num_done))
+            on_the_way_out.push(partial(_save_unfinished, pipeline, pipeline.checkpoints.num_done, said.append))
             pipeline.run()
     return pipeline
 
 
-def _save_unfinished(pipeline: Pipeline, start: int, kind: object, fault: BaseException | None, trace: object) -> None:
+def _save_unfinished(
+    pipeline: Pipeline, start: int, say: Callable[[str], None], kind: object, fault: BaseException | None, trace: object
+) -> None:
     """Where something ended the run: saves its whole steps, if there are any since `start`, and says where."""
     checkpoints = pipeline.checkpoints
     if fault is None or checkpoints.num_done == start or isinstance(fault, CheckpointError):
         return
     if checkpoints.is_torn:
         last = f"the newest checkpoint is {checkpoints.newest}" if checkpoints.newest else "there is no checkpoint yet"
-        _say(
-            f"stopped in the middle of a weight update, after {checkpoints.num_done} whole steps, which can't be saved; {last}"
-        )
+        steps = counted(checkpoints.num_done, "whole step")
+        say(f"stopped in the middle of a weight update, after {steps}, which can't be saved; {last}")
         return
     pipeline.interrupts.hold("saving")
     try:
-        _say(f"saved {checkpoints.num_done} steps: {pipeline.do_checkpoint()}\ngo on with resume_from_checkpoint=true")
+        steps = counted(checkpoints.num_done, "step")
+        say(f"saved {steps}: {pipeline.do_checkpoint()}\ngo on with resume_from_checkpoint=true")
     except (CheckpointError, DeadlineError, WorkerError) as second:
-        _say(f"the last steps could not be saved: {second}")
+        say(f"the last steps could not be saved: {second}")
     except KeyboardInterrupt:
-        _say(f"the last steps are not saved; the newest checkpoint is {checkpoints.newest}")
+        say(f"the last steps are not saved; the newest checkpoint is {checkpoints.newest}")
     finally:
         pipeline.interrupts.restore()
 
@@ -86,5 +91,6 @@ def _close(pipeline: Pipeline, kind: object, fault: BaseException | None, trace:
         logger.error("closing the run failed as well: %s", second)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _say(lines: list[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)

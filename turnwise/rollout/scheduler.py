@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any
 
-from turnwise.errors import CheckpointError, ConfigError, RolloutError
+from turnwise.errors import CheckpointError, ConfigError, RolloutError, counted
 from turnwise.protocols import AgentLoop
 from turnwise.rollout.buffer import BufferSettings, GroupBuffer
 from turnwise.rollout.failures import Failures
@@ -85,7 +85,7 @@ class RolloutScheduler:
     def describe(self) -> str:
         """How it plays, in a few words."""
         settings = self.settings
-        parts = [f"{settings.num_concurrent_episodes} episodes at once"]
+        parts = [f"{counted(settings.num_concurrent_episodes, 'episode')} at once"]
         if settings.group_size_redundancy:
             parts.append(f"the first {settings.group_size} of {settings.group_size + settings.group_size_redundancy} to end")
         parts += ["one of each group greedy"] if settings.has_greedy_sibling else []

@@ -6,10 +6,12 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
+from rich.control import Control
 from rich.live import Live
-from rich.text import Text
+from rich.segment import ControlType
 
 from turnwise.protocols import Tracker
 from turnwise.tracking.columns import Columns
@@ -29,9 +31,9 @@ class LiveTracker:
 
     def __init__(self, screen: Screen, console: Console) -> None:
         self._screen = screen
-        self._live = Live(
+        self._live = _ResizableLive(
+            _Frame(screen),
             console=console,
-            get_renderable=lambda: _draw(screen),
             refresh_per_second=REFRESH_PER_S,
             # A standard error that goes to a file must still go there.
             redirect_stderr=sys.stderr.isatty(),
@@ -58,8 +60,36 @@ class LiveTracker:
             self._live.start()
 
 
-def _draw(screen: Screen) -> Text:
-    return screen.render(time.monotonic())
+class _Frame:
+    """The screen as it is now, and what of it was drawn last."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._widths: list[int] = []
+        """Of its lines."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text = self._screen.render(time.monotonic(), options.max_width)
+        self._widths = [min(line.cell_len, options.max_width) for line in text.split("\n")]
+        yield text
+
+    def num_wrapped(self, width: int) -> int:
+        """Lines that a terminal of that width has made of what was drawn, beyond those that were drawn."""
+        return sum(-(-line // width) - 1 for line in self._widths if line)
+
+
+class _ResizableLive(Live):
+    """Where a terminal became narrower it has wrapped the last frame, which then has more lines than rich knows of: they are
+    removed as well. One that cuts lines instead (xterm) loses as many lines above."""
+
+    def __init__(self, frame: _Frame, **options: Any) -> None:
+        super().__init__(frame, **options)
+        self._drawn = frame
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        num_wrapped = self._drawn.num_wrapped(self.console.width) if self.console.is_terminal else 0
+        up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * num_wrapped
+        return [Control(*up), *super().process_renderables(renderables)]
 
 
 def stdout_tracker(

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from rich.text import Text
 
+from turnwise.errors import counted
 from turnwise.tracking.columns import Column, Columns
 
 MAX_SHOWN_LINES = 8
@@ -15,6 +16,8 @@ MAX_SHOWN_LINES = 8
 
 _LABEL_WIDTH = 10
 _BAR_WIDTH = 32
+_MIN_BAR_WIDTH = 8
+"""A shorter bar of the whole run is left out."""
 _BARS = "▁▂▃▄▅▆▇█"
 _PHASE_STYLES = ("cyan", "blue", "magenta", "yellow", "green", "red")
 _NUM_RECENT = 20
@@ -37,7 +40,9 @@ class Screen:
         self._phase, self._phase_began_at = "", 0.0
         self._styles: dict[str, str] = {}
         self._shown = Text()
-        self._body = Text()
+        self._last_step: tuple[Mapping[str, float], float] = {}, 0.0
+        """Its metrics and its seconds."""
+        self._body, self._body_width = Text(), 0
 
     def begin_phase(self, name: str, now: float) -> None:
         """The run starts with its first phase."""
@@ -62,25 +67,40 @@ class Screen:
             value = column.read(metrics)
             if value is not None:
                 self._history.setdefault(column.name, []).append((step, value))
-        self._body = self._lay_out(metrics, interval_s)
+        # What comes after the last step is its validation: the phases stay those of a step.
+        if step < self._num_steps or not self._last_step[0]:
+            self._last_step = metrics, interval_s
+        self._body_width = 0
 
     def close(self, now: float) -> None:
         self._closed_at = now
 
-    def render(self, now: float) -> Text:
-        """The whole screen; a line that is too long for the terminal is cut."""
+    def render(self, now: float, width: int = 120) -> Text:
+        """The whole screen for a terminal of that width. What doesn't fit goes to a line of its own, or is cut."""
         text = Text(no_wrap=True, overflow="ellipsis")
-        share = self._num_done / max(self._num_steps, 1)
-        text.append(f"{self._title}  ", "bold").append(f"step {self._num_done}/{self._num_steps}  ")
-        filled = round(share * _BAR_WIDTH)
-        text.append("━" * filled, "green").append("─" * (_BAR_WIDTH - filled), "dim")
-        text.append(f"  {share:.0%}  ").append(self._time_left(now), "bold").append("\n")
+        self._add_header(text, now, width)
         if self._closed_at is None:
             text.append(_label("now")).append(f"{_spoken(self._phase)} {now - self._phase_began_at:.1f} s")
         else:
             word = "done" if self._num_done == self._num_steps else "stopped"
             text.append(_label(word)).append(f"after {duration(self._closed_at - self._ends[0] if self._ends else 0.0)}")
+        if self._ends[1:] and self._body_width != width:
+            self._body, self._body_width = self._lay_out(*self._last_step, width), width
         return text.append_text(self._body).append_text(self._shown)
+
+    def _add_header(self, text: Text, now: float, width: int) -> None:
+        """Steps and the time left come first; the bar, then the title, make room for them."""
+        share = self._num_done / max(self._num_steps, 1)
+        step, end = f"step {self._num_done}/{self._num_steps}  ", f"{share:.0%}  "
+        left = self._time_left(now)
+        room = width - len(step) - len(end) - len(left)
+        bar = min(room - len(self._title) - 4, _BAR_WIDTH)
+        title = self._title if bar >= _MIN_BAR_WIDTH else self._title[: max(room - 2, 0)]
+        text.append(f"{title}  " if title else "", "bold").append(step)
+        if bar >= _MIN_BAR_WIDTH:
+            filled = round(share * bar)
+            text.append("━" * filled, "green").append("─" * (bar - filled), "dim").append("  ")
+        text.append(end).append(left, "bold").append("\n")
 
     def _time_left(self, now: float) -> str:
         """From the steps' own times, so that validations and checkpoints count in their share."""
@@ -93,17 +113,16 @@ class Screen:
         left_s = mean_s * (self._num_steps - self._num_done) - (now - recent[-1])
         return f"{duration(max(left_s, 0.0))} left"
 
-    def _lay_out(self, metrics: Mapping[str, float], interval_s: float) -> Text:
+    def _lay_out(self, metrics: Mapping[str, float], interval_s: float, width: int) -> Text:
         text = Text()
         for column in self._columns.trends:
             self._add_trend(text, column)
         self._add_trend(text, self._columns.validation)
-        self._add_validation(text)
+        self._add_validation(text, width)
         text.append("\n").append(_label("details"))
-        for column in self._columns.details:
-            if (last := self._history.get(column.name)) is not None:
-                text.append(f"{column.title} ", "dim").append(f"{column.text(last[-1][1])}  ")
-        self._add_phases(text, metrics, interval_s)
+        figures = [(c, last[-1][1]) for c in self._columns.details if (last := self._history.get(c.name)) is not None]
+        _add_parts(text, [Text(f"{c.title} ", "dim").append(c.text(value), "not dim") for c, value in figures], width)
+        self._add_phases(text, metrics, interval_s, width)
         return text
 
     def _add_trend(self, text: Text, column: Column) -> None:
@@ -112,14 +131,15 @@ class Screen:
             text.append("\n").append(_label(column.title)).append(f"{column.text(history[-1][1]):<8}", "bold")
             text.append(sparkline([value for _, value in history], _BAR_WIDTH), "cyan")
 
-    def _add_validation(self, text: Text) -> None:
+    def _add_validation(self, text: Text, width: int) -> None:
         column = self._columns.validation
         history = self._history.get(column.name)
         if history:
             best_step, best = (min if self._columns.is_lower_better else max)(history, key=lambda point: point[1])
-            text.append(f"  first {column.text(history[0][1])}  best {column.text(best)} after {best_step} steps", "dim")
+            best_text = f"best {column.text(best)} after {counted(best_step, 'step')}"
+            _add_parts(text, [Text(part, "dim") for part in (f"first {column.text(history[0][1])}", best_text)], width)
 
-    def _add_phases(self, text: Text, metrics: Mapping[str, float], interval_s: float) -> None:
+    def _add_phases(self, text: Text, metrics: Mapping[str, float], interval_s: float, width: int) -> None:
         """The shares of the phases in the time since the step before; `total` and `wall` hold others."""
         times = {
             name.removeprefix("time/step_"): value
@@ -137,8 +157,8 @@ class Screen:
         for name, length in bars.items():
             text.append("█" * length, self._styles[name])
         text.append("░" * (_BAR_WIDTH - sum(bars.values())), "dim")
-        for name, share in shares.items():
-            text.append(f"  {_spoken(name)}", self._styles[name]).append(f" {share:.0%}")
+        parts = [Text(_spoken(name), self._styles[name]).append(f" {share:.0%}", "default") for name, share in shares.items()]
+        _add_parts(text, parts, width)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -168,6 +188,18 @@ def duration(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def _add_parts(text: Text, parts: Sequence[Text], width: int) -> None:
+    """Adds the parts to the last line, two columns apart, and goes on below the labels where the next one doesn't fit."""
+    used = len(text.plain) - text.plain.rfind("\n") - 1
+    for part in parts:
+        gap = "" if used == _LABEL_WIDTH else "  "
+        if used > _LABEL_WIDTH and used + len(gap) + len(part) > width:
+            text.append(f"\n{'':<{_LABEL_WIDTH}}")
+            used, gap = _LABEL_WIDTH, ""
+        text.append(gap).append_text(part)
+        used += len(gap) + len(part)
 
 
 def _label(word: str) -> Text:

@@ -108,6 +108,12 @@ def test_an_interrupted_run_saves_its_whole_steps_and_says_where(tmp_path, capsy
     assert f"saved 2 steps: {pipeline.checkpoints.newest}" in capsys.readouterr().err
 
 
+def test_where_it_is_saved_is_said_last_below_what_the_display_leaves(tmp_path, capsys):
+    end(tmp_path, KeyboardInterrupt, before=press(signal.SIGINT, at=1), closing=lambda step: print("the display", file=sys.stderr))
+    said = capsys.readouterr().err
+    assert said.index("the display") < said.index("saved 1 step: ")
+
+
 def test_a_job_in_the_background_ends_by_sigterm_too(tmp_path):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -50,7 +50,7 @@ def test_the_screen_shows_step_time_left_phases_and_figures():
     assert "lake  step 3/8" in first and "38%" in first and first.endswith("0:18 left")
     assert now.split() == ["now", "old", "log", "probs", "values", "1.5", "s"]
     assert "score     0.750" in text and "success   0.500" in text
-    assert "first 0.250  best 0.875 after 1 steps" in text
+    assert "first 0.250  best 0.875 after 1 step" in text
     assert "kl 0.0123" in text and "tok/s 8,677" in text
     assert lines[-1].endswith("rollout 25%  train 50%")
     assert not any("total" in line for line in lines)
@@ -85,7 +85,7 @@ def test_the_loss_of_fine_tuning_is_best_where_it_is_lowest():
     screen = Screen("lake", SFT_COLUMNS, 4)
     for step, loss in enumerate((3.0, 1.0, 2.0)):
         screen.log(step, {"sft/loss": loss, "sft/val_loss": loss}, float(step))
-    assert "best 1.0000 after 1 steps" in screen.render(9.0).plain
+    assert "best 1.0000 after 1 step" in screen.render(9.0).plain
 
 
 def test_a_sample_is_short_and_commands_no_terminal():
