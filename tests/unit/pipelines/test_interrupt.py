@@ -126,7 +126,7 @@ def test_a_job_in_the_background_ends_by_sigterm_too(tmp_path):
 def test_half_an_update_is_not_saved(tmp_path, capsys):
     assert end(tmp_path, KeyboardInterrupt, during=press(signal.SIGINT, at=1, times=2)).saved == []
     said = capsys.readouterr().err
-    assert "middle of a weight update, after 1 whole steps" in said and "no checkpoint yet" in said
+    assert "middle of a weight update, after 1 whole step" in said and "no checkpoint yet" in said
 
 
 def test_ctrl_c_while_saving_waits_and_a_second_one_is_said(tmp_path, capsys):
