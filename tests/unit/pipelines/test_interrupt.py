@@ -109,7 +109,8 @@ def test_an_interrupted_run_saves_its_whole_steps_and_says_where(tmp_path, capsy
 
 
 def test_where_it_is_saved_is_said_last_below_what_the_display_leaves(tmp_path, capsys):
-    end(tmp_path, KeyboardInterrupt, before=press(signal.SIGINT, at=1), closing=lambda step: print("the display", file=sys.stderr))
+    closing = {"closing": lambda step: print("the display", file=sys.stderr)}
+    end(tmp_path, KeyboardInterrupt, before=press(signal.SIGINT, at=1), **closing)
     said = capsys.readouterr().err
     assert said.index("the display") < said.index("saved 1 step: ")
 
