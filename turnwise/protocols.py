@@ -315,6 +315,16 @@ class StreamsStep(Protocol):
 
 
 @runtime_checkable
+class NeedsAdvantages(Protocol):
+    """A loss that may have nothing to say where no token has an advantage."""
+
+    @property
+    def needs_advantages(self) -> bool:
+        """Whether its gradient is 0 where all advantages are: the update is then left out."""
+        ...
+
+
+@runtime_checkable
 class PreparesStep(Protocol):
     """A loss that must know of single tokens what only the whole optimiser step tells: which are chosen, masked, weighted."""
 

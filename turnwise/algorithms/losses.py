@@ -17,7 +17,7 @@ from turnwise.algorithms.masks import masked_mean, replace_outside
 from turnwise.algorithms.mismatch import token_mismatch
 from turnwise.algorithms.ratios import Spans
 from turnwise.algorithms.settings import AlgorithmSettings
-from turnwise.algorithms.variants import PolicyInputs, find_variant
+from turnwise.algorithms.variants import VARIANTS, PolicyInputs, find_variant
 from turnwise.protocols import Output
 from turnwise.types import Batch, Denominators, Metric, ModelOutputs, TokenFacts
 
@@ -52,6 +52,12 @@ class PolicyLoss:
         self.entropy_coef = settings.entropy_loss_coef
         self.uses_rollout_logprobs = settings.use_rollout_log_probs
         self.outputs = frozenset({"logprobs", "entropy"})
+
+    @property
+    def needs_advantages(self) -> bool:
+        """Whether nothing but advantages moves the policy: no KL, no entropy bonus, no term of the variant's own."""
+        has_own_term = self.variant not in VARIANTS or self.variant in ("kimi15", "kl_cov")
+        return not (self.kl_coef or self.entropy_coef or has_own_term)
 
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenFacts, list[Metric]]:
         """Importance weights, masks and chosen tokens of an optimiser step, from its batch of numpy arrays.

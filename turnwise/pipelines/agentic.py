@@ -101,7 +101,7 @@ class AgenticPipeline:
             self.journal.append(step, groups + self.train_rollout_scheduler.rejected)
             if step % config.logging_steps == 0:
                 log.show(log_samples(step, groups, self.tokenizer.decode))
-            log.end_step(step)
+            log.end_step(step, groups)
             if self.checkpoints.is_due:
                 self.do_checkpoint()
             self.interrupts.release()

@@ -19,6 +19,7 @@ from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.applied import logged
 from turnwise.pipelines.build_cluster import begin_schedule, build_cluster, build_schedule, check_losses
+from turnwise.pipelines.build_health import build_health
 from turnwise.pipelines.build_roles import batch_plan, critic_strategy, frozen_strategy, policy_strategy
 from turnwise.pipelines.build_rollouts import (
     ServedPolicy,
@@ -151,7 +152,11 @@ def _assemble(
         parity_gate=build_parity_gate(config, policy, actor_train, lambda: weights().result()),
         event_loop=policy.event_loop,
         cluster=cluster,
-        log=RunLog(build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet), policy.stopwatch),
+        log=RunLog(
+            build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet),
+            policy.stopwatch,
+            build_health(config, is_playing=rollouts is None),
+        ),
         journal=Journal(folder.rollouts),
         pictures=pictures,
         folder=folder,

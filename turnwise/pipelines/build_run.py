@@ -16,7 +16,7 @@ from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.protocols import Tracker
 from turnwise.tracking.columns import Columns
-from turnwise.tracking.jsonl import JsonlTracker
+from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.live import stdout_tracker
 from turnwise.tracking.tensorboard import TensorBoardTracker
 from turnwise.types import derive_seed
@@ -50,6 +50,8 @@ def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: Agenti
     if folder.resumed_from is not None:
         pipeline.checkpoints.restore(folder.resumed_from)
     folder.begin(dump_yaml(config))
+    if pipeline.log.health is not None and folder.metrics.exists():
+        pipeline.log.health.replay(read_metrics(folder.metrics))
 
 
 def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:

@@ -10,7 +10,7 @@ from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
 from turnwise.errors import NotAvailableError
 from turnwise.facts import StrategyFacts
-from turnwise.protocols import WHOLE_STEP, Loss, Output, PreparesStep, StepPart, StreamsStep, Workers
+from turnwise.protocols import WHOLE_STEP, Loss, NeedsAdvantages, Output, PreparesStep, StepPart, StreamsStep, Workers
 from turnwise.token_counts import TokenCounts
 from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
 
@@ -218,6 +218,10 @@ class Update:
     Without parts optimiser steps are made as the role's plan says. Parts make one optimiser step together, however many samples
     come: their gradients add up, computed with denominators of 1, and are divided by the step's own at its end. That is the
     gradient of all samples at once, summed in another order.
+
+    Where no token of the step has an advantage, and the loss has a gradient from nothing else, the update is left out: it would
+    compute zeros, and move the weights by the optimiser's momentum and decay alone. Parts without an advantage wait for one
+    that has some.
     """
 
     def __init__(self, role: ModelRole, loss: Loss, step: int, is_streamed: bool) -> None:
@@ -228,6 +232,7 @@ class Update:
         self._parts: list[Denominators] = []
         self._metrics: list[Metric] = []
         self._num_sent = 0
+        self._waiting: list[Sample] = []
 
     def add(self, samples: Sequence[Sample], is_last: bool = True) -> list[Metric]:
         """Trains on the samples. The last ones change the weights, and all metrics come with them.
@@ -235,6 +240,28 @@ class Update:
         Raises:
             NotAvailableError: a part, for a loss that must see all samples of a step at once.
         """
+        samples, self._waiting = [*self._waiting, *samples], []
+        if self._lacks_advantages(samples):
+            if not is_last:
+                self._waiting = samples
+                return []
+            if not self._parts:
+                return [*self.role.named([Metric("grad_norm", 0.0)], has_stepped=False), self._left_out(1.0)]
+        metrics = self._train(samples, is_last)
+        return [*metrics, self._left_out(0.0)] if is_last else metrics
+
+    def _left_out(self, number: float) -> Metric:
+        return Metric(f"{self.role.name.removesuffix('_train')}/updates_left_out", number, "sum")
+
+    def _lacks_advantages(self, samples: Sequence[Sample]) -> bool:
+        """Whether samples to train on have no advantage anywhere, and the loss needs one."""
+        if not (isinstance(self.loss, NeedsAdvantages) and self.loss.needs_advantages):
+            return False
+        trained = [sample for sample in samples if sample.num_trained]
+        known = [sample.advantages[sample.response_mask] for sample in trained if sample.advantages is not None]
+        return len(known) == len(trained) > 0 and not any(advantages.any() for advantages in known)
+
+    def _train(self, samples: Sequence[Sample], is_last: bool) -> list[Metric]:
         is_one_step = self.role.plan.num_optimizer_steps(len(samples)) <= 1
         if is_last and not self._parts and (is_one_step or not self.is_streamed):
             return self.role.train_step(samples, self.loss, self.step)

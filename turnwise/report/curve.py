@@ -21,6 +21,11 @@ _TRAIN, _HELD_OUT = "#6baed6", "#08519c"
 _COLORS = ("#4c9085", "#c26a3d", "#7b6ba8", "#9a9a9a", "#b8a13c", "#a04d6e")
 _MARGINS = {"left": 0.1, "right": 0.98, "top": 0.94, "bottom": 0.1, "hspace": 0.32, "wspace": 0.32}
 _PHASES = ("rollout", "train", "val", "checkpoint")
+_SHARES = {
+    "groups alike": r"rollout/zero_variance_groups",
+    "parsed": r"rollout/parsed",
+    "valid": r"env/[^/]+/action_is_valid",
+}
 _KL = {"in the reward": "critic/kl", "in the loss": "actor/kl_loss", "of an update": "actor/approxkl"}
 
 
@@ -109,28 +114,38 @@ def _draw_loss(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, Panel]:
-    """The small panels that these rows can fill, by their titles."""
+    """The small panels that these rows can fill, by their titles.
+
+    What tells whether anything is learnt is drawn where it was measured, be it 0 throughout; a KL of 0 is a KL that is off.
+    """
     panels: dict[str, Panel] = {}
-    for title, names in (
-        ("entropy (nats a token)", {"": "actor/entropy"}),
-        ("KL (nats a token)", _KL),
-        ("gradient norm", {"": "actor_train/grad_norm"}),
-        ("gradient norm", {"": "sft/grad_norm"}),
+    for title, names, top in (
+        ("entropy (nats a token)", {"": r"actor/entropy"}, None),
+        ("KL (nats a token)", _KL, None),
+        ("gradient norm", {"": r"(actor_train|sft)/grad_norm"}, None),
+        ("shares", _SHARES, 1.05),
     ):
-        found = {label: name for label, name in names.items() if any(value for _, value in _series(rows, re.escape(name)))}
+        measured = {label: _series(rows, name) for label, name in names.items()}
+        found = {
+            label: names[label]
+            for label, points in measured.items()
+            if points and (label not in _KL or any(value for _, value in points))
+        }
         if found:
-            panels[title] = _lines(found)
+            panels[title] = _lines(found, top)
     if any(row.get(f"time/step_{phase}") for row in rows for phase in _PHASES):
         panels["seconds of a step"] = _draw_times
     return panels
 
 
-def _lines(names: Mapping[str, str]) -> Panel:
-    """A panel with a line for each metric, `label → name`."""
+def _lines(names: Mapping[str, str], top: float | None) -> Panel:
+    """A panel with a line for each metric, `label → pattern of its name`, from 0 to `top` where there is one."""
 
     def draw(axes: Axes, rows: Sequence[Row]) -> None:
         for (label, name), color in zip(names.items(), _COLORS, strict=False):
-            axes.plot(*_columns(_series(rows, re.escape(name))), color=color, linewidth=1, label=label)
+            axes.plot(*_columns(_series(rows, name)), color=color, linewidth=1, label=label)
+        if top is not None:
+            axes.set_ylim(-0.05, top)
         if len(names) > 1:
             axes.legend(fontsize=6)
 

@@ -15,12 +15,17 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
     those of groups that the filter didn't keep, `rollout/stale_groups` the groups that were dropped as too old. A filter makes
     the batch's scores another thing than the policy's: `rollout/unfiltered_score` has both.
 
+    `rollout/parsed` looks at the turns of agents that count their actions: others may have none to parse. `rollout/log_prob` is
+    known where nothing is trained, too; its negative estimates the entropy of what was sampled.
+
     `rollout/response_length` counts sampled tokens of a trajectory, `rollout/prompt_length` its first prompt and
     `rollout/non_prompt_length` everything after it; `tokens/…` are the same of a sample.
     """
     played = [t for g in groups for t in g.trajectories]
     lost = [t for g in rejected if g.rejected not in ("filtered", "stale") for t in played_of(g)]
     filtered = [t for g in rejected if g.rejected == "filtered" for t in g.trajectories]
+    turns = [turn for t in played for turn in t.turns]
+    logprob_sum, num_sampled = sum(float(turn.logprobs.sum()) for turn in turns), sum(len(turn.logprobs) for turn in turns)
     prompts = [len(t.turns[0].prompt_ids) if t.turns else 0 for t in played]
     sampled = [sum(len(turn.response_ids) for turn in t.turns) for t in played]
     totals = [sum(turn.num_tokens for turn in t.turns) for t in played]
@@ -43,8 +48,11 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
         *_mean("rollout/num_contexts", [len(t.samples) for t in played]),
         Metric("rollout/num_samples", sum(len(t.samples) for t in played), "sum"),
         *_mean("rollout/truncated", [t.status == "truncated" for t in played]),
+        *_mean("rollout/length_limited", [turn.finish_reason == "length" for turn in turns]),
+        *_mean("rollout/parsed", [turn.action is not None for t in played if "num_actions" in t.metrics for turn in t.turns]),
+        *([Metric("rollout/log_prob/mean", logprob_sum / num_sampled, weight=num_sampled)] if num_sampled else []),
         *_env_metrics(played, prefix="env"),
-        *_mean("rollout/zero_variance_groups", [len(set(of_group)) <= 1 for of_group in scores]),
+        *_mean("rollout/zero_variance_groups", [len(set(of_group)) == 1 for of_group in scores if len(of_group) > 1]),
         *_sample_metrics(samples_of(groups)),
     ]
 

@@ -6,25 +6,35 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+SENTENCES = "health"
+"""The one key of a row whose value is no number: sentences by condition."""
+
 
 class JsonlTracker:
-    """Appends `{"step": …, name: value, …}` and flushes, so that the file is whole after every step."""
+    """Appends `{"step": …, name: value, …}` and flushes, so that the file is whole after every step. What was said
+    of the step's health stands in its row as well, by condition."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
+        self._sentences: Mapping[str, str] = {}
+
+    def say(self, sentences: Mapping[str, str]) -> None:
+        self._sentences = sentences
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        said = {SENTENCES: self._sentences} if self._sentences else {}
+        self._file.write(json.dumps({"step": step, **metrics, **said}) + "\n")
         self._file.flush()
+        self._sentences = {}
 
     def close(self) -> None:
         self._file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a `metrics.jsonl`; a last line that was cut by a kill is left out."""
+    """The numbers of each row of a `metrics.jsonl`; a last line that was cut by a kill is left out."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
-            rows.append(json.loads(line))
+            rows.append({name: value for name, value in json.loads(line).items() if name != SENTENCES})
     return rows

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 from turnwise.protocols import Tracker
 from turnwise.stopwatch import Stopwatch
+from turnwise.tracking.health import Health
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.tracking.shares import describe_shares, time_shares
-from turnwise.types import Metric
+from turnwise.types import Group, Metric
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,13 @@ class Watcher(Protocol):
         ...
 
 
+@runtime_checkable
+class TakesSentences(Protocol):
+    """What a tracker adds that keeps text: it is told what is said of a step before the step's metrics come."""
+
+    def say(self, sentences: Mapping[str, str]) -> None: ...
+
+
 @dataclass(slots=True)
 class Clock:
     """How long a phase took, 0 until it is over."""
@@ -48,7 +56,7 @@ class Clock:
 class RunLog:
     """Collects the metrics of a step, reduces them once and hands them to every tracker.
 
-    With a `stopwatch`, which the parts of the run share, a step also says where its time went.
+    With a `stopwatch`, which the parts of the run share, a step also says where its time went; with `health`, what is wrong.
 
     >>> class Printer:
     ...     def log(self, step, metrics): print(step, metrics)
@@ -59,8 +67,9 @@ class RunLog:
     0 {'rollout/score/mean': 0.5}
     """
 
-    def __init__(self, trackers: Sequence[Tracker], stopwatch: Stopwatch | None = None) -> None:
+    def __init__(self, trackers: Sequence[Tracker], stopwatch: Stopwatch | None = None, health: Health | None = None) -> None:
         self._trackers = trackers
+        self.health = health
         self._stopwatch = stopwatch
         self._phases: dict[str, float] = {}
         self._totals: dict[str, float] = {}
@@ -106,13 +115,21 @@ class RunLog:
                 is_last = part.is_last
                 yield part
 
-    def end_step(self, step: int) -> None:
-        """Hands out the metrics of the step. How long that takes is a phase of the next one."""
+    def end_step(self, step: int, groups: Sequence[Group] = ()) -> None:
+        """Hands out the metrics of the step; a sentence about its health may quote its groups. How long that takes is a phase
+        of the next one."""
         if self._stopwatch is not None and self._step_began is not None:
             self._add_shares(step, self._stopwatch, self._step_began)
         with self.phase("log"):
             reduced = reduce_metrics(self._metrics)
             self._metrics = []
+            said = self.health.see(step, reduced, groups) if self.health else {}
+            for sentence in said.values():
+                logger.warning(sentence)
+            reduced |= {f"health/{condition}": 1.0 for condition in said}
+            for tracker in self._trackers:
+                if isinstance(tracker, TakesSentences):
+                    tracker.say(said)
             for tracker in self._trackers:
                 tracker.log(step, reduced)
 

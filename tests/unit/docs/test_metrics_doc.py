@@ -48,6 +48,8 @@ BANDIT = {
     "max_tokens_per_step": 2,
 }
 FILTERED = {"group_filter": "non_zero_variance", "custom_envs": {**PLAIN["custom_envs"], "Bandit": BANDIT}}
+LETTERS = PLAIN["custom_envs"]["Letters"] | {"action_pattern": "<answer>(.*)</answer>"}
+UNPARSABLE = {"max_steps": 3, "custom_envs": {"Letters": LETTERS}}
 STEPS = {"adv_estimator": "gigpo", "reward_clip": 0.5}
 
 
@@ -94,7 +96,7 @@ def metrics(tiny_model, tmp_path_factory) -> dict[str, set[str]]:
     base = {"pretrain": str(tiny_model), "output_dir": str(folder)}
     files = {"train_files": str(folder / "rows.jsonl"), "val_files": str(folder / "rows.jsonl")}
     sft = {"sequence_length": 64, "track_with": [], "training_args": {"per_device_train_batch_size": 2}, **files}
-    runs = {"plain": {}, "kl": KL, "clips": CLIPS, "critic": CRITIC, "steps": STEPS, "filtered": FILTERED}
+    runs = {"plain": {}, "kl": KL, "clips": CLIPS, "critic": CRITIC, "steps": STEPS, "filtered": FILTERED, "health": UNPARSABLE}
     return {
         **{name: run(base | PLAIN | changes, AgenticConfig, build_agentic) for name, changes in runs.items()},
         "sft": run(base | sft, SFTConfig, build_sft),

@@ -238,7 +238,8 @@ class TestUpdate:
         update = Update(actor, SummedLoss(), step=0, is_streamed=True)
         update.add([], is_last=False)
         metrics = update.add([], is_last=True)
-        assert [(m.name, m.value) for m in metrics] == [("actor/backward_steps", 0.0)] and actor.workers.worker.steps == []
+        assert [(m.name, m.value) for m in metrics] == [("actor/backward_steps", 0.0), ("actor/updates_left_out", 0.0)]
+        assert actor.workers.worker.steps == []
 
     def test_a_loss_that_must_see_the_whole_step_is_refused(self):
         with pytest.raises(NotAvailableError, match="PreparedLoss must see all samples of a step at once; set stream_training"):

@@ -1,0 +1,77 @@
+"""A run that learns nothing says why: the README's own environment with a model of random weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from turnwise.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+CONFIG = """
+pretrain: runs/model
+custom_envs:
+  Guess: {env_type: "guess:GuessEnv", max_steps: 5}
+"""
+SMALL = ["rollout_batch_size=8", "train_env_manager.num_env_groups=2", "train_env_manager.group_size=4", "sequence_length=256"]
+SMALL += ["eval_steps=0", "save_steps=0"]
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, capfd):
+    """Trains guess.yaml from a model of random weights, made as the README makes it; returns what was printed."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "guess.py").write_text(next(block for block in blocks if "class GuessEnv" in block))
+    (tmp_path / "guess.yaml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["make-model", "--size", "tiny", "--out", "runs/model"]) == 0
+
+    def call(*overrides):
+        capfd.readouterr()
+        assert main(["train", "guess.yaml", *SMALL, *overrides]) == 0
+        captured = capfd.readouterr()
+        return captured.out + captured.err
+
+    return call
+
+
+def rows_of(folder):
+    [file] = folder.rglob("metrics.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_guessing_with_random_weights_says_within_three_steps_why_nothing_is_learnt(train, tmp_path):
+    printed = train("max_steps=3")
+    sentences = re.findall(r"WARNING: (after step (\d): .*reward_does_not_rise\.md.*)", printed)
+    assert [step for text, step in sentences if "of the answers held no valid action (one of them: " in text] == ["2"]
+    assert [step for text, step in sentences if "no token had an advantage" in text and "left out" in text] == ["3"]
+    rows = rows_of(tmp_path / "runs")
+    assert [row.get("health/answers_unparsable") for row in rows] == [None, 1.0, None]
+    assert [row.get("health/groups_alike") for row in rows] == [None, None, 1.0]
+    assert {text for row in rows for text in row.get("health", {}).values()} == {text for text, _ in sentences}
+    [log] = (tmp_path / "runs").rglob("guess*.log")
+    assert all(text in log.read_text(encoding="utf-8") for text, _ in sentences)
+    assert [row["actor/updates_left_out"] for row in rows] == [1.0] * 3
+    assert [row["actor/backward_steps"] for row in rows] == [0.0] * 3
+    assert [row["actor_train/grad_norm"] for row in rows] == [0.0] * 3, "the curve draws it"
+
+
+def test_a_resumed_run_does_not_say_it_again(train, tmp_path):
+    size = "custom_envs.Guess.max_tokens_per_step=4"
+    assert "of the answers held no valid action" in train("max_steps=4", "save_steps=2", size)
+    for newest in tmp_path.rglob("checkpoint-4"):
+        newest.rename(newest.with_name("gone"))
+    again = train("max_steps=4", "save_steps=2", size, "resume_from_checkpoint=true")
+    assert "of the answers held no valid action" not in again
+    assert again.count("no token had an advantage") == 1, "its step was played again"
+
+
+def test_a_step_without_advantages_is_made_where_the_loss_has_an_entropy_bonus(train, tmp_path):
+    printed = train("max_steps=3", "entropy_loss_coef=0.01", "custom_envs.Guess.max_tokens_per_step=4")
+    assert "what moves the weights is only the KL or entropy term of the loss" in printed
+    rows = rows_of(tmp_path / "runs")
+    assert [(row["actor/updates_left_out"], row["actor/backward_steps"]) for row in rows] == [(0.0, 1.0)] * 3

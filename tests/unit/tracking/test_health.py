@@ -1,0 +1,200 @@
+"""Each condition is found in a series that has it, once, and in none of the series of good runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from turnwise.tracking.health import CONDITIONS, PAGE, RANDOM_HEADING, Health, Outcomes
+from turnwise.types import Group, Task, Trajectory, Turn
+
+ROOT = Path(__file__).parents[3]
+RECORDED = ROOT / "tests" / "data" / "health"
+RNG = np.random.default_rng(0)
+GOOD = {
+    "rollout/score/mean": 0.5,
+    "rollout/score/min": 0.0,
+    "rollout/score/max": 1.0,
+    "rollout/parsed": 1.0,
+    "rollout/response_length/mean": 20.0,
+    "rollout/length_limited": 0.0,
+    "critic/advantages/min": -1.0,
+    "critic/advantages/max": 1.0,
+    "actor/entropy": 0.5,
+    "actor/backward_steps": 1.0,
+    "actor/skipped_steps": 0.0,
+    "actor/updates_left_out": 0.0,
+    "actor_train/grad_norm": 0.3,
+    "actor/train_infer_diff_token_mean": 1e-6,
+    "actor/train_infer_ess": 1.0,
+    "env/A/action_is_valid": 1.0,
+}
+ALIKE = {"critic/advantages/min": 0.0, "critic/advantages/max": 0.0, "actor_train/grad_norm": 0.0}
+
+
+def said(rows, **options):
+    """`{condition: step in which it was said}`; every sentence is said once."""
+    health, found = Health(**options), {}
+    for step, row in enumerate(rows):
+        for name in health.see(step, row):
+            assert name not in found
+            found[name] = step
+    return found
+
+
+def run_of(*parts):
+    """Rows with a noisy success; a part is `(steps, success at its start, success at its end, other values)`."""
+    rows = []
+    for steps, first, last, changes in parts:
+        for success in np.linspace(first, last, steps):
+            noisy = float(np.clip(success + RNG.normal(scale=0.04), 0, 1))
+            rows.append({**GOOD, "env/A/success": noisy, **changes})
+    return rows
+
+
+RISING = (20, 0.3, 0.6, {})
+CASES = {
+    "groups_alike": (run_of(RISING, (3, 0.5, 0.5, {**ALIKE, "actor/updates_left_out": 1.0})), 22),
+    "answers_unparsable": (run_of(RISING, (2, 0.5, 0.5, {"rollout/parsed": 0.05})), 21),
+    "entropy_collapsed": (run_of(RISING, (6, 0.6, 0.6, {"actor/entropy": 0.001})), 24),
+    "gradient": (run_of(RISING, (3, 0.6, 0.6, {"actor_train/grad_norm": 0.0})), 22),
+    "log_probs_drift": (run_of(RISING, (5, 0.6, 0.6, {"actor/train_infer_diff_token_mean": 0.2})), 24),
+    "responses_cut": (run_of(RISING, (5, 0.6, 0.6, {"rollout/length_limited": 0.7})), 24),
+    "entropy_blown_up": (run_of(RISING, (5, 0.6, 0.6, {"actor/entropy": 2.0})), 24),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_condition_is_said_once_when_its_steps_are_full(name):
+    rows, step = CASES[name]
+    assert said(rows + rows[-3:]) == {name: step}
+
+
+def test_the_answers_that_an_environment_calls_invalid_count_as_unparsable():
+    assert said(run_of(RISING, (2, 0.5, 0.5, {"env/A/action_is_valid": 0.02}))) == {"answers_unparsable": 21}
+
+
+def test_no_gradient_was_finite():
+    rows = run_of(RISING, (3, 0.6, 0.6, {"actor/skipped_steps": 1.0}))
+    for row in rows[-3:]:
+        del row["actor_train/grad_norm"]
+    assert said(rows) == {"gradient": 22}
+
+
+def test_a_filter_that_leaves_nothing_is_no_advantage_either():
+    empty = {"rollout/filtered": 16.0, "rollout/unfiltered_score/mean": 0.0, "actor/backward_steps": 0.0}
+    assert said([empty] * 3) == {"groups_alike": 2}
+
+
+def test_a_critic_has_nothing_to_teach_where_all_episodes_score_alike():
+    values = {"critic/values/mean": 0.1}
+    assert said(run_of((5, 0.3, 0.3, values))) == {}
+    assert said(run_of((5, 0.3, 0.3, {**values, "rollout/score/max": 0.0}))) == {"groups_alike": 2}
+
+
+def test_a_solved_run_may_be_certain():
+    changes = {**ALIKE, "actor/entropy": 1e-4, "rollout/length_limited": 1.0}
+    assert said([{**GOOD, "env/A/success": 0.99, **changes}] * 9) == {}
+
+
+def test_success_lost_against_the_best():
+    found = said(run_of((30, 0.3, 0.8, {}), (15, 0.8, 0.3, {}), (10, 0.3, 0.3, {})))
+    assert set(found) == {"success_lost"} and 35 <= found["success_lost"] <= 46
+
+
+@pytest.mark.parametrize("level", [0.1, 0.5, 0.9])
+def test_noise_around_a_level_is_no_loss(level):
+    for seed in range(20):
+        success = np.random.default_rng(seed).binomial(32, level, size=300) / 32
+        assert said([{**GOOD, "env/A/success": float(share)} for share in success], play_at_random=lambda: None) == {}
+
+
+def validated(first, last):
+    rows = run_of((60, 0.3, 0.9, {}))
+    for number, share in enumerate(np.linspace(first, last, 6)):
+        rows[10 * number] |= {"val/env/A/success": float(share), "val/num_episodes": 256.0}
+    return rows
+
+
+def test_validation_falls_while_training_rises():
+    rows = validated(0.6, 0.6)
+    for step, share in ((30, 0.5), (40, 0.42), (50, 0.4)):
+        rows[step]["val/env/A/success"] = share
+    assert said(rows) == {"validation_falls": 40}
+    assert said(validated(0.3, 0.8)) == {}
+    one_bad = validated(0.5, 0.7)
+    one_bad[40]["val/env/A/success"] = 0.3
+    assert said(one_bad) == {}
+
+
+def test_a_success_that_a_random_player_has_too():
+    asked = []
+
+    def play(success):
+        def count():
+            asked.append(success)
+            return Outcomes(success, 200)
+
+        return count
+
+    flat = run_of((40, 0.3, 0.3, {}))
+    assert said(flat, play_at_random=play(0.3)) == {"no_better_than_random": 19}
+    assert said(flat, play_at_random=play(0.1)) == {}
+    assert asked == [0.3, 0.1], "asked once a run"
+    assert said(run_of((40, 0.1, 0.9, {})), play_at_random=play(0.9)) == {}
+    assert asked == [0.3, 0.1], "not where success rises"
+    assert said(flat, play_at_random=lambda: None) == {}
+
+
+def test_what_a_run_has_said_is_not_said_after_it_goes_on():
+    rows, step = CASES["entropy_blown_up"]
+    health = Health()
+    health.replay([*rows[:-1], {**rows[-1], "health/entropy_blown_up": 1.0}])
+    assert health.see(step + 1, rows[-1]) == {}
+    goes_on = Health()
+    goes_on.replay(rows[:-1])
+    assert list(goes_on.see(step, rows[-1])) == ["entropy_blown_up"], "the steps before count"
+
+
+def test_one_unparsable_answer_is_shown_and_cut():
+    turns = [
+        Turn(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.float32), text=text, action=action)
+        for text, action in (("fine", "Up"), ("no " * 60, None))
+    ]
+    task = Task(id="t", tag="A", split="train", seed=0)
+    groups = [Group(task, [Trajectory(task, 0, turns=turns)])]
+    rows, _ = CASES["answers_unparsable"]
+    health = Health()
+    sentences = [health.see(step, row, groups) for step, row in enumerate(rows)]
+    quoted = re.search(r"one of them: '((?:no )+.*)'…", sentences[-1]["answers_unparsable"])
+    assert quoted is not None and len(quoted.group(1)) == 80
+
+
+def test_every_sentence_names_a_heading_of_the_page_with_what_to_do():
+    headings = re.findall(r"(?m)^## (.+)$", (ROOT / PAGE).read_text(encoding="utf-8"))
+    named = [condition.heading for condition in CONDITIONS] + [RANDOM_HEADING]
+    assert headings == [heading for heading in headings if heading in named] + ["None of these"]
+    assert sorted(headings[:-1]) == sorted(named)
+    for name, (rows, step) in CASES.items():
+        health = Health()
+        text = [health.see(number, row) for number, row in enumerate(rows)][step][name]
+        assert re.search(rf'^after step {step + 1}: .*\. .*\. See {re.escape(PAGE)}, "(.+)"$', text), text
+
+
+@pytest.mark.parametrize("file", sorted(RECORDED.glob("*.json")), ids=lambda file: file.stem)
+def test_recorded_runs(file):
+    """Real runs of the examples, reduced to what is looked at: `expected` says what, and between which steps."""
+    recorded = json.loads(file.read_text(encoding="utf-8"))
+    found = said(
+        [
+            {name: value for name, value in zip(recorded["names"], row, strict=True) if value is not None}
+            for row in recorded["rows"]
+        ]
+    )
+    assert set(found) == set(recorded["expected"])
+    for name, (first, last) in recorded["expected"].items():
+        assert first <= found[name] <= last

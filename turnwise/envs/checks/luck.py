@@ -1,0 +1,58 @@
+"""How often a player that draws its actions at random succeeds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from turnwise.envs.checks.players import random_of
+from turnwise.envs.checks.session import BrokenCall, CheckedEnv, Clock
+from turnwise.envs.contract import reduce_metric
+from turnwise.errors import TurnwiseError
+from turnwise.protocols import Env
+
+CALL_TIMEOUT_S = 1.0
+MIN_EPISODES = 50
+"""Fewer say too little to compare with."""
+
+
+def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: int, budget_s: float) -> list[bool]:
+    """Whether each episode of a random player ended with the environment's metric `success`, one a seed, under the limit
+    `max_steps`; each action is drawn uniformly from the environment's `actions`, and reaches it as it is.
+
+    Empty where the environment names no actions, reports no success, breaks a call or takes longer than a second for it, and
+    where fewer than 50 episodes fit into `budget_s`: nothing is claimed from what was measured only in part.
+    """
+    outcomes: list[bool] = []
+    ends_at = time.monotonic() + budget_s
+    for seed in seeds:
+        try:
+            outcome = _play(make, seed, max_steps)
+        except (BrokenCall, TurnwiseError):
+            return []
+        if outcome is None:
+            return []
+        outcomes.append(outcome)
+        if time.monotonic() > ends_at:
+            break
+    return outcomes if len(outcomes) >= MIN_EPISODES else []
+
+
+def _play(make: Callable[[], Env], seed: int, max_steps: int) -> bool | None:
+    """One episode, None where it can't say whether it succeeded."""
+    env = CheckedEnv(make, CALL_TIMEOUT_S, Clock())
+    try:
+        choose = random_of(env.env, seed)
+        if choose is None or "success" not in env.reductions:
+            return None
+        env.reset(seed)
+        told: list[float] = []
+        for _ in range(max_steps):
+            moment = env.step(choose())
+            told += [value for name, value in moment.metrics if name == "success"]
+            if moment.is_over:
+                break
+        env.close()
+        return reduce_metric(told, env.reductions["success"]) > 0.5 if told else None
+    finally:
+        env.end()

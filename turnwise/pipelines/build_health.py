@@ -1,0 +1,48 @@
+"""The health of a run, with the random player that its success is compared with."""
+
+from __future__ import annotations
+
+from functools import partial
+from statistics import fmean
+
+from turnwise.config import AgenticConfig
+from turnwise.envs.checks.luck import random_outcomes
+from turnwise.pipelines.build_rollouts import env_factory, task_source
+from turnwise.tracking.health import Health, Outcomes
+from turnwise.training.random_state import GlobalRandomState
+
+NUM_EPISODES = 200
+BUDGET_S = 2.0
+"""For all tags together. The player plays at most once a run, between two steps."""
+
+
+def build_health(config: AgenticConfig, is_playing: bool) -> Health:
+    """`is_playing` is false where the run trains from a file: its tasks aren't those of the environments."""
+    manager = config.env_manager("train")
+    blocks = manager.max_env_num_per_worker or any(config.custom_envs[tag].use_thread_lock for tag in manager.tags)
+    return Health(partial(_play_at_random, config)) if is_playing and not blocks else Health()
+
+
+def _play_at_random(config: AgenticConfig) -> Outcomes | None:
+    """Successes of a random player on the first training tasks of each tag; the run's own generators stay where they are."""
+    manager, source, drawn = config.env_manager("train"), task_source(config, "train"), GlobalRandomState()
+    seeds: dict[str, list[int]] = {tag: [] for tag in manager.tags}
+    for index in range(NUM_EPISODES * len(seeds)):
+        task = source.task(index)
+        seeds[task.tag].append(task.seed)
+    before = drawn.state_dict()
+    try:
+        outcomes = [
+            random_outcomes(
+                partial(env_factory(config, tag, "train"), source.task(0)),
+                of_tag[:NUM_EPISODES],
+                config.custom_envs[tag].max_steps,
+                BUDGET_S / len(seeds),
+            )
+            for tag, of_tag in seeds.items()
+        ]
+    finally:
+        drawn.load_state_dict(before)
+    if not all(outcomes):
+        return None
+    return Outcomes(fmean(fmean(of_tag) for of_tag in outcomes), sum(map(len, outcomes)))

@@ -1,0 +1,392 @@
+"""Why a run may learn nothing: conditions over the reduced metrics of its finished steps, each said once, with what to do.
+
+Nothing here looks at a single step alone. A share is compared over several steps in a row, and a rise or fall only counts where
+it exceeds several standard errors. These come from how much neighbouring steps differ: they play different tasks, which a
+binomial would miss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import NamedTuple
+
+from turnwise.types import Group
+
+PAGE = "docs/reward_does_not_rise.md"
+MAX_QUOTE = 80
+"""Characters of an answer that a sentence shows."""
+
+FEW, SOME, BLOCK = 3, 5, 10
+"""Steps in a row: for what is either so or not, for a level, and for a mean that is compared with another."""
+IS_SOLVED = 0.9
+"""A success at which certainty, and groups that all score alike, are what one wants."""
+MOSTLY = 0.9
+"""The share of answers that a sentence calls nearly all."""
+MIN_NATS = 0.1
+"""Of an episode: with less its siblings are nearly always the same."""
+BLOWN_FACTOR, BLOWN_NATS = 3.0, 1.0
+"""How far above its lowest level the entropy of a token has to be, in both ways: exploration that grows does not triple."""
+NUM_ERRORS, NUM_RISE_ERRORS, NUM_FOR_NOISE = 5.0, 2.0, 50
+"""Standard errors that a loss must exceed, since the best of hundreds of steps is high by chance too; those of a rise; and the
+steps that they are read off."""
+LOST_SHARE, LOST_SUCCESS = 0.25, 0.1
+"""Of its best a success must have lost this share, and this much."""
+FELL_BY = 0.05
+"""Held-out success that must be lost, whatever its interval."""
+DRIFT_NATS, DRIFT_ESS = 0.1, 0.5
+"""Mean difference of log-probs a token, and effective share of the tokens: beyond either importance ratios are noise."""
+CUT = 0.5
+"""The share of responses that end at their limit."""
+RANDOM_AFTER, RANDOM_MARGIN = 20, 0.05
+"""Steps before a success is compared with a random player's, and by how much it must be better."""
+
+Row = Mapping[str, float]
+
+
+class Outcomes(NamedTuple):
+    """Successes of some episodes."""
+
+    success: float
+    num_episodes: int
+
+
+class Point(NamedTuple):
+    """One training step, NaN where it doesn't know."""
+
+    alike: bool
+    """No token has an advantage; with a critic, whose errors are always some: all episodes score the same."""
+    is_critic: bool
+    score: float
+    success: float
+    usable: float
+    """Answers that were an action: parsed, and valid to the environment."""
+    entropy: float
+    response_length: float
+    cut: float
+    grad_norm: float
+    num_steps: float
+    num_skipped: float
+    left_out: float
+    drift: float
+    ess: float
+    staleness: float
+
+
+class Validation(NamedTuple):
+    """Held-out success, and how many training steps came before."""
+
+    num_steps: int
+    success: float
+    num_episodes: float
+
+
+class History:
+    """What the conditions look at, of all steps so far."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self.validations: list[Validation] = []
+        self.lowest_entropy = math.inf
+        self.best: Sequence[float] = ()
+        """The block of steps with the highest mean success."""
+
+    def add(self, row: Row) -> None:
+        if (held_out := _mean_of(row, "val/env/", "/success")) == held_out:
+            self.validations.append(Validation(len(self.points), held_out, row.get("val/num_episodes", 0.0)))
+        if not any(name.startswith("rollout/") for name in row):
+            return
+        self.points.append(_point(row))
+        recent = [point.entropy for point in self.last(SOME)]
+        if len(recent) == SOME and all(map(math.isfinite, recent)):
+            self.lowest_entropy = min(self.lowest_entropy, fmean(recent))
+        block = self.successes(-BLOCK)
+        if len(block) == BLOCK and (not self.best or fmean(block) > fmean(self.best)):
+            self.best = block
+
+    def last(self, number: int) -> Sequence[Point]:
+        return self.points[-number:] if len(self.points) >= number else ()
+
+    def successes(self, start: int | None = None, stop: int | None = None) -> Sequence[float]:
+        """Of a slice of the steps, those that are known."""
+        return [point.success for point in self.points[start:stop] if math.isfinite(point.success)]
+
+    @property
+    def error(self) -> float:
+        """The standard error of the difference of two blocks' mean success: a trend hardly shows between neighbours."""
+        recent = self.successes(-NUM_FOR_NOISE)
+        return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / BLOCK) if len(recent) > 1 else math.inf
+
+    def is_solved(self, number: int) -> bool:
+        """Whether the last steps succeeded nearly always; not where nothing says so."""
+        known = self.successes(-number)
+        return bool(known) and fmean(known) >= IS_SOLVED
+
+
+Check = Callable[[History], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One thing that may be wrong. `check` says what was seen, `advice` what to do, `heading` where the page explains it."""
+
+    name: str
+    heading: str
+    advice: str
+    check: Check
+
+
+def _all_alike(history: History) -> str | None:
+    last = history.last(BLOCK if history.is_solved(FEW) else FEW)
+    if not last or not all(point.alike for point in last):
+        return None
+    score = fmean(point.score for point in last)
+    if last[-1].is_critic:
+        return f"in {len(last)} steps every episode scored {score:g}, so that all the critic can pass on is its own error"
+    seen = f"in {len(last)} steps no token had an advantage: in each group all episodes scored alike (mean score {score:g})"
+    if all(point.left_out for point in last):
+        return f"{seen}; the updates were left out"
+    return f"{seen}; what moves the weights is only the KL or entropy term of the loss"
+
+
+def _unparsable(history: History) -> str | None:
+    last = history.last(FEW - 1)
+    if last and all(point.usable < 1 - MOSTLY for point in last):
+        return f"in {len(last)} steps {1 - fmean(point.usable for point in last):.0%} of the answers held no valid action"
+    return None
+
+
+def _entropy_collapsed(history: History) -> str | None:
+    last = history.last(SOME)
+    if not last or history.is_solved(SOME):
+        return None
+    # Also of rollouts: an update that is left out measures no entropy. NaN compares as false.
+    if all(point.entropy * point.response_length < MIN_NATS for point in last):
+        return f"the entropy is {fmean(point.entropy for point in last):.4f} nats a token: siblings answer alike"
+    return None
+
+
+def _entropy_blown_up(history: History) -> str | None:
+    last, low = history.last(SOME), history.lowest_entropy
+    bound = max(BLOWN_FACTOR * low, low + BLOWN_NATS)
+    if last and all(point.entropy > bound for point in last):
+        return f"the entropy rose from {low:.2f} to {last[-1].entropy:.2f} nats a token: the policy is turning into noise"
+    return None
+
+
+def _success_lost(history: History) -> str | None:
+    now, best = history.successes(-BLOCK), history.best
+    if len(now) < BLOCK or not best:
+        return None
+    lost = fmean(best) - fmean(now)
+    if lost > max(LOST_SUCCESS, LOST_SHARE * fmean(best)) and lost > NUM_ERRORS * history.error:
+        return f"success fell from {fmean(best):.2f} to {fmean(now):.2f} (means of {BLOCK} steps)"
+    return None
+
+
+def _gradient(history: History) -> str | None:
+    last = history.last(FEW)
+    if not last or any(not point.num_steps for point in last):
+        return None
+    if all(point.num_skipped >= point.num_steps for point in last):
+        return f"in {len(last)} steps no gradient was finite, and every optimiser step was left out"
+    if all(point.grad_norm == 0 and not point.alike for point in last):
+        return f"in {len(last)} steps the gradient was 0 though tokens had advantages"
+    return None
+
+
+def _drift(history: History) -> str | None:
+    last = history.last(SOME)
+    if not last or not all(point.drift > DRIFT_NATS or point.ess < DRIFT_ESS for point in last):
+        return None
+    ages = [point.staleness for point in last if point.staleness > 0]
+    old = f"; the tokens are {fmean(ages):.1f} policy versions old" if ages else ""
+    seen = fmean(point.drift for point in last)
+    return f"sampler and trainer differ by {seen:.3f} nats a token (ESS {fmean(point.ess for point in last):.2f}){old}"
+
+
+def _cut(history: History) -> str | None:
+    last = history.last(SOME)
+    if last and all(point.cut >= CUT for point in last) and not history.is_solved(SOME):
+        return f"{fmean(point.cut for point in last):.0%} of the responses end at their length limit instead of an end token"
+    return None
+
+
+def _overfits(history: History) -> str | None:
+    if len(history.validations) < 3:
+        return None
+    *earlier, before, now = history.validations
+    best = max(earlier, key=lambda validation: validation.success)
+    # Two in a row: the best of many is high by chance, too.
+    fell = min(best.success - before.success, best.success - now.success)
+    pooled = fmean((best.success, before.success, now.success))
+    error = math.sqrt(pooled * (1 - pooled) * (1 / max(best.num_episodes, 1) + 1 / max(now.num_episodes, 1)))
+    then, lately = history.successes(max(best.num_steps - BLOCK, 0), best.num_steps or BLOCK), history.successes(-BLOCK)
+    if fell <= max(FELL_BY, 2 * error) or min(len(then), len(lately)) < SOME:
+        return None
+    if fmean(lately) - fmean(then) <= NUM_RISE_ERRORS * history.error:
+        return None
+    held_out = f"held-out success fell from {best.success:.2f} to {now.success:.2f}"
+    return f"{held_out} while training success rose from {fmean(then):.2f} to {fmean(lately):.2f}"
+
+
+def _no_better_than(play: Callable[[], Outcomes | None]) -> Check:
+    """The check against a random player, who is asked to play once, and only where the run hasn't risen since it began."""
+    played: list[Outcomes | None] = []
+
+    def check(history: History) -> str | None:
+        known, now = history.successes(0, BLOCK), history.successes(-BLOCK)
+        if len(history.points) < RANDOM_AFTER or len(known) < BLOCK or len(now) < BLOCK:
+            return None
+        if fmean(now) - fmean(known) > NUM_RISE_ERRORS * history.error:
+            return None
+        if not played:
+            played.append(play())
+        random = played[0]
+        if random is None or fmean(now) > random.success + RANDOM_MARGIN:
+            return None
+        own = f"success is {fmean(now):.2f} after {len(history.points)} steps"
+        return f"{own}, and a player that draws its actions at random has {random.success:.2f} ({random.num_episodes} episodes)"
+
+    return check
+
+
+CONDITIONS = (
+    Condition(
+        "answers_unparsable",
+        "Nearly all answers are unparsable",
+        "Teach the format first (turnwise sft), or change action_pattern and the prompt; `turnwise play` shows an episode.",
+        _unparsable,
+    ),
+    Condition(
+        "groups_alike",
+        "All groups score alike",
+        "Start from a model that sometimes succeeds, or take other tasks, larger groups, or rewards for part of the way.",
+        _all_alike,
+    ),
+    Condition(
+        "entropy_collapsed",
+        "The entropy collapsed",
+        "Lower the learning rate or raise entropy_loss_coef, and go back to a checkpoint from before.",
+        _entropy_collapsed,
+    ),
+    Condition(
+        "entropy_blown_up",
+        "The entropy blew up",
+        "Lower entropy_loss_coef to a quarter (or the learning rate), and go back to a checkpoint from before.",
+        _entropy_blown_up,
+    ),
+    Condition(
+        "success_lost",
+        "Success was lost again",
+        "Go back to an earlier checkpoint with a lower learning rate or a KL to the reference (use_kl_loss).",
+        _success_lost,
+    ),
+    Condition(
+        "gradient",
+        "The gradient is 0 or not finite",
+        "Look at frozen parameters and clipping where it is 0, at the learning rate, dtype and rewards where it isn't finite.",
+        _gradient,
+    ),
+    Condition(
+        "log_probs_drift",
+        "Sampler and trainer drift apart",
+        "Lower async_generation_ratio or the learning rate, use train_infer_correction, or sample in the trainer's dtype.",
+        _drift,
+    ),
+    Condition(
+        "responses_cut",
+        "Responses end at their length limit",
+        "Raise max_tokens_per_step (and sequence_length), or teach shorter answers that end with the end token.",
+        _cut,
+    ),
+    Condition(
+        "validation_falls",
+        "Validation falls while training rises",
+        "Train on more different tasks, for fewer steps, or keep the best checkpoint (save_steps, max_ckpt_to_keep).",
+        _overfits,
+    ),
+)
+RANDOM_HEADING = "A random player does as well"
+RANDOM_ADVICE = "Look at what the model is shown and how rewards fall (`turnwise play`), or begin with `turnwise sft`."
+
+
+class Health:
+    """Says of each condition once that it holds.
+
+    Args:
+        play_at_random: successes of a player that draws its actions, None where that can't be measured.
+    """
+
+    def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None) -> None:
+        lucky = Condition("no_better_than_random", RANDOM_HEADING, RANDOM_ADVICE, _no_better_than(play_at_random))
+        self._conditions = (*CONDITIONS, lucky)
+        self._history = History()
+        self._said: set[str] = set()
+
+    def replay(self, rows: Iterable[Row]) -> None:
+        """Takes over the steps that a run goes on from, in which it may have said something already."""
+        for row in rows:
+            self._history.add(row)
+            self._said |= {name.removeprefix("health/") for name in row if name.startswith("health/")}
+
+    def see(self, step: int, row: Row, groups: Sequence[Group] = ()) -> dict[str, str]:
+        """The sentences that are due after a step, by condition."""
+        self._history.add(row)
+        sentences = {}
+        for condition in self._conditions:
+            if condition.name in self._said or (seen := condition.check(self._history)) is None:
+                continue
+            self._said.add(condition.name)
+            shown = _quote(groups) if condition.name == "answers_unparsable" else ""
+            where = f'{PAGE}, "{condition.heading}"'
+            sentences[condition.name] = f"after step {step + 1}: {seen}{shown}. {condition.advice} See {where}"
+        return sentences
+
+
+def _point(row: Row) -> Point:
+    unknown = math.nan
+    low, high = row.get("critic/advantages/min", unknown), row.get("critic/advantages/max", unknown)
+    is_critic = "critic/values/mean" in row
+    if is_critic:
+        low, high = row.get("rollout/score/min", unknown), row.get("rollout/score/max", unknown)
+    # Where a filter has left nothing, all groups were rejected.
+    is_empty = row.get("rollout/filtered", 0) > 0 and "rollout/score/mean" not in row
+    valid = _mean_of(row, "env/", "/action_is_valid")
+    usable = [share for share in (row.get("rollout/parsed", unknown), valid) if math.isfinite(share)]
+    return Point(
+        alike=is_empty or (low == high and (is_critic or low == 0)),
+        is_critic=is_critic,
+        score=row.get("rollout/score/mean", row.get("rollout/unfiltered_score/mean", unknown)),
+        success=_mean_of(row, "env/", "/success"),
+        usable=min(usable, default=unknown),
+        entropy=row.get("actor/entropy", -row.get("rollout/log_prob/mean", unknown)),
+        response_length=row.get("rollout/response_length/mean", unknown),
+        cut=row.get("rollout/length_limited", unknown),
+        grad_norm=row.get("actor_train/grad_norm", unknown),
+        num_steps=row.get("actor/backward_steps", 0.0),
+        num_skipped=row.get("actor/skipped_steps", 0.0),
+        left_out=row.get("actor/updates_left_out", 0.0),
+        drift=row.get("actor/train_infer_diff_token_mean", unknown),
+        ess=row.get("actor/train_infer_ess", unknown),
+        staleness=row.get("actor/staleness_mean", 0.0),
+    )
+
+
+def _mean_of(row: Row, start: str, end: str) -> float:
+    """Over the tags; NaN where there is none."""
+    values = [value for name, value in row.items() if name.startswith(start) and name.endswith(end)]
+    return fmean(values) if values else math.nan
+
+
+def _quote(groups: Sequence[Group]) -> str:
+    """One answer without a valid action, cut."""
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    failed = [turn for turn in turns if turn.action is None or turn.metrics.get("action_is_valid", 1.0) < 0.5]
+    if not failed:
+        return ""
+    text = failed[0].text
+    return f" (one of them: {text[:MAX_QUOTE]!r}{'…' if len(text) > MAX_QUOTE else ''})"
