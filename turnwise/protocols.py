@@ -108,10 +108,18 @@ class Conversation(Protocol):
 
 
 class OpenConversation(Protocol):
-    """Opens a context. Called once an episode in trajectory mode, once a turn in step mode, once a sub-agent."""
+    """Opens a context. Called once an episode in trajectory mode, once a turn in step mode, once a sub-agent.
+
+    Without `encode_special_tokens` those that are spelt out in messages of users and tools stay ordinary text.
+    """
 
     def __call__(
-        self, sampling: SamplingParams, *, parent: int | None = None, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        sampling: SamplingParams,
+        *,
+        parent: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        encode_special_tokens: bool = True,
     ) -> Conversation: ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,19 +26,44 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._backend = _plain_backend(tokenizer)
 
-    def encode(self, text: str) -> list[int]:
-        backend = self._backend
-        # Any call of the tokenizer sets these for those after it.
-        if backend is None or backend.truncation or backend.padding or backend.encode_special_tokens:
-            return _encode(self._tokenizer, text)
-        token_ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        return token_ids
+    def encode(self, text: str, after: str = "") -> list[int]:
+        """The ids of a text as they are behind the text `after`: some tokenizers begin every text with a blank of their own."""
+        if after and self._begins_texts:
+            before, whole = self._ids(after), self._ids(after + text)
+            if whole[: len(before)] == before:
+                return whole[len(before) :]
+        return self._ids(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens. Encoding it again need not give the same ids."""
         if self._backend is None:
             return _decode(self._tokenizer, token_ids)
         return str(self._backend.decode(token_ids, skip_special_tokens=True))
+
+    @cached_property
+    def added_tokens(self) -> dict[int, str]:
+        """Tokens by id that are found in texts as a whole, registered as special or not."""
+        added = {index: token.content for index, token in self._tokenizer.added_tokens_decoder.items()}
+        special = dict(zip(self._tokenizer.all_special_ids, self._tokenizer.all_special_tokens, strict=True))
+        return {index: token for index, token in (added | special).items() if token.strip()}
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest entry of the vocabulary."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
+    @cached_property
+    def _begins_texts(self) -> bool:
+        """Whether the ids of a text depend on whether anything stands before it (legacy SentencePiece's blank)."""
+        return self._ids("\nx") != [*self._ids("\n"), *self._ids("x")]
+
+    def _ids(self, text: str) -> list[int]:
+        backend = self._backend
+        # Any call of the tokenizer sets these for those after it.
+        if backend is None or backend.truncation or backend.padding or backend.encode_special_tokens:
+            return _encode(self._tokenizer, text)
+        token_ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        return token_ids
 
 
 def _plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:

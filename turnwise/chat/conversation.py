@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,10 +10,13 @@ from typing import Any, get_args
 
 import numpy as np
 
-from turnwise.chat.template import ChatTemplate, Tools
+from turnwise.chat.rendering import Tools
+from turnwise.chat.template import ChatTemplate, num_characters_of
 from turnwise.errors import RolloutError, ServerError
 from turnwise.protocols import InferenceServer
 from turnwise.types import Completion, FinishReason, Media, Message, SamplingParams, Turn, derive_seed
+
+logger = logging.getLogger(__name__)
 
 _FINISH_REASONS = get_args(FinishReason)
 
@@ -76,14 +80,20 @@ class TokenConversation:
         """
         if self._is_closed:
             raise RolloutError(f"{self.request_id!r} is closed: open another context to say more")
-        added_ids = self._encode(new_messages)
-        room = self.remaining_tokens() - len(added_ids)
-        if room < 1:
+        room, num_characters = self.remaining_tokens(), num_characters_of(new_messages)
+        # A text of megabytes takes a tokenizer minutes, in which no deadline can end it.
+        is_too_long = num_characters > self._template.max_characters(room)
+        added_ids = [] if is_too_long else self._encode(new_messages)
+        room -= len(added_ids)
+        if is_too_long or room < 1:
             if self._opens_episode and not self.turns:
+                size = f"{num_characters} characters" if is_too_long else f"{len(added_ids)} tokens"
                 raise RolloutError(
-                    f"the first prompt of {self.request_id!r} has {len(added_ids)} tokens and leaves no room for a response in "
+                    f"the first prompt of {self.request_id!r} has {size} and leaves no room for a response in "
                     f"sequence_length {self._max_length}: raise sequence_length or shorten the prompt's templates"
                 )
+            if is_too_long:
+                logger.warning("%s: a message of %d characters ends the context", self.request_id, num_characters)
             return None
         asked = self._sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
         sampling = replace(

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from turnwise.chat.template import ChatTemplate, Tools
+from turnwise.chat.rendering import Tools
+from turnwise.chat.template import ChatTemplate, num_characters_of
 from turnwise.errors import DataError
 from turnwise.types import Message, Sample, TurnSpan
 
 _PROMPT_ROLES = ("system", "user", "tool")
 
 
-def encode_demonstration(template: ChatTemplate, messages: Sequence[Message], tools: Tools = ()) -> Sample:
+def encode_demonstration(
+    template: ChatTemplate, messages: Sequence[Message], tools: Tools = (), max_length: int | None = None
+) -> Sample:
     """A Sample [N] of a conversation, whose mask is 1 on each assistant's text and the end-of-turn token behind it.
 
     Encoded turn by turn, as a rollout is, where the model says exactly these texts and ends its turns: what is learnt here
@@ -21,7 +24,8 @@ def encode_demonstration(template: ChatTemplate, messages: Sequence[Message], to
 
     Raises:
         DataError: no assistant message, one without text or with tool calls, an unknown role, an assistant's message at
-            the start or behind another, or messages behind the last assistant's.
+            the start or behind another, messages behind the last assistant's, or more characters than fit into `max_length`
+            tokens.
         ChatTemplateError: the template refuses the messages.
 
     >>> from turnwise.testing.fakes import byte_tokenizer
@@ -30,6 +34,9 @@ def encode_demonstration(template: ChatTemplate, messages: Sequence[Message], to
     >>> template.tokenizer.decode(sample.token_ids[sample.response_mask])
     'Ho<|im_end|>'
     """
+    num_characters = num_characters_of(messages)
+    if max_length is not None and num_characters > template.max_characters(max_length):
+        raise DataError(f"the conversation has {num_characters} characters, more than fit into {max_length} tokens")
     token_ids: list[int] = []
     spans: list[TurnSpan] = []
     response: list[int] = []

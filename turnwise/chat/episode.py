@@ -26,14 +26,19 @@ class EpisodeContexts:
         self._conversations: list[TokenConversation] = []
 
     def __call__(
-        self, sampling: SamplingParams, *, parent: int | None = None, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        sampling: SamplingParams,
+        *,
+        parent: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        encode_special_tokens: bool = True,
     ) -> TokenConversation:
         index = len(self._conversations)
         request_id = f"{self._episode_id}/{index}"
         # Turns count from 0 in each context, so the contexts of an episode need seeds of their own.
         sampling = replace(sampling, seed=derive_seed(sampling.seed, "context", index))
         conversation = TokenConversation(
-            self._template,
+            self._template if encode_special_tokens else self._template.without_special_tokens,
             self._server,
             request_id,
             sampling,

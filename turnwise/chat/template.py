@@ -7,30 +7,45 @@ exactly the template's, and the cost of a turn does not grow with the history. `
 
 from __future__ import annotations
 
+import copy
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-from jinja2 import TemplateError
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from turnwise.chat.codec import TextCodec
+from turnwise.chat.foreign import ForeignText
 from turnwise.chat.recent import RecentIds, key_of
+from turnwise.chat.rendering import SENTINEL, Renderer, Tools, as_part, texts_of
 from turnwise.errors import ChatTemplateError
 from turnwise.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Tools = Sequence[Mapping[str, Any]]
-
 _logger = logging.getLogger(__name__)
 
-_SENTINEL = "turnwise8f1e6c0d5b7a4293sentinel"
-"""One word of ASCII letters and digits: trimming, splitting at `</think>` and JSON escaping leave it as it is."""
-
-_TEXT_FORMS: tuple[Callable[[str], Any], ...] = (str, lambda text: [{"type": "text", "text": text}])
+_TEXT_FORMS: tuple[Callable[[str], Any], ...] = (str, as_part)
 """How a message holds a text: as a string, or as a list of parts where a template of a vision model demands it."""
+_OPENED_THINKING = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
+_CLOSED_THINKING = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*<(?=/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
+_THINKING_TAGS = re.compile(r"\A(?:\s*<[^<>]*think[^<>]*>)+\s*", re.IGNORECASE)
+_THOUGHT = "turnwise8f1e6c0d5b7a4293thought"
+_THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Keys under which published templates look for an assistant's thinking."""
+_BEFORE = "\n"
+"""Stands for the sampled text before a tail: no vocabulary merges it with what follows."""
+
+
+class _Ends(NamedTuple):
+    """How a template ends an assistant's turn."""
+
+    closing: list[int]
+    """What stands between a text and the next message, up to the token that ends the turn; empty without such a token."""
+    said: list[int]
+    """The same behind the last message of a conversation: what a model is taught to say."""
 
 
 class ChatTemplate:
@@ -41,7 +56,7 @@ class ChatTemplate:
     response, such as the `eos_token_id` list of a model's generation config.
 
     Raises:
-        ChatTemplateError: the tokenizer has no chat template and none is given.
+        ChatTemplateError: the tokenizer has no chat template and none is given, or it never reads one of `template_kwargs`.
 
     >>> from turnwise.testing.fakes import byte_tokenizer
     >>> tokenizer = byte_tokenizer()
@@ -74,23 +89,31 @@ class ChatTemplate:
                 "or give the template's text"
             )
         self.tokenizer = tokenizer
-        self._chat_template = chat_template
-        self._template_kwargs = dict(template_kwargs or {})
-        self._eos_token_ids = tuple(eos_token_ids)
+        self.renderer = Renderer(tokenizer, chat_template, template_kwargs or {})
+        eos = tokenizer.eos_token_id
+        self._known_ends = tuple(dict.fromkeys([*([] if eos is None else [eos]), *eos_token_ids]))
         self._codec = TextCodec(tokenizer)
         self._starts, self._tails = RecentIds(), RecentIds()
+        self._foreign: ForeignText | None = None
         self._is_announced = False
+
+    @cached_property
+    def without_special_tokens(self) -> Self:
+        """The same template, whose messages from users and tools can't spell a special token: it becomes ordinary ones."""
+        template = copy.copy(self)
+        template._starts, template._tails = RecentIds(), RecentIds()
+        template._foreign = ForeignText(self._codec.added_tokens)
+        return template
 
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids of the first prompt: the messages, and the header of the response that is to be sampled.
 
         Raises:
-            ChatTemplateError: the template refuses the messages, or there are none.
+            ChatTemplateError: the template refuses the messages or doesn't show them, or there are none.
         """
         if not messages:
             raise ChatTemplateError("a context can't start with no message: give at least a user's")
-        self._check_parts(messages)
-        return self._ids(self._starts, self._render, messages, tools)
+        return self._ids(self._starts, (), messages, tools)
 
     def extend(self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids that follow a sampled response: what is missing to close its turn, the messages, the next response's header.
@@ -99,40 +122,80 @@ class ChatTemplate:
         repeated. Any other response (cut by its budget, ended by another stop token or by a stop string) is closed with it.
 
         Raises:
-            ChatTemplateError: the template refuses the messages after an assistant's, or drops the assistant's text.
+            ChatTemplateError: the template refuses the messages after an assistant's or doesn't show them, or drops the
+                assistant's text.
         """
-        self._check_parts(new_messages)
-        tail = self._ids(self._tails, self._render_tail, new_messages, tools)
-        end_of_turn = self._first_special(tail) if self._closing_ids else None
-        if end_of_turn is None or len(response_ids) == 0 or response_ids[-1] != tail[end_of_turn]:
+        tail = self._ids(self._tails, self._prefix, new_messages, tools)
+        ends = self._ends
+        if not ends.closing or len(response_ids) == 0:
             return tail
-        return tail[end_of_turn + 1 :]
+        num_closing = len(ends.closing)
+        is_usual = tail[:num_closing] == ends.closing
+        # Where the next role's token ends a turn, a token of another role doesn't stand for it.
+        end = num_closing - 1 if is_usual else self._first_added(tail)
+        last = response_ids[-1]
+        if end is None:
+            return tail
+        if last == tail[end] or (is_usual and last == ends.said[-1]):
+            return tail[end + 1 :]
+        is_begun = last in self._codec.added_tokens and last in tail[:end]
+        return tail[tail.index(last) + 1 :] if is_begun else tail
 
     def respond(self, content: str) -> list[int]:
-        """Ids of a response as the model would sample it in saying `content`, up to and including the end-of-turn token."""
-        return [*self._codec.encode(self._lead_in + content), *self._closing_ids]
+        """Ids of a response as the model would sample it in saying `content`, up to and including the end-of-turn token.
+
+        Raises:
+            ChatTemplateError: the prompt ends within thinking, and neither `content` nor the template says where that ends.
+        """
+        lead_in, opened = self._lead_in, _opened(self._header)
+        if opened and content.lstrip().startswith(opened.strip()):
+            content = content.lstrip().removeprefix(opened.strip()).removeprefix(opened[len(opened.rstrip()) :])
+            lead_in = ""
+        elif "</think>" in content and not (lead_in or "").isspace():
+            lead_in = ""
+        elif lead_in is None:
+            raise ChatTemplateError(
+                f"{self.renderer.where} opens an answer with {opened.strip()!r}, and the text {content[:40]!r} doesn't close "
+                "it: begin the assistant's text with its thinking and </think>, or turn thinking off by "
+                "template_kwargs.enable_thinking=false where the template reads that"
+            )
+        return [*self._codec.encode(lead_in + content, after=self._header), *self._ends.said]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens, for parsing and reading. Encoding it again need not give the same ids."""
         return self._codec.decode(token_ids)
 
+    def max_characters(self, num_tokens: int) -> int:
+        """No text of more characters fits into so many tokens: none of them stands for more than the longest entry."""
+        return num_tokens * self._codec.longest_token
+
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response: the template's end of turn, the tokenizer's end of text, those of the generation config."""
-        eos = self.tokenizer.eos_token_id
-        return tuple(dict.fromkeys([*self._closing_ids[-1:], *([] if eos is None else [eos]), *self._eos_token_ids]))
+        """Ids that end a response: the template's end of turn, the tokenizer's end of text, those of the generation config.
+
+        A token that also ends a part of a response, thinking before the answer, is no end of turn unless the tokenizer or the
+        generation config says so.
+        """
+        end = self._ends.said[-1:]
+        is_part = bool(end) and end[0] in self._between_thought_and_answer
+        return tuple(dict.fromkeys([*([] if is_part and self._known_ends else end), *self._known_ends]))
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """Whether a fresh render of a conversation differs from the appended one (thinking stripped, system prompt moved).
+        """Whether a fresh render of a conversation differs from the appended one: thinking is stripped, an empty think block
+        is written into answers without thinking, the system prompt is moved.
 
-        Found by rendering one with a system prompt, where the template takes one, and a response with thinking.
+        Found by rendering conversations with a system prompt, where the template takes one.
         """
-        user, thought = _message("user", "a"), _message("assistant", f"<think>\nb\n</think>\n\n{_SENTINEL}")
-        for first in ([_message("system", "c"), user], [user]):
+        user, sentinel = self._prefix
+        form = _TEXT_FORMS[isinstance(user["content"], list)]
+        thinking = dict.fromkeys(_THINKING_KEYS, _THOUGHT)
+        thought = f"<think>\nb\n</think>\n\n{SENTINEL}"
+        for first in ([_message("system", form("c")), user], [user]):
             try:
-                appended = self._render(first) + self._lead_in + thought["content"] + self._render_tail([user])
-                return self._render([*first, thought, user]) != appended
+                kept = [_THOUGHT in self._text([*first, sentinel | thinking, *more], not more) for more in ((), (user,))]
+                plain = thought if _opened(self._header) else SENTINEL
+                return kept == [True, False] or any(self._rewrites(first, said, form) for said in (thought, plain))
             except ChatTemplateError:
                 continue
         return False
@@ -148,14 +211,22 @@ class ChatTemplate:
                 "moved). Contexts are appended to all the same and trained on as the server saw them."
             )
 
+    def _rewrites(self, first: Sequence[Message], said: str, form: Callable[[str], Any]) -> bool:
+        user = self._prefix[0]
+        opened, lead_in = _opened(self._header), self._lead_in or ""
+        sampled = said.removeprefix(opened) if opened else ("" if "think" in lead_in.lower() else lead_in) + said
+        tail = self.renderer.shown(self._prefix, [user])
+        appended = self.renderer.render(first) + sampled + tail
+        return self.renderer.render([*first, _message("assistant", form(said)), user]) != appended
+
     @cached_property
     def _prefix(self) -> tuple[Message, Message]:
         """A user's message and the sentinel, in the form in which this template keeps the sentinel's text."""
         refusal = "it drops the text of assistant messages"
         for form in _TEXT_FORMS:
-            user, sentinel = _message("user", form("a")), _message("assistant", form(_SENTINEL))
+            user, sentinel = _message("user", form("a")), _message("assistant", form(SENTINEL))
             try:
-                if _SENTINEL in self._render([user, sentinel, user]):
+                if SENTINEL in self.renderer.render([user, sentinel, user]) and self.renderer.takes(form(SENTINEL)):
                     return user, sentinel
             except ChatTemplateError as error:
                 refusal = str(error)
@@ -167,11 +238,7 @@ class ChatTemplate:
     @cached_property
     def _takes_parts(self) -> bool:
         """Whether lists of parts are read; a template for texts would print them as a Python list."""
-        try:
-            text = self._render([_message("user", _TEXT_FORMS[1](_SENTINEL))])
-        except ChatTemplateError:
-            return False
-        return _SENTINEL in text and "'type'" not in text
+        return self.renderer.takes(as_part(SENTINEL))
 
     def _check_parts(self, messages: Sequence[Message]) -> None:
         if any(isinstance(message.get("content"), list) for message in messages) and not self._takes_parts:
@@ -181,72 +248,105 @@ class ChatTemplate:
             )
 
     @cached_property
-    def _closing_ids(self) -> list[int]:
-        """What closes an assistant's turn, up to its end-of-turn token; empty where the template has no such token."""
+    def _header(self) -> str:
+        return self.renderer.render(self._prefix[:1])
+
+    @cached_property
+    def _ends(self) -> _Ends:
+        """What the template writes behind a message that is followed by another one and behind the last one.
+
+        What they have in common ends the turn. Where they have nothing in common each has an end of its own.
+        """
         user = self._prefix[0]
-        tail = self._codec.encode(self._render_tail([user]))
-        end_of_turn = self._first_special(tail)
-        return [] if end_of_turn is None else tail[: end_of_turn + 1]
+        tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
+        last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)
+        common = [ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(tail, last, strict=False))]
+        added = [index for index, token_id in enumerate(common) if token_id in self._codec.added_tokens]
+        known = [index for index in added if common[index] in self._known_ends]
+        ends = [index for index in added if common[index] not in self._between_thought_and_answer]
+        if added:
+            both = common[: (known or ends or added)[0] + 1]
+            return _Ends(both, both)
+        first, first_of_last = self._first_added(tail), self._first_added(last)
+        closing = [] if first is None else tail[: first + 1]
+        return _Ends(closing, closing if first_of_last is None else last[: first_of_last + 1])
 
     @cached_property
-    def _lead_in(self) -> str:
-        """White space that the template puts between a response's header and its text (Llama 2's blank)."""
+    def _between_thought_and_answer(self) -> list[int]:
         user, sentinel = self._prefix
-        header = self._render([user])
-        before = self._render([user, sentinel, user]).partition(_SENTINEL)[0]
-        lead_in = before.removeprefix(header)
-        return lead_in if lead_in.isspace() else ""
+        before = self._text([user, sentinel | dict.fromkeys(_THINKING_KEYS, _THOUGHT)]).partition(SENTINEL)[0]
+        return self._codec.encode(before.partition(_THOUGHT)[2])
 
     @cached_property
-    def _special_ids(self) -> frozenset[int]:
-        added = self.tokenizer.added_tokens_decoder
-        return frozenset([*self.tokenizer.all_special_ids, *(index for index, token in added.items() if token.special)])
+    def _lead_in(self) -> str | None:
+        """What the template puts between a response's header and its text: a blank, a channel, the end of opened thinking.
 
-    def _first_special(self, token_ids: Sequence[int]) -> int | None:
-        return next((index for index, token_id in enumerate(token_ids) if token_id in self._special_ids), None)
+        None where thinking is opened and the template doesn't say how it ends.
+        """
+        header = self._header
+        rendered = (self.renderer.render([*self._prefix, self._prefix[0]]), self._text(self._prefix))
+        led = [text.partition(SENTINEL)[0] for text in rendered if SENTINEL in text]
+        if exact := [text.removeprefix(header) for text in led if text.startswith(header)]:
+            return "" if _closed(header) else exact[0]
+        thinking = _opened(header) or _closed(header)
+        base = header.removesuffix(thinking)
+        after = [text.removeprefix(base).removeprefix(thinking.strip()).lstrip() for text in led if text.startswith(base)]
+        if not _opened(header):
+            return _THINKING_TAGS.sub("", after[0]) if thinking and after else ""
+        return next((text for text in after if "think" in text.lower()), None)
 
-    def _render_tail(self, new_messages: Sequence[Message], tools: Tools = ()) -> str:
-        text = self._render([*self._prefix, *new_messages], tools)
-        _, found, tail = text.partition(_SENTINEL)
-        if not found:
-            raise ChatTemplateError(
-                "the chat template drops an assistant's text where it is followed by "
-                f"{[message.get('role') for message in new_messages]}: a context can't be extended with these messages"
-            )
-        return tail
-
-    def _render(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+    def _text(self, messages: Sequence[Message], is_last: bool = True) -> str:
+        """The messages, the last of which is an answer if `is_last`; "" where the template refuses them."""
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=list(tools) or None,
-                    chat_template=self._chat_template,
-                    add_generation_prompt=True,
-                    tokenize=False,
-                    **self._template_kwargs,
-                )
-            )
-        except (TemplateError, TypeError) as error:
-            roles = " → ".join(str(message.get("role")) for message in messages)
-            raise ChatTemplateError(
-                f"the chat template refuses the messages {roles}: {error}. Send the roles and contents that it knows, or give "
-                "another chat template"
-            ) from error
+            return self.renderer.render(messages, opens_answer=not is_last)
+        except ChatTemplateError:
+            return ""
 
-    def _ids(
-        self, recent: RecentIds, render: Callable[[Sequence[Message], Tools], str], messages: Sequence[Message], tools: Tools
-    ) -> list[int]:
-        """The ids of what `render` makes of the messages, looked up in `recent` where they are texts alone."""
+    def _first_added(self, token_ids: Sequence[int]) -> int | None:
+        added = self._codec.added_tokens
+        return next((index for index, token_id in enumerate(token_ids) if token_id in added), None)
+
+    def _ids(self, recent: RecentIds, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
+        """The ids of the rendered messages, looked up in `recent` where they are texts alone."""
         key = None if tools else key_of(messages)
         found = None if key is None else recent.of(key)
         if found is not None:
             return found
-        token_ids = self._codec.encode(render(messages, tools))
+        self._check_parts(messages)
+        token_ids: list[int] = []
+        after = _BEFORE if prefix else ""
+        for piece in self._pieces(prefix, messages, tools):
+            token_ids += self._codec.encode(piece, after)
+            after = _BEFORE
         if key is not None:
             recent.keep(key, token_ids)
         return token_ids
 
+    def _pieces(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[str]:
+        """The rendered text, in pieces between which no special token can stand."""
+        if self._foreign is None:
+            return [self.renderer.shown(prefix, messages, tools)]
+        messages, mark = self._foreign.marked(messages)
+        text = self.renderer.shown(prefix, messages, tools)
+        return text.split(mark) if mark else [text]
+
+
+def num_characters_of(messages: Sequence[Message]) -> int:
+    """Characters of the messages' texts, without the white space around them, which some templates leave out."""
+    return sum(len(text.strip()) for message in messages for text in texts_of(message))
+
 
 def _message(role: str, content: Any) -> Message:
     return {"role": role, "content": content}
+
+
+def _opened(header: str) -> str:
+    """The tag by which a header opens thinking, with the white space behind it; "" where it opens none."""
+    found = _OPENED_THINKING.search(header)
+    return found.group() if found else ""
+
+
+def _closed(header: str) -> str:
+    """The empty thinking by which a header turns thinking off; "" where there is none."""
+    found = _CLOSED_THINKING.search(header)
+    return found.group() if found else ""

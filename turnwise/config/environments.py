@@ -57,6 +57,9 @@ class CustomEnv(Section):
     environment's rules open the first one of a context, or stand where the template has {env_instruction}."""
     action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN
     """Regular expression whose first group is the action; `null` takes the whole response."""
+    encode_special_tokens: bool | None = None
+    """Special tokens that are spelt out in a user message, so in an observation too, become those tokens; false = they stay
+    ordinary text, and no environment can forge a turn [true; false for environments that relay foreign text]."""
     use_thread_lock: bool = False
     """It blocks and bears one call at a time: each environment in a thread of its own, called one after the other."""
     tools: list[str] | None = None

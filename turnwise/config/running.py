@@ -61,6 +61,9 @@ class RunKeys(Section):
 
     pretrain: str
     """Model folder or hub name of every role that names none."""
+    template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables that the policy's chat template reads at every render (`enable_thinking: false`, `date_string: "26 Jul 2024"`);
+    one that it never reads is an error."""
     exp_name: str = "turnwise"
     """Name of the experiment [the config file's]."""
     seed: Annotated[int, Field(ge=0)] = 42

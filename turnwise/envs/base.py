@@ -20,6 +20,9 @@ class TextEnv(ABC):
     """
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType({})
+    relays_foreign_text: ClassVar[bool] = False
+    """Whether observations hold text that somebody else wrote (a web page, a data set, a player's words): special tokens in it
+    then stay ordinary text, unless the config says `encode_special_tokens: true`."""
 
     @abstractmethod
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:

@@ -54,6 +54,7 @@ class ReasoningGymEnv(TextEnv):
         NotAvailableError: reasoning-gym isn't installed.
     """
 
+    relays_foreign_text: ClassVar[bool] = True
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
         {"success": "last", "best_score": "last", "action_is_valid": "mean", "format_penalty": "mean"}
     )

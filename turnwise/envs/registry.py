@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from turnwise.entry_points import load_class
+from turnwise.envs.base import TextEnv
 from turnwise.errors import EnvironmentFault, NotAvailableError, nearest
 from turnwise.protocols import Env
 from turnwise.spec import ENVS
@@ -71,6 +72,12 @@ def _takes_split(cls: type) -> bool:
         if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
             return False
     return False
+
+
+def relays_foreign_text(env_type: str) -> bool:
+    """Whether its class says that observations hold what somebody else wrote."""
+    cls = env_class(env_type)
+    return issubclass(cls, TextEnv) and cls.relays_foreign_text
 
 
 def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:

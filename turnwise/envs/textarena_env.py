@@ -57,6 +57,7 @@ class TextArenaEnv(TextEnv):
         NotAvailableError: textarena isn't installed.
     """
 
+    relays_foreign_text: ClassVar[bool] = True
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
         {"success": "last", "action_is_valid": "mean", "format_penalty": "mean"}
     )

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.chat.template import ChatTemplate
+from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, require, unavailable_to_play
 from turnwise.errors import ConfigError
 from turnwise.event_loop import WatchedRunner
@@ -115,7 +116,7 @@ def _of_player(config: AgenticConfig, task: Task, choices: Choices) -> Stage:
     if choices.policy == "human":
         # A person may think for longer than an episode of training takes.
         settings = replace(settings, episode_timeout_s=None)
-    template = ChatTemplate(tokenizer)
+    template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs if choices.tokenizer else {}))
     speaker = Speaker(partial(_speaker_of, task, choices, settings.action_pattern))
     event_loop = WatchedRunner(watchdog)
     return Stage(

@@ -14,11 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
+from turnwise.agents.foreign_text import OverForeignText
 from turnwise.chat.episode import EpisodeContexts
 from turnwise.chat.template import ChatTemplate
+from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
-from turnwise.envs.registry import make_env, takes_split
+from turnwise.envs.registry import make_env, relays_foreign_text, takes_split
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.event_loop import WatchedRunner
 from turnwise.inference.embedded.server import EmbeddedServer
@@ -125,7 +127,7 @@ def build_policy(
         copies = (model,)
     elif is_trained and not is_shared:
         copies = (load(dtype=sampling_dtype),)
-    template = ChatTemplate(tokenizer, eos_token_ids=stop_token_ids(model))
+    template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=stop_token_ids(model)))
     watchdog, stopwatch, schedule = Watchdog(), stopwatch or Stopwatch(), schedule or Schedule()
     server = _build_server(config, copies[0] if copies else model, template, needs, is_asynchronous, stopwatch, schedule)
     return ServedPolicy(
@@ -270,7 +272,10 @@ def build_agent(
     name = config.custom_envs[tag].agent_name
     found = load_class(AGENTS.get(name) or name, f"custom_envs.{tag}.agent_name", ConfigError)
     agent: AgentLoop = found(make_env or env_factory(config, tag, split), settings or agent_settings(config, tag, split))
-    return agent
+    env = config.custom_envs[tag]
+    encodes = env.encode_special_tokens
+    is_foreign = relays_foreign_text(env.env_type) if encodes is None else not encodes
+    return OverForeignText(agent) if is_foreign else agent
 
 
 def env_factory(config: AgenticConfig, tag: str, split: Split) -> Callable[[Task], Env]:

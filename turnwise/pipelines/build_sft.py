@@ -8,6 +8,7 @@ import torch
 
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
+from turnwise.chat.trial import tried
 from turnwise.cluster.local import LocalCluster
 from turnwise.config import SFTConfig, require, unavailable
 from turnwise.data.demonstrations import read_demonstrations
@@ -37,7 +38,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     arguments = config.model_args
     tokenizer = load_tokenizer(arguments.model_name_or_path)
-    template = ChatTemplate(tokenizer)
+    template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs))
     train_samples = encode_demonstrations(template, read_demonstrations(config.train_files), config.sequence_length)
     val_samples = encode_demonstrations(template, read_demonstrations(config.val_files or ()), config.sequence_length)
     every = config.samples_per_optimizer_step
@@ -87,13 +88,18 @@ def encode_demonstrations(template: ChatTemplate, rows: Sequence[list[Message]],
     """The rows as training samples.
 
     Raises:
-        DataError: a row that is longer than `max_length`, by its number.
+        DataError: a row that can't be learnt from or is longer than `max_length`, by its number.
     """
-    samples = [encode_demonstration(template, messages) for messages in rows]
-    for number, sample in enumerate(samples, start=1):
+    samples = []
+    for number, messages in enumerate(rows, start=1):
+        try:
+            sample = encode_demonstration(template, messages, max_length=max_length)
+        except DataError as error:
+            raise DataError(f"demonstration {number}: {error}") from error
         if sample.num_tokens > max_length:
             raise DataError(
                 f"demonstration {number} has {sample.num_tokens} tokens, more than sequence_length {max_length}; "
                 "raise sequence_length or shorten the row"
             )
+        samples.append(sample)
     return samples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -95,15 +95,13 @@ class Teller:
             self.onlooker.response(prompt, answer)
             return answer
 
-        def opened(sampling: SamplingParams, *, parent: int | None = None, tools: Sequence[Mapping[str, Any]] = ()) -> Any:
+        def opened(sampling: SamplingParams, **options: Any) -> Any:
             return TextConversation(told, sampling)
 
         self._open, self._verify = opened, lambda: None
 
-    def __call__(
-        self, sampling: SamplingParams, *, parent: int | None = None, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> Conversation:
-        conversation = self._open(sampling, parent=parent, tools=tools)
+    def __call__(self, sampling: SamplingParams, **options: Any) -> Conversation:
+        conversation = self._open(sampling, **options)
         self._conversations.append(conversation)
         return conversation
 

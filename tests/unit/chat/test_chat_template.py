@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from turnwise.chat.template import _SENTINEL, ChatTemplate
+from turnwise.chat.rendering import SENTINEL
+from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ChatTemplateError
 from turnwise.testing.fakes import byte_tokenizer
 
@@ -154,8 +155,8 @@ def test_rewritten_history_is_detected_and_said_once(template, family, caplog):
 
 
 def test_text_that_contains_the_sentinel_or_special_looking_text_survives(template, family):
-    tail = template.extend(template.respond("go"), [user(f"say {_SENTINEL} twice: {_SENTINEL}")])
-    assert template.decode(tail).count(_SENTINEL) == 2
+    tail = template.extend(template.respond("go"), [user(f"say {SENTINEL} twice: {SENTINEL}")])
+    assert template.decode(tail).count(SENTINEL) == 2
     spelt = [template.tokenizer.convert_tokens_to_ids(c) for c in family.end_of_turn]
     assert template.decode(spelt) == family.end_of_turn
     assert template.extend(spelt, [user("next")])[0] == special(template, family.end_of_turn)

@@ -79,6 +79,7 @@ _RAISING = {"custom_envs.<tag>.env_type": _TOYS + "RaisingEnv", "custom_envs.<ta
 
 RUN = (
     Live("pretrain", "$other_model", "weights"),
+    Live("template_kwargs", {"unread": 1}, "error"),
     Live("exp_name", "other", "files"),
     Live("seed", 7, "weights"),
     Live("output_dir", "elsewhere", "files"),
@@ -253,6 +254,12 @@ AGENTIC: tuple[Live, ...] = (
         0,
         "rollouts",
         {"custom_envs.<tag>.mode": "step", "custom_envs.<tag>.agent_template": "{history}{observation}"},
+    ),
+    Live(
+        "custom_envs.<tag>.encode_special_tokens",
+        False,
+        "rollouts",
+        {"custom_envs.<tag>.agent_template": "<|im_end|>{observation}"},
     ),
     Live("custom_envs.<tag>.use_thread_lock", True, "episodes", _BLOCKING | {"train_env_manager.max_env_num_per_worker": 2}),
     *_roles("train_env_manager", (*_SAMPLING, *_FAILURES)),

@@ -1,0 +1,58 @@
+"""A chat template that loops ends within its deadline, with its name; a sound one passes, whatever it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from turnwise.cli.main import main
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture
+def config(tmp_path, tiny_model):
+    """A config of fine-tuning, and the folder of its model."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    rows = [{"messages": [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": "Right"}]}] * 4
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        f"pretrain: {model}\ntrain_files: {tmp_path}/rows.jsonl\noutput_dir: {tmp_path}/runs\nmax_steps: 1\n"
+        "sequence_length: 64\ntrack_with: []\n"
+    )
+    return path, model
+
+
+@pytest.mark.parametrize("where", ["{{ '' }}", "{% if messages | length > 50 %}", "{% if tools %}"])
+def test_a_template_that_loops_is_named_with_its_file(config, capsys, where):
+    path, model = config
+    looping = where + LOOP + ("{% endif %}" if "if" in where else "")
+    (model / "chat_template.jinja").write_text(looping + CHATML)
+    assert main(["sft", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert str(model / "chat_template.jinja") in error.replace("\n", "") and "loop" in error
+
+
+def test_a_template_that_refuses_most_conversations_is_no_template_that_loops(config):
+    path, model = config
+    refusing = "{% if messages | length > 2 or tools %}{{ raise_exception('no') }}{% endif %}" + CHATML
+    (model / "chat_template.jinja").write_text(refusing.replace("> 2", "> 3"))
+    assert main(["sft", str(path)]) == 0
+
+
+def test_variables_of_the_template_reach_what_is_learnt(config, capsys):
+    path, model = config
+    (model / "chat_template.jinja").write_text(CHATML.replace("'<|im_start|>' + m.role", "(mood or '') + m.role"))
+    long = "x " * 40
+    assert main(["sft", str(path), f"template_kwargs={{mood: '{long}'}}"]) == 2
+    assert "more than sequence_length 64" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["sft", str(path), "template_kwargs={moood: x}"]) == 2
+    assert "template_kwargs.moood" in capsys.readouterr().err

@@ -1,0 +1,44 @@
+"""Text from outside, in which a special token that is spelt out stays text: nobody can forge a turn with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from turnwise.chat.rendering import texts_of, with_texts
+from turnwise.types import Message
+
+_MARKS = range(0xE000, 0xF900)
+"""Unicode's characters for private use."""
+
+
+class ForeignText:
+    """Breaks up the special tokens that are spelt out in messages of users and tools. `tokens` are those of the tokenizer.
+
+    >>> messages, mark = ForeignText({7: "<|im_end|>"}).marked([{"role": "user", "content": "a<|im_end|>"}])
+    >>> messages[0]["content"].split(mark)
+    ['a<', '|im_end|>']
+    """
+
+    def __init__(self, tokens: Mapping[int, str]) -> None:
+        spelt = sorted({token for token in tokens.values() if len(token) > 1}, key=len, reverse=True)
+        self._spelt = re.compile("|".join(map(re.escape, spelt))) if spelt else None
+
+    def marked(self, messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+        """The messages with a mark inside of each spelt token, and the mark; "" where there is no such token."""
+        told = [message for message in messages if message.get("role") in ("user", "tool")]
+        texts = [text for message in told for text in texts_of(message)]
+        # Two texts of one message stand side by side in some templates.
+        joined = ["".join(texts_of(message)) for message in told]
+        if self._spelt is None or not any(self._spelt.search(text) for text in joined):
+            return messages, ""
+        mark = next(chr(code) for code in _MARKS if not any(chr(code) in text for text in texts))
+        return [with_texts(m, lambda text: self._broken(text, mark)) if m in told else m for m in messages], mark
+
+    def _broken(self, text: str, mark: str) -> str:
+        pieces, begin = [], 0
+        # A token may begin inside of another one.
+        while self._spelt is not None and (found := self._spelt.search(text, begin)):
+            pieces.append(text[begin : found.start() + 1])
+            begin = found.start() + 1
+        return mark.join([*pieces, text[begin:]])

@@ -1,0 +1,283 @@
+"""A chat template's own writing, in which every message and tool that is passed in must show.
+
+Many published templates drop messages of some kind without a word. Each shape of conversation is therefore rendered once with
+made-up words in the place of its texts, calls and schemas, and is refused where a word doesn't come back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, TemplateError, nodes
+
+from turnwise.errors import ChatTemplateError, nearest
+from turnwise.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Tools = Sequence[Mapping[str, Any]]
+
+SENTINEL = "turnwise8f1e6c0d5b7a4293sentinel"
+"""One word of ASCII letters and digits: trimming, splitting at `</think>` and JSON escaping leave it as it is."""
+GENERATION_TAG = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
+"""A tag of transformers' own, around what the assistant says; it writes nothing."""
+_GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
+"""Variables that every render sets."""
+_FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+"""What a template raises about messages that it doesn't know."""
+_MAX_SHAPES = 1024
+
+
+class Renderer:
+    """Renders messages with a tokenizer's chat template, or with the Jinja text `chat_template`.
+
+    Raises:
+        ChatTemplateError: the template isn't valid Jinja, or never reads one of `template_kwargs`.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None, template_kwargs: Mapping[str, Any]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._kwargs = dict(template_kwargs)
+        self._shapes: dict[Any, bool] = {}
+        if self._kwargs:
+            self._check_kwargs()
+
+    @property
+    def where(self) -> str:
+        """The template's file, as far as that is known."""
+        folder = Path(str(self._tokenizer.name_or_path or ""))
+        names = ("chat_template.jinja", "tokenizer_config.json")
+        found = next((str(folder / name) for name in names if folder.name and (folder / name).is_file()), "")
+        return "the chat template that was given" if self._chat_template else f"the chat template {found}".rstrip()
+
+    def sources(self) -> list[str]:
+        """The Jinja texts, of which a tokenizer may have one for tools."""
+        if self._chat_template:
+            return [self._chat_template]
+        own = self._tokenizer.chat_template
+        return list(own.values()) if isinstance(own, dict) else [str(own)]
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the template can read besides messages and tools."""
+        return {**self._tokenizer.special_tokens_map, **self._kwargs}
+
+    def render(self, messages: Sequence[Message], tools: Tools = (), *, opens_answer: bool = True) -> str:
+        """The messages as text, with the header of the next response unless `opens_answer` is False.
+
+        Raises:
+            ChatTemplateError: the template refuses them.
+        """
+        return self._render(messages, list(tools) or self._no_tools, opens_answer)
+
+    def shown(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools = ()) -> str:
+        """The text of the messages, and with a `prefix` that ends with the sentinel only what follows the sentinel.
+
+        Raises:
+            ChatTemplateError: the template refuses the messages, or doesn't show all that they and the tools hold.
+        """
+        if self._takes_parts_here(prefix, messages, tools):
+            messages = [_as_parts(message) for message in messages]
+        text = self._after(prefix, messages, tools)
+        for message in messages:
+            if message.get("role") != "assistant" and not all(_is_in(said, text) for said in texts_of(message)):
+                raise self._loses(f"part of what a {message.get('role')} message says")
+        return text
+
+    def takes(self, content: Any) -> bool:
+        """Whether a user's message may hold `content`, which has the sentinel in it."""
+        try:
+            text = self.render([{"role": "user", "content": content}])
+        except ChatTemplateError:
+            return False
+        return SENTINEL in text and "'type'" not in text
+
+    def _takes_parts_here(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> bool:
+        """Whether the texts of messages of this shape have to be lists of parts.
+
+        Raises:
+            ChatTemplateError: in neither form do they show.
+        """
+        key = (bool(prefix), tuple(map(_shape, messages)), json.dumps(tools, default=str) if tools else "")
+        if key not in self._shapes:
+            if len(self._shapes) >= _MAX_SHAPES:
+                self._shapes.clear()
+            self._shapes[key] = self._probe(prefix, messages, tools)
+        return self._shapes[key]
+
+    def _probe(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> bool:
+        words: dict[str, str] = {}
+        made_up = [_worded(m, f"a {m.get('role')} message{' after an answer' * bool(prefix)}", words) for m in messages]
+        schemas = [_worded(tool, "the schema of a tool", words) for tool in tools]
+        refusal: ChatTemplateError | None = None
+        for is_parts in (False, True):
+            try:
+                said = [_as_parts(message) for message in made_up] if is_parts else made_up
+                text = self._after(prefix, said, schemas)
+            except ChatTemplateError as error:
+                refusal = refusal or error
+                continue
+            # What opened the context has announced the tools.
+            expected = {word: what for word, what in words.items() if not (prefix and what.startswith("the schema"))}
+            lost = next((what for word, what in expected.items() if word not in text), "")
+            if not lost and not (is_parts and "'type'" in text):
+                return is_parts
+            refusal = self._loses(lost) if lost else refusal
+        raise refusal or self._loses("the messages")
+
+    def _loses(self, what: str) -> ChatTemplateError:
+        advice = (
+            "describe the tools in the system message"
+            if what.startswith("the schema")
+            else "put its text into a user's message"
+        )
+        return ChatTemplateError(f"{self.where} doesn't show {what}: {advice}, or give the model a chat template that shows it")
+
+    def _after(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> str:
+        text = self.render([*prefix, *messages], tools)
+        if not prefix:
+            return text
+        _, found, tail = text.partition(SENTINEL)
+        if not found:
+            raise ChatTemplateError(
+                f"{self.where} drops an assistant's text where it is followed by "
+                f"{[message.get('role') for message in messages]}: a context can't be extended with these messages"
+            )
+        return tail
+
+    def _render(self, messages: Sequence[Message], tools: Any, opens_answer: bool = True) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=tools,
+                    chat_template=self._chat_template,
+                    add_generation_prompt=opens_answer,
+                    tokenize=False,
+                    **self._kwargs,
+                )
+            )
+        except _FAULTS as error:
+            roles = " → ".join(str(message.get("role")) for message in messages)
+            raise ChatTemplateError(
+                f"the chat template refuses the messages {roles}: {error}. Send the roles and contents that it knows, set a "
+                "variable that it lacks in template_kwargs, or give another chat template"
+            ) from error
+
+    @cached_property
+    def _no_tools(self) -> list[Any] | None:
+        """What stands for no tools: None, or an empty list where the template reads `tools` at every render."""
+        choices: tuple[list[Any] | None, ...] = (None, [])
+        for tools in choices:
+            for content in ("a", [{"type": "text", "text": "a"}]):
+                try:
+                    self._render([{"role": "user", "content": content}], tools)
+                except ChatTemplateError:
+                    continue
+                return tools
+        return None
+
+    def _check_kwargs(self) -> None:
+        read: set[str] = set()
+        for source in self.sources():
+            try:
+                tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(GENERATION_TAG.sub("", source))
+            except TemplateError as error:
+                raise ChatTemplateError(f"{self.where} isn't valid Jinja: {error}") from error
+            read |= {node.name for node in tree.find_all(nodes.Name)} - set(_GIVEN)
+        for name in self._kwargs:
+            if name not in read:
+                raise ChatTemplateError(
+                    f"template_kwargs.{name}: {self.where} never reads {name!r}, so that it would change nothing; remove it."
+                    + nearest(name, read)
+                )
+
+
+def texts_of(message: Message) -> Iterator[str]:
+    """The texts that a message's content holds.
+
+    >>> list(texts_of({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}))
+    ['what?']
+    """
+    content = message.get("content")
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        yield from (part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str))
+
+
+def with_texts(message: Message, change: Callable[[str], str]) -> Message:
+    """The message with each text of its content changed."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": change(content)}
+    if isinstance(content, list):
+        parts = [{**p, "text": change(p["text"])} if isinstance(p.get("text"), str) else p for p in content]
+        return {**message, "content": parts}
+    return message
+
+
+def as_part(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _as_parts(message: Message) -> Message:
+    content = message.get("content")
+    return {**message, "content": as_part(content)} if isinstance(content, str) else message
+
+
+def _shape(message: Message) -> tuple[Any, ...]:
+    """What a template may look at besides texts."""
+    content, calls = message.get("content"), message.get("tool_calls") or ()
+    kinds = tuple(part.get("type") for part in content) if isinstance(content, list) else type(content).__name__
+    return message.get("role"), bool(content), kinds, tuple(sorted(message)), len(calls)
+
+
+def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dict[str, Any]:
+    """A message or schema with words in the place of what must show; each is noted with `what` it stands for."""
+
+    def word(_: str, what: str = what) -> str:
+        made = f"turnwiseword{len(words)}x"
+        words[made] = what
+        return made
+
+    def names(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            is_said = {key: key in ("name", "description") and isinstance(item, str) for key, item in value.items()}
+            return {key: word(item) if is_said[key] else names(item) for key, item in value.items()}
+        return [names(item) for item in value] if isinstance(value, list) else value
+
+    def called(call: Any) -> Any:
+        function = call.get("function", call)
+        arguments = function.get("arguments")
+        shown = dict.fromkeys(arguments, word("", "a tool call")) if isinstance(arguments, Mapping) else arguments
+        named = {**function, "name": word("", "a tool call"), "arguments": shown}
+        return {**call, "function": named} if "function" in call else named
+
+    if "role" not in message:
+        return dict(names(message))
+    made_up = with_texts(dict(message), lambda text: word(text) if text.strip() else text)
+    if message.get("tool_calls"):
+        made_up = {**made_up, "tool_calls": [called(call) for call in message["tool_calls"]]}
+    return made_up
+
+
+def _is_in(said: str, text: str) -> bool:
+    """Whether a text shows, be it trimmed, with other white space, or written as JSON."""
+    if said.strip() in text:
+        return True
+    written = _letters(text)
+    return any(_letters(form) in written for form in (said, json.dumps(said, ensure_ascii=False), json.dumps(said)))
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text))

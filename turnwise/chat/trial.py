@@ -1,0 +1,66 @@
+"""A chat template's trial: does it come to an end? In this process nothing could stop one that doesn't."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from turnwise.chat.rendering import GENERATION_TAG
+from turnwise.chat.template import ChatTemplate
+from turnwise.errors import ChatTemplateError
+
+_logger = logging.getLogger(__name__)
+
+CPU_S = 5
+"""Seconds of computing, for what takes a usual template a tenth of one."""
+_WALL_S = 60.0
+_BYTES = 2 * 2**30
+_PROGRAM = Path(__file__).with_name("trial_program.py")
+
+
+def tried(template: ChatTemplate) -> ChatTemplate:
+    """The template, after it has rendered conversations of every kind and of 100 turns in a process of its own.
+
+    Raises:
+        ChatTemplateError: it doesn't come to an end there, or takes all memory; the message names its file.
+    """
+    renderer = template.renderer
+    asked: dict[str, object] = {
+        "sources": [GENERATION_TAG.sub("", source) for source in renderer.sources()],
+        "variables": renderer.variables,
+    }
+    asked |= {"cpu_s": CPU_S, "num_bytes": _BYTES}
+    fault = _fault(json.dumps(asked, default=str))
+    if fault:
+        raise ChatTemplateError(
+            f"{renderer.where} {fault} on conversations of up to 100 turns: it seems to loop; mend it, or give the model "
+            "another chat template"
+        )
+    return template
+
+
+@lru_cache(maxsize=64)
+def _fault(asked: str) -> str:
+    """What went wrong in the trial, "" for nothing."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", str(_PROGRAM)], input=asked, capture_output=True, text=True, timeout=_WALL_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"doesn't end within {_WALL_S:g} s"
+    except OSError as error:
+        _logger.warning("the chat template could not be tried in a process of its own: %s", error)
+        return ""
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"doesn't end within {CPU_S} s of computing"
+    if "MemoryError" in done.stderr:
+        return f"takes more than {_BYTES // 2**30} GiB"
+    if done.returncode:
+        # A template that isn't valid Jinja is refused at its first use.
+        _logger.warning("the chat template could not be tried: %s", done.stderr.strip().rpartition("\n")[2])
+    return ""
