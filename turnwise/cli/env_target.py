@@ -123,7 +123,7 @@ def _of_config(
     tag: str | None,
     max_steps: int | None,
 ) -> EnvTarget:
-    config, _ = load_config(file, overrides, AgenticConfig)
+    config, _ = load_config(file, overrides, AgenticConfig, purpose="play")
     tag = _choose_tag(config, file, env_type, tag)
     found = config.custom_envs[tag].env_type
     if env_type not in (None, found):
@@ -133,7 +133,7 @@ def _of_config(
     changes = [f"custom_envs.{tag}.env_config.{text}" for text in arguments]
     changes += [] if max_steps is None else [f"custom_envs.{tag}.max_steps={max_steps}"]
     if changes:
-        config, _ = load_config(file, [*overrides, *changes], AgenticConfig)
+        config, _ = load_config(file, [*overrides, *changes], AgenticConfig, purpose="play")
     return EnvTarget(config, tag, file)
 
 

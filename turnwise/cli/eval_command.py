@@ -30,7 +30,7 @@ class Result(NamedTuple):
 
 def run(options: argparse.Namespace) -> int:
     """Plays the config's validation tasks with saved models, and prints success with its interval and pass@k."""
-    config, notes = load_config(options.config, options.overrides, AgenticConfig, strict=options.strict)
+    config, notes = load_config(options.config, options.overrides, AgenticConfig, strict=options.strict, purpose="play")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     _check(options)

@@ -15,7 +15,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 def run(options: argparse.Namespace) -> int:
     """Plays batches without training, writes them to a file, and prints what came of them."""
-    config, notes = load_config(options.config, options.overrides, AgenticConfig, strict=options.strict)
+    config, notes = load_config(options.config, options.overrides, AgenticConfig, strict=options.strict, purpose="play")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if options.batches < 1:

@@ -23,9 +23,9 @@ def asynchrony(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at(
             "async_generation_ratio",
             f"{ratio} trains on samples that are up to {_staleness(config)} old, and with top_k, top_p or "
-            "repetition_penalty on their log-probs are those of a cut distribution, so that nothing can correct for it: "
-            "exp(old − sampled) is no importance ratio. Sample with top_p 1, top_k 0, repetition_penalty 1, or train "
-            "synchronously (async_generation_ratio: 0)",
+            "repetition_penalty on their log-probs are those of a cut distribution: exp(old − sampled) is no importance "
+            "ratio. A correction for cut sampling isn't in this version: sample with top_p 1, top_k 0, repetition_penalty 1, "
+            "or train synchronously (async_generation_ratio: 0)",
         )
     for obstacle in streaming_obstacles(config) if config.stream_training else ():
         yield Problem.at("stream_training", f"true trains on the groups of a step as they end, but {obstacle}; leave it out")

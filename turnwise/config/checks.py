@@ -19,7 +19,7 @@ from turnwise.spec import KL_LOSSES, PG_VARIANTS, STEP_PLACEHOLDERS, STRATEGIES,
 
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
-    """Everything that makes the config impossible, all at once."""
+    """Everything that makes the config impossible, all at once, but for `sibling_problems`."""
     if isinstance(config, SFTConfig):
         return [*_sft(config), *_context(config, config.model_args), *_trackers(config)]
     checks = (
@@ -175,11 +175,11 @@ def _sizes(config: AgenticConfig) -> Iterator[Problem]:
     if not config.is_set("sequence_length") and (config.prompt_length is None) != (config.response_length is None):
         given, missing = ("prompt_length", "response_length") if config.prompt_length else ("response_length", "prompt_length")
         yield Problem.at(given, f"sequence_length is prompt_length + response_length; set {missing} too, or sequence_length")
-    yield from _group_of_one(config)
 
 
-def _group_of_one(config: AgenticConfig) -> Iterator[Problem]:
-    if config.train_env_manager.group_size > 1:
+def sibling_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+    """Groups of one, which can be played, but teach nothing."""
+    if isinstance(config, SFTConfig) or config.train_env_manager.group_size > 1:
         return
     normalization, estimator = config.reward_normalization, estimator_of(config)
     centres_groups = normalization.grouping == "traj_group_id" and "group" in normalization.statistics
@@ -348,7 +348,8 @@ def _sampling(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at(
             key,
             "with top_k, top_p or repetition_penalty on, the sampler's log-probs are those of a cut distribution, so "
-            "exp(old − sampled) is no importance ratio; sample with top_p 1, top_k 0, repetition_penalty 1, or leave this out",
+            "exp(old − sampled) is no importance ratio; a correction for cut sampling isn't in this version, so sample with "
+            "top_p 1, top_k 0, repetition_penalty 1, or leave this out",
         )
     for tag in config.train_env_manager.tags:
         if tag in config.custom_envs and (limit := config.max_new_tokens("train", tag)) >= config.sequence_length:

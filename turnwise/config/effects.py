@@ -244,6 +244,13 @@ SFT_EFFECTS: tuple[Effect[SFTConfig], ...] = (
 )
 
 
+def never_works(key: str) -> bool:
+    """Whether a dotted key is one of a role that never reads it."""
+    role, _, inner = key.partition(".")
+    ignored = (name for effect in ROLE_EFFECTS.get(role, ()) if effect.works is _never for name in effect.keys)
+    return any(f"{inner}.".startswith(f"{name}.") for name in ignored)
+
+
 def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """The keys that were set without effect, each with the reason; a section that has none is named as a whole."""
     if isinstance(config, SFTConfig):
@@ -298,9 +305,9 @@ def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
     long = [tag for tag in tags if config.custom_envs[tag].mode == "trajectory" and config.custom_envs[tag].max_steps > 1]
     if long:
         message = (
-            f"{config.pg_variant} gives all tokens of a sequence the mean of their advantages, and in mode trajectory the turns "
-            f"of an episode ({', '.join(long)}) are one sequence, so the credit that {config.adv_estimator} gives single turns "
-            "is averaged away; set ratio_type: segment, or mode: step in the environment, or pg_variant: ppo."
+            f"{config.pg_variant} gives all tokens of a sequence the mean of their advantages, and in mode trajectory the "
+            f"turns of an episode ({', '.join(long)}) are one sequence, so the credit that {config.adv_estimator} gives single "
+            "turns is averaged away; set ratio_type: segment, or mode: step in the environment, or pg_variant: ppo."
         )
         yield Problem.at("pg_variant", message)
 

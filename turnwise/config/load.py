@@ -6,17 +6,18 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, TypeVar, get_args, overload
+from typing import Any, Literal, TypeVar, get_args, overload
 
 from pydantic import BaseModel, ValidationError
 
-from turnwise.config.checks import find_problems
+from turnwise.config.checks import find_problems, sibling_problems
+from turnwise.config.coming_from import counterpart, differing_defaults, unknown_leaves
 from turnwise.config.compose import Composed, compose
-from turnwise.config.effects import find_ineffective
+from turnwise.config.effects import find_ineffective, never_works
 from turnwise.config.positions import Positions, display
 from turnwise.config.problems import Path as KeyPath
 from turnwise.config.problems import Problem, as_sentences, config_error
-from turnwise.config.published import translate
+from turnwise.config.published import Translation, translate
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import nearest
@@ -24,30 +25,37 @@ from turnwise.errors import nearest
 AnyConfig = AgenticConfig | SFTConfig
 C = TypeVar("C", AgenticConfig, SFTConfig)
 Kind = type[AgenticConfig] | type[SFTConfig]
+Purpose = Literal["train", "play", "show"]
 
 
 @overload
 def load_config(
-    path: str | Path, overrides: Sequence[str] = (), *, strict: bool = False
+    path: str | Path, overrides: Sequence[str] = (), *, strict: bool = False, purpose: Purpose = "train"
 ) -> tuple[AgenticConfig, list[str]]: ...
 @overload
 def load_config(
-    path: str | Path, overrides: Sequence[str] = (), kind: type[C] = ..., strict: bool = False
+    path: str | Path, overrides: Sequence[str] = (), kind: type[C] = ..., strict: bool = False, purpose: Purpose = "train"
 ) -> tuple[C, list[str]]: ...
 def load_config(
-    path: str | Path, overrides: Sequence[str] = (), kind: Any = AgenticConfig, strict: bool = False
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    kind: Any = AgenticConfig,
+    strict: bool = False,
+    purpose: Purpose = "train",
 ) -> tuple[Any, list[str]]:
     """The config of a YAML file with overrides, and notes on what was translated or has no effect.
+
+    What is only played (`purpose` play) needs no siblings to be compared.
 
     Raises:
         ConfigError: every problem that was found, with file and line. With `strict`, keys without effect are problems.
     """
-    return _load(Path(path), overrides, lambda _: kind, strict)
+    return _load(Path(path), overrides, lambda _: kind, strict, purpose)
 
 
 def load_any_config(path: str | Path, overrides: Sequence[str] = (), strict: bool = False) -> tuple[AnyConfig, list[str]]:
     """Like `load_config` for a file of either kind: one with `train_files` at its top level is an SFTConfig."""
-    return _load(Path(path), overrides, _kind_of, strict)
+    return _load(Path(path), overrides, _kind_of, strict, "show")
 
 
 @overload
@@ -63,16 +71,16 @@ def parse_config(values: Mapping[str, Any], kind: Any = AgenticConfig, strict: b
     turnwise.errors.ConfigError: config can't be used: 1 problem.
       ppo_epoch: unknown key. Did you mean 'ppo_epochs'?
     """
-    return _parse(Composed(deepcopy(dict(values)), frozenset()), kind, strict, "config", lambda: lambda key: "")
+    return _parse(Composed(deepcopy(dict(values)), frozenset()), kind, strict, "config", lambda: lambda key: "", "train")
 
 
 def _load(
-    path: Path, overrides: Sequence[str], choose: Callable[[dict[str, Any]], type[C]], strict: bool
+    path: Path, overrides: Sequence[str], choose: Callable[[dict[str, Any]], type[C]], strict: bool, purpose: Purpose
 ) -> tuple[C, list[str]]:
     composed = compose(path, overrides)
     composed.values.setdefault("exp_name", path.stem)
     kind = choose(composed.values)
-    return _parse(composed, kind, strict, display(path), lambda: Positions(path, overrides).of)
+    return _parse(composed, kind, strict, display(path), lambda: Positions(path, overrides).of, purpose)
 
 
 def _kind_of(values: dict[str, Any]) -> Any:
@@ -80,37 +88,59 @@ def _kind_of(values: dict[str, Any]) -> Any:
 
 
 def _parse(
-    composed: Composed, kind: type[C], strict: bool, source: str, positions: Callable[[], Callable[[KeyPath], str]]
+    composed: Composed,
+    kind: type[C],
+    strict: bool,
+    source: str,
+    positions: Callable[[], Callable[[KeyPath], str]],
+    purpose: Purpose,
 ) -> tuple[C, list[str]]:
     translation = translate(composed.values, frozenset(kind.model_fields), composed.interpolated)
     problems = list(translation.problems)
-    config = _validate(kind, translation.raw, problems)
+    config = _validate(kind, translation, problems)
     without_effect = list(translation.ineffective)
     if config is not None:
-        problems += find_problems(config)
+        problems += translation.refusing(find_problems(config))
+        problems += _sibling_problems(config, translation, purpose)
         without_effect += find_ineffective(config)
     if strict:
         problems += without_effect
     notes = translation.notes + as_sentences(without_effect)
+    if translation.is_published and isinstance(config, AgenticConfig):
+        notes += filter(None, [differing_defaults(config)])
     if problems or config is None:
         raise config_error(source, problems, positions())
     return config, notes
 
 
-def _validate(kind: type[C], raw: dict[str, Any], problems: list[Problem]) -> C | None:
+def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:
+    """Those that refuse the config. A published file may be one of a pipeline that only plays, which no key of it says."""
+    found = [] if purpose == "play" else list(sibling_problems(config))
+    if purpose == "show" and translation.is_published:
+        translation.notes += [f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)]
+        return []
+    return found
+
+
+def _validate(kind: type[C], translation: Translation, problems: list[Problem]) -> C | None:
     """The model, or None. Unknown keys are reported and left out, so that everything else is checked as well."""
+    raw = translation.raw
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
         found = error.errors(include_url=False)
     unknown = [item for item in found if item["type"] == "extra_forbidden"]
-    problems += [_unknown_key(kind, item["loc"]) for item in unknown]
-    problems += _merge([_field_problem(raw, item) for item in found if item["type"] != "extra_forbidden"])
+    everything = [_unknown_key(kind, path) for item in unknown for path in unknown_leaves(item["loc"], item["input"])]
+    everything += _merge([_field_problem(raw, item) for item in found if item["type"] != "extra_forbidden"])
+    refusing = translation.refusing(everything)
+    if len(refusing) < len(everything):
+        return _validate(kind, translation, problems)
+    problems += refusing
     if len(unknown) < len(found):
         return None
     for item in unknown:
         _remove(raw, item["loc"])
-    return _validate(kind, raw, problems)
+    return _validate(kind, translation, problems)
 
 
 def _remove(raw: Any, path: KeyPath) -> None:
@@ -156,9 +186,12 @@ def _merge(problems: list[Problem]) -> list[Problem]:
 def _unknown_key(kind: Kind, path: KeyPath) -> Problem:
     name = str(path[-1])
     section = _section_at(kind, path[:-1])
-    hint = nearest(name, section.model_fields) if section else ""
     homes = [home for home in _homes(kind, name) if home != ".".join(str(part) for part in path[:-1])]
-    homes = [home for home in homes if home.startswith(f"{path[0]}.")] or homes
+    homes = [home for home in homes if not never_works(f"{home}.{name}") and not home.startswith("reward.")]
+    own = [home for home in homes if home.startswith(f"{path[0]}.")]
+    hint = "" if own else counterpart(path)
+    hint = hint or (nearest(name, section.model_fields) if section else "")
+    homes = own or homes
     if not hint and homes:
         hint = f" It belongs in {' or '.join(home or 'the top level' for home in homes[:3])}."
     return Problem(path, f"unknown key.{hint}")

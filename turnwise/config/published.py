@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.config.problems import Problem
-from turnwise.config.published_keys import BUILT_IN_ENV_CONFIG, RETIRED, VARIABLES, Retired
+from turnwise.config.published_keys import ANYWHERE, BUILT_IN_ENV_CONFIG, RETIRED, VARIABLES, Retired
+from turnwise.config.published_keys import MANAGERS as MANAGER_CLASSES
 from turnwise.config.roles import Role
 from turnwise.spec import ENVS
 
@@ -28,6 +29,21 @@ class Translation:
     ineffective: list[Problem] = field(default_factory=list)
     """Known keys without effect here: warnings, or errors under `--strict`."""
     problems: list[Problem] = field(default_factory=list)
+    is_published: bool = False
+    """Whether a key occurs that only the published system has."""
+    unplayed: frozenset[str] = frozenset()
+    """Tags of environments that neither manager plays."""
+
+    def refusing(self, problems: list[Problem]) -> list[Problem]:
+        """Those that refuse the config. One of a tag that nothing plays becomes a note, and the tag is left out."""
+        refusing = []
+        for problem in problems:
+            if problem.path[:1] == ("custom_envs",) and str(problem.path[1:2] and problem.path[1]) in self.unplayed:
+                self.notes.append(f"{problem.key}: {problem.message} It is left out, since no manager's tags name it.")
+                self.section("custom_envs").pop(str(problem.path[1]), None)
+            else:
+                refusing.append(problem)
+        return refusing
 
     def section(self, *path: str) -> dict[str, Any]:
         """The mapping at a path, empty where the config has none."""
@@ -53,6 +69,7 @@ class Translation:
 def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozenset[str]) -> Translation:
     """Translates a raw config in place. `known` are the schema's top-level keys, `interpolated` those referred to."""
     translation = Translation(raw)
+    translation.unplayed = _unplayed(translation)
     _drop_variables(translation, known, interpolated)
     _answer_second_system(translation)
     for role in ROLES:
@@ -63,7 +80,50 @@ def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozense
         _translate_env(translation, tag)
     _translate_correction(translation)
     _retire(translation, raw, (), "")
+    if translation.is_published:
+        _answer_idle_sections(translation)
+        _read_grpo_of_plain_scores(translation)
+    translation.problems = translation.refusing(translation.problems)
     return translation
+
+
+def _unplayed(translation: Translation) -> frozenset[str]:
+    tags = [translation.section(manager).get("tags") for manager in MANAGERS]
+    if tags[0] is None:
+        return frozenset()
+    played = {name for names in tags if names is not None for name in ([names] if isinstance(names, str) else names)}
+    return frozenset(translation.section("custom_envs").keys() - played)
+
+
+def _answer_idle_sections(translation: Translation) -> None:
+    """Published files always have a reference, and threads for environments that take turns."""
+    raw = translation.raw
+    if "reference" in raw and not raw.get("use_kl_loss") and not raw.get("add_token_level_kl"):
+        del raw["reference"]
+        translation.notes.append("reference: nothing to do here: no KL is taken to it.")
+    envs = translation.section("custom_envs")
+    tags = list(envs)
+    for manager in MANAGERS:
+        section = translation.section(manager)
+        tags = section.get("tags") or tags
+        if "max_env_num_per_worker" in section and all(
+            isinstance(envs.get(tag), dict) and envs[tag].get("use_thread_lock") for tag in tags
+        ):
+            del section["max_env_num_per_worker"]
+            message = "nothing to do here: use_thread_lock lets its environments be called one after the other."
+            translation.notes.append(f"{manager}.max_env_num_per_worker: {message}")
+
+
+def _read_grpo_of_plain_scores(translation: Translation) -> None:
+    """There, `grpo` is one more name of `reinforce` on whole scores; it is the normalisation that compares siblings."""
+    normalization = translation.section("reward_normalization")
+    own = any(normalization.get(f"norm_{part}_type") for part in ("mean", "std"))
+    if translation.raw.get("adv_estimator") == "grpo" and normalization.get("method") == "identity" and not own:
+        translation.raw |= {"adv_estimator": "reinforce", "reward_placement": "final"}
+        translation.notes.append(
+            "adv_estimator grpo with reward_normalization.method identity is read as reinforce with reward_placement final: "
+            "scores as they are, on every token"
+        )
 
 
 def _drop_variables(translation: Translation, known: frozenset[str], interpolated: frozenset[str]) -> None:
@@ -74,7 +134,7 @@ def _drop_variables(translation: Translation, known: frozenset[str], interpolate
             del translation.raw[key]
         elif key in VARIABLES:
             del translation.raw[key]
-            translation.ineffective.append(Problem((key,), "is a variable of the published files that nothing here refers to."))
+            translation.notes.append(f"{key}: nothing to do here: a variable of the published files that nothing refers to.")
 
 
 def _answer_second_system(translation: Translation) -> None:
@@ -148,13 +208,16 @@ def _translate_env(translation: Translation, tag: str) -> None:
     env = translation.section(*path)
     manager = env.get("env_manager_cls")
     if isinstance(manager, str):
-        mode = next((m for m in ("Step", "Traj") if manager.endswith(f"{m}EnvManager")), None)
-        if mode is None:
-            message = f"{manager} has no counterpart; write an agent loop and name it in agent_name"
-            translation.problems.append(Problem((*path, "env_manager_cls"), message))
+        translation.is_published = True
+        name = manager.rpartition(".")[2]
+        own = ("", "it has no counterpart here; write an agent loop and name it in agent_name: module:Class.")
+        mode, lacking = MANAGER_CLASSES.get(name, own)
+        if lacking:
+            translation.problems.append(Problem((*path, "env_manager_cls"), f"{name}: {lacking}"))
             del env["env_manager_cls"]
+            env |= {"mode": mode} if mode else {}
         else:
-            translation.move((*path, "env_manager_cls"), (*path, "mode"), "step" if mode == "Step" else "trajectory")
+            translation.move((*path, "env_manager_cls"), (*path, "mode"), mode)
     if env.get("max_actions_per_traj") is not None:
         translation.move((*path, "max_actions_per_traj"), (*path, "max_steps"), env["max_actions_per_traj"])
     config = translation.section(*path, "env_config")
@@ -203,7 +266,10 @@ def _translate_correction(translation: Translation) -> None:
 def _translate_filter(translation: Translation, path: tuple[str | int, ...], band: dict[str, Any]) -> None:
     given = {key: band.pop(key) for key in ("ratio_enabled", "diff_enabled", "diff_low", "diff_high") if key in band}
     if given.get("diff_enabled") and band.get("enabled", True):
-        message = "no filter here bounds exp(old) − exp(sampled); bound the ratio of the two by ratio_low and ratio_high"
+        message = (
+            "a filter that bounds exp(old) − exp(sampled) isn't in this version; bound the ratio of the two by ratio_low and "
+            "ratio_high"
+        )
         translation.problems.append(Problem((*path, "diff_enabled"), message))
         return
     for key in ("diff_low", "diff_high"):
@@ -221,7 +287,7 @@ def _retire(translation: Translation, section: dict[str, Any], path: tuple[str, 
         here = (*path, key)
         name = f"{kind}.{key}" if kind else key
         value = section[key]
-        if (retired := RETIRED.get(name)) is not None:
+        if (retired := RETIRED.get(name) or ANYWHERE.get(key)) is not None:
             del section[key]
             _answer(translation, retired, here, value)
         elif isinstance(value, dict) and key not in _VERBATIM:
@@ -232,7 +298,10 @@ def _retire(translation: Translation, section: dict[str, Any], path: tuple[str, 
 def _answer(translation: Translation, retired: Retired, path: tuple[str, ...], value: Any) -> None:
     if value is None or retired.is_harmless(value):
         return
+    translation.is_published = True
     if retired.is_refused(value):
         translation.problems.append(Problem(path, retired.reason))
+    elif retired.is_idle(value):
+        translation.notes.append(f"{Problem(path, '').key}: nothing to do here: {retired.reason}")
     else:
         translation.ineffective.append(Problem(path, f"has no effect: {retired.reason}"))

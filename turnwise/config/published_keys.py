@@ -9,11 +9,19 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Why a key isn't needed. `harmless` values are dropped silently; others are dropped with a warning, or refused."""
+    """Why a key isn't needed. `harmless` values are dropped silently; others with a note (`nothing to do`: what they ask for
+    happens anyway, or can't matter), with a warning, or they are refused."""
 
     reason: str
-    answer: Literal["warn", "refuse", "refuse own classes"] = "warn"
+    answer: Literal["nothing to do", "warn", "refuse", "refuse own classes"] = "warn"
     harmless: tuple[Any, ...] = ()
+    idle: tuple[str, ...] = ()
+    """There is nothing to do for a mapping all of whose keys start with one of these."""
+
+    def is_idle(self, value: Any) -> bool:
+        if self.idle and isinstance(value, dict):
+            return all(str(key).startswith(self.idle) for key in value)
+        return self.answer in ("nothing to do", "refuse own classes")
 
     def is_harmless(self, value: Any) -> bool:
         return any(type(value) is type(known) and value == known for known in self.harmless)
@@ -63,13 +71,15 @@ VARIABLES = frozenset(
 """Top-level names that the published files use for interpolation only."""
 
 _DISTILLATION = Retired("on-policy distillation isn't part of turnwise.", "refuse", harmless=(False, "rlvr", "agentic"))
-_DEVICES = Retired("devices follow from each role's device_mapping.")
+_DEVICES = Retired("devices follow from each role's device_mapping.", "nothing to do")
 _OTHER_PIPELINE = Retired("it belongs to the published single-turn pipeline.", harmless=(False,))
 _PROFILER = Retired("use a profiler such as py-spy or torch.profiler around `turnwise train`.", harmless=(False,))
 _OFFLOAD = Retired("what is offloaded, and how weights travel, follows from the placement of the roles.", harmless=(False,))
-_NEVER_READ = Retired("nothing ever read it.", harmless=(False,))
-_ROUTER = Retired("a conversation always stays on its replica and a new one goes to the least busy.")
-_SYSTEM_ENVS = Retired("set environment variables in the shell that starts turnwise.", harmless=({},))
+_NEVER_READ = Retired("nothing ever read it.", "nothing to do", harmless=(False,))
+_ROUTER = Retired("a conversation always stays on its replica and a new one goes to the least busy.", "nothing to do")
+_SYSTEM_ENVS = Retired(
+    "set environment variables in the shell that starts turnwise.", harmless=({},), idle=("USE_MODELSCOPE", "RAY_", "ROLL_")
+)
 _WORKER_CLASS = Retired(
     "workers follow from strategy_name and the loss from pg_variant; your own loss is pg_variant: module:function.",
     "refuse own classes",
@@ -82,18 +92,25 @@ _PROXY = Retired(
 _SCHEDULE = Retired("steps and seeds are the pipeline's (max_steps, seed).")
 _PRECISION = Retired("the precision is model_args.dtype.", harmless=(False,))
 _BEAMS = Retired("tokens are sampled, never searched for with beams.", "refuse", harmless=(1, 1.0))
-_LOGPROBS = Retired("the log-prob of every sampled token is always returned.")
+_LOGPROBS = Retired("the log-prob of every sampled token is always returned.", "nothing to do")
 _OLD_LOGPROBS = Retired(
     "old log-probs are recomputed unless a ratio of 1 is exactly true; use_rollout_log_probs takes the sampler's.",
     harmless=(False,),
 )
-_MICRO_BATCH = Retired("forward passes use per_device_train_batch_size, or use_dynamic_batching_in_infer.")
-_WORKER = Retired("workers and their limits follow from device_mapping, strategy_config and deadlines.")
+_MICRO_BATCH = Retired(
+    "forward passes use per_device_train_batch_size, or use_dynamic_batching_in_infer, with the same result.", "nothing to do"
+)
+_WORKER = Retired("workers and their limits follow from device_mapping, strategy_config and deadlines.", "nothing to do")
+_IMAGES = Retired("images in observations aren't in this version.", "refuse")
+_RUNNER = Retired(
+    "agent runners aren't in this version; write an agent loop and name it in agent_name: module:Class.", "refuse"
+)
+_PACKING = Retired("samples are always packed (use_sequence_packing).", "nothing to do")
 _LOSS_SCALE = Retired("losses are divided by the counts of the whole optimiser step, so no scale is needed.", harmless=(True,))
 _ENGINE = Retired("engine options stand in strategy_args.strategy_config.", harmless=(False, "disabled", {}))
 
 _ROOT: dict[str, Retired] = {
-    **dict.fromkeys(("num_gpus_per_node", "num_nodes", "local_rank", "partial_gpu_mode"), _DEVICES),
+    **dict.fromkeys(("num_gpus_per_node", "num_nodes", "world_size", "local_rank", "partial_gpu_mode"), _DEVICES),
     **dict.fromkeys(("teacher", "student_train", "student_infer", "is_pure_opd", "use_opd"), _DISTILLATION),
     "pure_opd_pipeline_type": _DISTILLATION,
     **dict.fromkeys(("dirty_data_mask", "open_feedback_turn", "use_token_reward", "exp_mode"), _NEVER_READ),
@@ -121,7 +138,7 @@ _ROOT: dict[str, Retired] = {
     "batch_adjust_mode": Retired("batches are never copied, dropped or reordered to fit a divisor."),
     "env_monitor": Retired("env_step_timeout_s and episode_timeout_s end what hangs."),
     "l2": Retired("use actor_train.training_args.weight_decay.", "refuse", harmless=(0, 0.0)),
-    "parse_tool_call_parameter_to_dict": Retired("agent.tool_parser decides on the form of arguments.", harmless=(False,)),
+    "parse_tool_call_parameter_to_dict": Retired("tools aren't in this version.", "refuse", harmless=(False,)),
     "skip_mock_system_prompt": Retired("the chat template is rendered as it is.", harmless=(False,)),
     **dict.fromkeys(("val_prompt_length", "val_response_length", "val_sequence_length"), Retired("one sequence_length holds.")),
     "checkpoint_config.async_upload": Retired("checkpoints are written to the file system before the next step."),
@@ -133,17 +150,16 @@ _ROLE: dict[str, Retired] = {
     "worker_cls": _WORKER_CLASS,
     "system_envs": _SYSTEM_ENVS,
     "llm_proxy": _PROXY,
-    "data_args": Retired("the chat template is the tokenizer's own, and data sets stand in data."),
+    "data_args": Retired("the chat template is the tokenizer's own, and tasks come from custom_envs.", "nothing to do"),
     "infer_batch_size": _MICRO_BATCH,
     **dict.fromkeys(("name", "world_size", "num_gpus_per_worker", "max_concurrency", "backend_timeout"), _WORKER),
     **dict.fromkeys(("offload_nccl", "sequence_packing_args", "logits_in_fp32", "mtp_training_mode", "router_replay"), _ENGINE),
     **dict.fromkeys(("sequence_length_round_in_train", "sequence_length_round_in_infer"), _ENGINE),
     "apply_loss_scale": _LOSS_SCALE,
     **dict.fromkeys(("opd_kl_coef", "tag_included"), _DISTILLATION),
-    "model_args.adapter_name_or_path": Retired("merge the adapter and name the merged model's folder.", "refuse"),
+    "model_args.adapter_name_or_path": Retired("name the adapter's folder as the model (pretrain).", "refuse"),
     **dict.fromkeys(("model_args.device_map", "model_args.ulysses_size", "model_args.moe_aux_loss_coef"), _ENGINE),
     **dict.fromkeys(("model_args.model_config_kwargs", "model_args.gradient_checkpointing_use_reentrant"), _ENGINE),
-    "model_args.use_remove_padding": Retired("samples are always packed (use_sequence_packing)."),
     "model_args.num_labels": Retired("a value head has one output.", harmless=(1,)),
     **dict.fromkeys(("model_args.additional_target", "model_args.autocast_adapter_dtype"), _ENGINE),
     **dict.fromkeys(("training_args.output_dir", "training_args.max_steps", "training_args.num_train_epochs"), _SCHEDULE),
@@ -169,11 +185,11 @@ _MANAGER: dict[str, Retired] = {
 
 _ENV: dict[str, Retired] = {
     "max_env_step_concurrent": Retired("max_env_num_per_worker and use_thread_lock bound blocking environments."),
-    "agent_runner_cls": Retired("write an agent loop and name it in agent_name.", "refuse"),
-    "agent_runner_config": Retired("write an agent loop and name it in agent_name.", "refuse"),
-    "tool_wrapper": Retired("name the tools in tools; their rewards reach the trajectory's.", "refuse"),
-    "pre_step_template": Retired("an observation's images follow its text in agent_template."),
-    "next_step_template": Retired("an observation's images follow its text in agent_template."),
+    "agent_runner_cls": _RUNNER,
+    "agent_runner_config": _RUNNER,
+    "tool_wrapper": Retired("tools aren't in this version; an environment of your own can call them in its step.", "refuse"),
+    "pre_step_template": _IMAGES,
+    "next_step_template": _IMAGES,
 }
 
 RETIRED: Mapping[str, Retired] = {
@@ -183,6 +199,22 @@ RETIRED: Mapping[str, Retired] = {
     **{f"<env>.{key}": value for key, value in _ENV.items()},
 }
 """By dotted key, with `<role>`, `<manager>` and `<env>` for the sections that occur more than once."""
+
+ANYWHERE: Mapping[str, Retired] = {"use_remove_padding": _PACKING}
+"""Keys that published files have in sections of every kind."""
+
+MANAGERS: Mapping[str, tuple[str, str]] = {
+    "TrajEnvManager": ("trajectory", ""),
+    "StepEnvManager": ("step", ""),
+    "VLTrajEnvManager": ("", "images in observations aren't in this version."),
+    "StepConcatEnvManager": (
+        "step",
+        "step templates in one growing context aren't in this version; mode: step makes a sample a turn.",
+    ),
+    "AgentNativeStepEnvManager": ("", "environments that write the messages themselves aren't in this version."),
+    "ProxyEnvManager": ("", "agents that call the model through a proxy aren't in this version."),
+}
+"""By the class name in `env_manager_cls`: our mode, or what this version lacks."""
 
 BUILT_IN_ENV_CONFIG: Mapping[str, str] = {
     "seed": "seeds follow from the run's seed, the tag and the group.",

@@ -35,9 +35,17 @@ class ModelArgs(Section):
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout before the adapters, while an optimiser step is made."""
     lora_target: Names | None = None
-    """Linear modules that get adapters, by their names or the ends of them, or `all` [all but the vocabulary projection]."""
+    """Linear modules that get adapters, by their names or the ends of them, or `all` (`all-linear`) [all but the
+    vocabulary projection]."""
     freeze_module_prefix: Names | None = None
     """Parameters whose names start with one of these are not trained."""
+
+    @field_validator("lora_target", mode="before")
+    @classmethod
+    def _all_linear(cls, targets: Any) -> Any:
+        """`all-linear`, as peft calls it, is `all`."""
+        names = [targets] if isinstance(targets, str) else targets
+        return ["all" if name == "all-linear" else name for name in names] if isinstance(names, list) else names
 
     @property
     def has_adapter(self) -> bool:

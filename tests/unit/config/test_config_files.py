@@ -208,11 +208,12 @@ def test_the_command_prints_yaml_and_table(main_file: Path, capsys: pytest.Captu
 
 def test_the_command_says_each_warning_once(main_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main_file.write_text(MAIN + "gamma: 0.9\nsystem_envs: {A: b}\n")
-    assert len(load_config(main_file)[1]) == 2
+    assert len([note for note in load_config(main_file)[1] if "other defaults" not in note]) == 2
     text = print_config(main_file, False, capsys)
     assert text.count("gamma: has no effect") == text.count("system_envs: has no effect") == 1
     content = json.loads(print_config(main_file, True, capsys))
-    assert (len(content["warnings"]), len(content["notes"])) == (1, 1)
+    notes = [note for note in content["notes"] if "other defaults" not in note]
+    assert (len(content["warnings"]), len(notes)) == (1, 1)
 
 
 def test_tags_are_said_as_they_are_played() -> None:

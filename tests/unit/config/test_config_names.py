@@ -1,0 +1,103 @@
+"""Keys of other systems are answered with ours: the path, and how the value converts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.config.coming_from import systems
+from turnwise.errors import ConfigError
+from turnwise.spec import PG_VARIANTS
+
+MINIMAL: dict[str, Any] = {"pretrain": "models/none", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def refusal(**keys: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(MINIMAL | keys)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "ours", "how"),
+    [
+        ("num_generations", "train_env_manager.group_size", "the same number"),
+        ("beta", "kl_loss_coef", "use_kl_loss: true"),
+        ("report_to", "track_with", "none is []"),
+        ("lr", "actor_train.training_args.learning_rate", "the same number"),
+        ("bf16", "actor_train.model_args.dtype", "true is bf16"),
+        ("lora_r", "actor_train.model_args.lora_rank", "the same number"),
+        ("max_completion_length", "actor_infer.generating_args.max_new_tokens", "one response"),
+        ("max_prompt_length", "sequence_length", "max_prompt_length + max_completion_length"),
+        ("use_vllm", "actor_infer.strategy_args.strategy_name", "isn't in this version"),
+        ("gradient_checkpointing", "actor_train.model_args.disable_gradient_checkpointing", "the opposite"),
+        ("per_device_eval_batch_size", "val_batch_size", "trajectories"),
+        ("epsilon", "pg_clip", "the same number"),
+        ("epsilon_high", "pg_clip_high", "use_pg_clip_range: true"),
+        ("scale_rewards", "reward_normalization.method", "false and none are mean"),
+        ("loss_type", "loss_agg_mode", "dr_grpo is seq-mean-token-sum-norm"),
+        ("num_iterations", "ppo_epochs", "the same number"),
+        ("temperature", "actor_infer.generating_args.temperature", "the same number"),
+        ("learning_rate", "actor_train.training_args.learning_rate", "the same number"),
+        ("algorithm.adv_estimator", "adv_estimator", "the same names"),
+        ("trainer.total_epochs", "max_steps", "an environment has no epochs"),
+        ("data.train_batch_size", "rollout_batch_size", "train_batch_size × rollout.n"),
+        ("rollout.n", "train_env_manager.group_size", "the same number"),
+        ("actor_rollout_ref.rollout.n", "train_env_manager.group_size", "the same number"),
+        ("actor_rollout_ref.actor.optim.lr", "actor_train.training_args.learning_rate", "the same number"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", "gradient_accumulation_steps", "verl counts prompts"),
+        ("critic.optim.lr", "critic.training_args.learning_rate", "the same number"),
+    ],
+)
+def test_a_key_of_another_system_is_answered_with_ours(key: str, ours: str, how: str) -> None:
+    said = refusal(**nested(key, 1))
+    assert f"{key}: unknown key. Did you mean '" in said and ours in said and how in said and "1 problem" in said
+
+
+def test_every_key_below_an_unknown_section_is_answered() -> None:
+    said = refusal(trainer={"total_epochs": 3, "save_freq": 10, "nothing_like_it": 1})
+    assert "3 problems" in said and "'save_steps'" in said and "trainer.nothing_like_it: unknown key." in said
+
+
+def test_what_has_no_counterpart_says_why() -> None:
+    assert "log_completions: unknown key. It has no counterpart here: rollouts.jsonl" in refusal(log_completions=True)
+
+
+@pytest.mark.parametrize("place", ["temperature", "actor_train.temperature", "actor_train.generating_args.temprature"])
+def test_sampling_belongs_to_the_role_that_samples(place: str) -> None:
+    said = refusal(**nested(place, 0.7))
+    assert "belongs in actor_train" not in said
+    if "temprature" not in place:
+        assert "actor_infer.generating_args.temperature" in said
+
+
+def has_key(section: Any, parts: list[str]) -> bool:
+    from turnwise.config.load import _section_at
+
+    for index, part in enumerate(parts):
+        if part == "<tag>":
+            section = _section_at(AgenticConfig, ("custom_envs",))
+            continue
+        if parts[:index] == ["pg_args"]:
+            return any(part in spec.parameters for spec in PG_VARIANTS.values())
+        if section is None or part not in section.model_fields:
+            return False
+        section = _section_at(section, (part,)) if part != "custom_envs" else section
+    return True
+
+
+ENTRIES = [(theirs, ours, how) for system in systems().values() for theirs, (ours, how) in system["keys"].items()]
+
+
+@pytest.mark.parametrize(("theirs", "ours", "how"), ENTRIES, ids=lambda value: None)
+def test_every_entry_names_a_key_that_there_is(theirs: str, ours: str, how: str) -> None:
+    assert not ours or has_key(AgenticConfig, ours.split(".")), f"{theirs}: {ours}"
+    assert how

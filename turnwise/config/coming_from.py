@@ -1,0 +1,78 @@
+"""Keys and defaults of other systems, from `coming_from.yaml`: what they are called here, and where a default differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from turnwise.config.problems import Path as KeyPath
+from turnwise.config.schema import AgenticConfig
+
+PUBLISHED = "ROLL"
+_SHORTEST = 6
+"""Letters of a name that, alone, is taken for the end of another system's dotted key."""
+
+
+@cache
+def systems() -> dict[str, dict[str, Any]]:
+    """By system: `keys` (theirs → [ours, how the value converts]) and `defaults` ([theirs, their value, ours])."""
+    from yaml import safe_load
+
+    content: dict[str, dict[str, Any]] = safe_load(Path(__file__).with_name("coming_from.yaml").read_text(encoding="utf-8"))
+    return content
+
+
+def unknown_leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:
+    """The keys to be answered below an unknown one: each of a section that another system has, else the key itself."""
+    start = ".".join(map(str, path)) + "."
+    if isinstance(value, dict) and any(f".{key}".find(f".{start}") >= 0 for key in _keys()):
+        for name, inner in value.items():
+            yield from unknown_leaves((*path, name), inner)
+    else:
+        yield path
+
+
+def counterpart(path: KeyPath) -> str:
+    """A hint for another system's key: ours, and how its value converts; empty where none has it.
+
+    >>> counterpart(("num_generations",))
+    " Did you mean 'train_env_manager.group_size'? (TRL and Hugging Face's num_generations: the same number)"
+    """
+    parts = [str(part) for part in path]
+    ends = [".".join(parts[start:]) for start in range(len(parts))]
+    found = next((end for end in ends if end in _keys()), None)
+    if found is None and (len(parts) > 1 or len(ends[0]) >= _SHORTEST):
+        found = next((key for key in _keys() if key.endswith(f".{ends[0]}")), None)
+    if found is None:
+        return ""
+    system, ours, how = _keys()[found]
+    return f" Did you mean {ours!r}? ({system}'s {found}: {how})" if ours else f" It has no counterpart here: {how}."
+
+
+def differing_defaults(config: AgenticConfig) -> str:
+    """What a published file leaves out although its default there is another; empty where there is nothing."""
+    differing = []
+    for theirs, value, ours in systems()[PUBLISHED]["defaults"]:
+        here = _value_at(config, ours)
+        is_given = config.is_set("pg_args" if ours.startswith("pg_args.") else ours)
+        if not is_given and here is not None and here != value:
+            differing.append(f"{theirs} ({_yaml(here)} here, {_yaml(value)} there)")
+    return f"what this file leaves out has other defaults in {PUBLISHED}: {', '.join(differing)}" if differing else ""
+
+
+@cache
+def _keys() -> dict[str, tuple[str, str, str]]:
+    """`(system, ours, how)` by their key."""
+    return {key: (name, *entry) for name, system in systems().items() for key, entry in system["keys"].items()}
+
+
+def _value_at(value: Any, key: str) -> Any:
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else value.__dict__[part]
+    return value
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
