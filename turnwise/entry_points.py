@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from turnwise.call_board import CALLS
 from turnwise.errors import TurnwiseError, nearest
 
 
@@ -38,9 +39,10 @@ def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type, no
     module_name, _, name = entry_point.partition(":")
     if not module_name or not name:
         raise error(f"{key} {entry_point!r} must be 'module:{noun.capitalize() if kind is type else noun}'")
+    line = CALLS.begin(f"importing {module_name}")
     try:
         module = importlib.import_module(module_name)
-    except Exception as fault:  # boundary: a user's module may raise anything
+    except (Exception, SystemExit) as fault:  # boundary: a user's module may raise anything
         if isinstance(fault, ModuleNotFoundError) and fault.name and f"{module_name}.".startswith(f"{fault.name}."):
             raise error(
                 f"{key} {entry_point!r}: no module {fault.name!r} on Python's path; the `turnwise` command looks in the "
@@ -51,6 +53,8 @@ def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type, no
             f"{key} {entry_point!r}: importing {module_name} failed with {type(fault).__name__}: {fault} "
             f"({where.filename}, line {where.lineno}); mend it, or name another {noun}"
         ) from fault
+    finally:
+        CALLS.end(line)
     names = vars(module)
     found = names.get(name)
     if not isinstance(found, kind):

@@ -26,6 +26,10 @@ class EnvironmentFault(TurnwiseError):
     """An environment that doesn't exist, or that broke its contract."""
 
 
+class BlockingFault(EnvironmentFault):
+    """A call of an environment that held up all other episodes for longer than one may take."""
+
+
 class ChatTemplateError(TurnwiseError):
     """A chat template that can't be rendered or can't be extended without touching what is there."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import selectors
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -93,6 +94,8 @@ class WatchedRunner:
                     self._runner.run(turn.keep(main, results))
             finally:
                 self._stopwatch.add(LOOP, "turning", started)
+                if inspect.iscoroutine(main) and inspect.getcoroutinestate(main) == inspect.CORO_CREATED:
+                    main.close()  # Ctrl-C came first: nobody is to be told that it was never awaited
             return results[0]
 
     def close(self) -> None:

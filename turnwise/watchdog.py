@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from turnwise.call_board import CALLS
 from turnwise.errors import DeadlineError, TurnwiseError
 from turnwise.expiry import Expiry
 from turnwise.stacks import WATCHDOG, describe_stacks
@@ -292,6 +293,7 @@ class Watchdog:
         text = f"error: {wait.report}\nit didn't come back within {self.grace_s:g} s of being interrupted: the process ends\n"
         os.write(_STDERR, text.encode())
         logger.info("%s", text)  # to the file only: the terminal has it
+        CALLS.finish()
         os._exit(EXIT_STATUS)
 
 

@@ -228,3 +228,27 @@ def test_a_home_that_cannot_be_written_is_left_alone(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert build.cache_folder() is None
     assert build.load_kernels() is None or kernels is not None
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_cache_under_a_folder_that_others_can_write_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "open" / "own"))
+    assert build.cache_folder() == tmp_path / "open" / "own" / "turnwise"
+    (tmp_path / "open").chmod(mode)
+    assert build.cache_folder() is None and f"others can write {tmp_path / 'open'}" in caplog.text
+    (tmp_path / "open").chmod(mode | 0o1000)
+    assert build.cache_folder() is not None, "in a sticky folder others can't replace it"
+
+
+def test_what_can_not_be_loaded_is_no_lack_of_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, fresh: None
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\nwhile [ $1 != -o ]; do shift; done\necho no library > $2\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert build.load_kernels() is None
+    assert "a folder where programs may run" in caplog.text and "nstall gcc" not in caplog.text

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from turnwise.envs.contract import StepResult, ask_state_key, read_reset, read_step
-from turnwise.errors import EnvironmentFault
+from turnwise.errors import BlockingFault, EnvironmentFault
+from turnwise.foreign import Foreign
 from turnwise.protocols import Env, HasStateKey
 from turnwise.stopwatch import ENVIRONMENTS, Stopwatch
 from turnwise.threads import DaemonThread
@@ -46,9 +47,9 @@ class CallSettings:
         if num_places:
             object.__setattr__(self, "places", asyncio.Semaphore(num_places))
 
-    def limit(self, tag: str, call: str) -> Wait:
-        """The deadline of one call: past it an `EnvironmentFault` names tag, environment, method, seconds and setting."""
-        return self.watchdog.waiting(f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", EnvironmentFault)
+    def limit(self, tag: str, call: str, error: type[EnvironmentFault] = EnvironmentFault) -> Wait:
+        """The deadline of one call: past it the error names tag, environment, method, seconds and setting."""
+        return self.watchdog.waiting(f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", error)
 
     def opener(self, tag: str) -> Callable[[], EnvSession]:
         """Opens one session after another; they share the places in threads."""
@@ -68,10 +69,11 @@ class EnvSession:
     def __init__(self, tag: str, settings: CallSettings) -> None:
         self.tag = tag
         self.settings = settings
-        self._class = ""
+        self._class = self._episode = ""
 
     async def make(self, make_env: Callable[[Task], Env], task: Task) -> None:
-        self.env = await self._call("the environment's constructor", make_env, task)
+        self._episode = f"{task.id} of {self.tag}, seed {task.seed}"
+        self.env = await self._answer("the environment's constructor", make_env, task)
         self._class = type(self.env).__name__
         self._step = f"{self._class}.step"
         # Asked once: isinstance of a protocol takes as long as a step.
@@ -87,7 +89,7 @@ class EnvSession:
         Raises:
             EnvironmentFault: what came back breaks the contract.
         """
-        return read_reset(await self._call(f"{self._class}.reset", partial(self.env.reset, seed=seed)), self.name)
+        return read_reset(await self._answer(f"{self._class}.reset", partial(self.env.reset, seed=seed)), self.name)
 
     async def step(self, action: str, turn_idx: int) -> StepResult:
         """What came of an action; `turn_idx` is for messages.
@@ -95,39 +97,37 @@ class EnvSession:
         Raises:
             EnvironmentFault: what came back breaks the contract.
         """
-        return read_step(await self._call(self._step, self.env.step, action), self.name, turn_idx, self.env.metric_reductions)
+        return read_step(await self._answer(self._step, self.env.step, action), self.name, turn_idx, self.env.metric_reductions)
 
     def state_key(self, observation: Observation) -> Hashable:
         """The identity of the environment's true state, the observation where it names none."""
-        return observation.text if self._keyed is None else ask_state_key(self._keyed)
+        if self._keyed is None:
+            return observation.text
+        with Foreign(f"{self._class}.state_key", self._episode):
+            return ask_state_key(self._keyed)
 
     async def close(self) -> None:
-        await self._call(f"{self._class}.close", self.env.close)
+        await self._answer(f"{self._class}.close", self.env.close)
 
     def end(self) -> None:
         """Lets go of what the session itself holds."""
 
-    async def _call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a method. One that asks for the end of the process fails its episode, as an exception does."""
-        try:
-            return await self._answer(name, function, *args)
-        except SystemExit as error:
-            raise EnvironmentFault(f"{name} called sys.exit({error.code!r}); let it raise another exception") from error
-
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a method, which may be a coroutine function."""
+        """The result of a method, which may be a coroutine function. One that asks for the end of the process fails its
+        episode, as an exception does."""
         stopwatch = self.settings.stopwatch
-        started = stopwatch.now()
-        with self.settings.limit(self.tag, name):
-            result = function(*args)
-        stopwatch.add(ENVIRONMENTS, name, started)
-        if not inspect.isawaitable(result):
+        with Foreign(name, self._episode):
+            started = stopwatch.now()
+            with self.settings.limit(self.tag, name, BlockingFault):
+                result = function(*args)
+            stopwatch.add(ENVIRONMENTS, name, started)
+            if not inspect.isawaitable(result):
+                return result
+            started = stopwatch.now()
+            async with self.settings.limit(self.tag, name):
+                result = await result
+            stopwatch.add("awaited environments", name, started)
             return result
-        started = stopwatch.now()
-        async with self.settings.limit(self.tag, name):
-            result = await result
-        stopwatch.add("awaited environments", name, started)
-        return result
 
 
 class ThreadSession(EnvSession):
@@ -163,12 +163,15 @@ class ThreadSession(EnvSession):
         started = self.settings.stopwatch.now()
         call = self._thread.start(function, *args)
         try:
-            async with self.settings.limit(self.tag, name):
-                result = await asyncio.wrap_future(call)
-                return await result if inspect.isawaitable(result) else result
+            with Foreign(name, self._episode):
+                async with self.settings.limit(self.tag, name):
+                    result = await asyncio.wrap_future(call)
+                    return await result if inspect.isawaitable(result) else result
         finally:
             self.settings.stopwatch.add("environments in threads", name, started)
             self._is_stuck = not call.done()
+            if self._is_stuck:
+                self._thread.interrupt()
             self._give_place_back(call)
 
     def _give_place_back(self, call: Future[Any]) -> None:

@@ -35,6 +35,9 @@ def run(options: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     _check(options)
     require(unavailable_to_play(config))
+    # Paths of their own, since an environment may change the folder; a hub's name is none.
+    absolute = {name: str(Path(name).absolute()) for name in options.model if Path(name).exists()}
+    json_file = options.json and str(Path(options.json).absolute())
     models = options.model or [config.actor_train.model_args.model_name_or_path]
     # torch takes seconds to import; a wrong config has been refused by now.
     with ends_at_once():
@@ -44,11 +47,11 @@ def run(options: argparse.Namespace) -> int:
     results: list[Result] = []
     try:
         for model in models:
-            for mode, evaluation in evaluate_modes(config, plan, model, print_applied):
+            for mode, evaluation in evaluate_modes(config, plan, absolute.get(model, model), print_applied):
                 results.append(Result(model, mode, evaluation))
     finally:
         if results:
-            _report(results, options.json)
+            _report(results, json_file)
     return 0
 
 

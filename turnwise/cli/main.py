@@ -7,29 +7,40 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 
 from turnwise import __version__
+from turnwise.cli.guard import guarded
 from turnwise.errors import TurnwiseError
-from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_by_signals
+from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
 from turnwise.tracking.terminal import warnings_on_terminal
 
 EXIT_ERROR = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns the exit status: 0, 2 for an error that the user can mend, 130 after Ctrl-C or SIGTERM."""
-    parser = build_parser()
-    # Overrides may stand behind options too, where argparse's own "*" no longer looks for them.
-    options, rest = parser.parse_known_args(arguments)
-    unknown = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in options]
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)} (settings are KEY=VALUE)")
-    if rest:
-        options.overrides = [*options.overrides, *rest]
-    # A user's own `module:Class` stands in the working directory, which a console script doesn't look in.
-    sys.path.insert(0, os.getcwd())
-    run: Callable[[argparse.Namespace], int] = import_module(f"turnwise.cli.{options.module}").run
+    """Runs one verb and returns the exit status: 0, 2 for an error that the user can mend, 130 after Ctrl-C or SIGTERM.
+
+    The command itself (no `arguments`) runs under the eyes of a parent process.
+    """
+    with ends_at_once():
+        parser = build_parser()
+        # Overrides may stand behind options too, where argparse's own "*" no longer looks for them.
+        options, rest = parser.parse_known_args(arguments)
+        unknown = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in options]
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)} (settings are KEY=VALUE)")
+        if rest:
+            options.overrides = [*options.overrides, *rest]
+        # A user's own `module:Class` stands in the working directory, which a console script doesn't look in.
+        sys.path.insert(0, os.getcwd())
+    return _run(options) if arguments is not None else guarded(partial(_run, options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    with ends_at_once():
+        run: Callable[[argparse.Namespace], int] = import_module(f"turnwise.cli.{options.module}").run
     return exit_status(lambda: run(options))
 
 

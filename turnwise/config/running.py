@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -9,9 +10,21 @@ from pydantic import AfterValidator, Field
 from turnwise.config.section import Count, Names, OneOf, Positive, PositiveCount, Section, derived
 from turnwise.spec import TRACKERS
 
+LONGEST_NAME = 200
+"""Bytes of an experiment's name: with the time and an ending it is the name of a file."""
+
 
 def _trackers(names: list[str]) -> list[str]:
     return [OneOf(TRACKERS)(name) for name in names]
+
+
+def _folder_name(name: str) -> str:
+    if not name.isprintable() or "/" in name or "\\" in name or name in ("", ".", "..") or len(name.encode()) > LONGEST_NAME:
+        raise ValueError(
+            f"{reprlib.repr(name)} can't be the name of a folder in output_dir: give 1 to {LONGEST_NAME} bytes of printable "
+            "characters without slashes; output_dir says where it lies"
+        )
+    return name
 
 
 class CheckpointConfig(Section):
@@ -64,7 +77,7 @@ class RunKeys(Section):
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables that the policy's chat template reads at every render (`enable_thinking: false`, `date_string: "26 Jul 2024"`);
     one that it never reads is an error."""
-    exp_name: str = "turnwise"
+    exp_name: Annotated[str, AfterValidator(_folder_name)] = "turnwise"
     """Name of the experiment [the config file's]."""
     seed: Annotated[int, Field(ge=0)] = 42
     """Everything random follows from it."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import numbers
+import reprlib
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from turnwise.types import Media, Observation, Reduction
 
 PROMPT_KEYS = ("env_instruction", "suffix")
 """What prompts take from `info`."""
+
+LARGEST = 1e30
+"""Of a reward or metric: its square and sums of many have room in a float64, and it has in a float32."""
 
 
 class StepResult(NamedTuple):
@@ -26,6 +29,27 @@ class StepResult(NamedTuple):
     is_truncated: bool
     info: Mapping[str, Any]
     metrics: dict[str, float]
+
+
+def check_shape(env: Env) -> None:
+    """
+    Raises:
+        EnvironmentFault: it lacks a method of an environment, or declares metrics otherwise than the contract says.
+    """
+    name = type(env).__name__
+    missing = [member for member in ("reset", "step", "close", "metric_reductions") if not hasattr(env, member)]
+    if missing:
+        raise EnvironmentFault(
+            f"{name} is no environment, since it has no {', '.join(missing)}; subclass turnwise.envs.base:TextEnv, or see the "
+            "contract in docs/environments.md"
+        )
+    if not isinstance(env.metric_reductions, Mapping):
+        raise EnvironmentFault(f"{name}.metric_reductions is {_shape(env.metric_reductions)}; it must be a dict")
+    for metric, reduction in env.metric_reductions.items():
+        if reduction not in get_args(Reduction):
+            raise EnvironmentFault(
+                f"{name}: metric {metric!r} has reduction {reduction!r}; allowed: {', '.join(get_args(Reduction))}"
+            )
 
 
 def read_reset(result: Any, env_name: str) -> tuple[Observation, Mapping[str, Any]]:
@@ -150,8 +174,11 @@ def _check_text(value: Any, what: str) -> None:
 
 
 def _number(value: Any, what: str) -> float:
-    if not isinstance(value, (numbers.Real, np.bool_)) or not math.isfinite(value):
-        raise EnvironmentFault(f"{what} is {value!r} ({type(value).__name__}); it must be a finite number")
+    # A comparison holds for integers of any length, and not for NaN.
+    if not isinstance(value, (numbers.Real, np.bool_)) or not -LARGEST <= value <= LARGEST:
+        raise EnvironmentFault(
+            f"{what} is {reprlib.repr(value)} ({type(value).__name__}); it must be a finite number, at most {LARGEST:g} in size"
+        )
     return float(value)
 
 
@@ -166,7 +193,7 @@ def _metrics(values: Any, where: str, reductions: Mapping[str, Reduction]) -> di
             )
     # The text is for an error: most values need none.
     return {
-        name: value if type(value) is float and math.isfinite(value) else _number(value, f"{where}: metric {name!r}")
+        name: value if type(value) is float and -LARGEST <= value <= LARGEST else _number(value, f"{where}: metric {name!r}")
         for name, value in values.items()
     }
 

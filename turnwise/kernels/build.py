@@ -57,18 +57,22 @@ def _load() -> ctypes.CDLL | None:
         raise ConfigError(f"the environment variable {SWITCH} is {switch!r}; it may be on or off")
     if switch == "off" or os.name != "posix":
         return None
-    faults = []
+    faults, advice = [], "Install gcc or clang"
     for compiler in _compilers():
         try:
             return _typed(_compiled_and_loaded(compiler))
         except subprocess.CalledProcessError as error:
             faults.append(f"{shlex.join(compiler)}: {error.stderr.strip()}")
+        except ImportError as error:
+            faults.append(f"{shlex.join(compiler)}: {error}")
+            advice = "Set XDG_CACHE_HOME or TMPDIR to a folder where programs may run (on a file system without noexec)"
         except (OSError, subprocess.SubprocessError, AttributeError) as error:
             faults.append(f"{shlex.join(compiler)}: {error}")
     reason = "; ".join(faults) or "there is no C compiler (cc, gcc, clang or $CC)"
     logger.warning(
-        "Running on torch's kernels, which are slower: %s. Install gcc or clang, or set %s=off to say that this is fine.",
+        "Running on torch's kernels, which are slower: %s. %s, or set %s=off to say that this is fine.",
         reason,
+        advice,
         SWITCH,
     )
     return None
@@ -92,27 +96,54 @@ def _compiled_and_loaded(compiler: list[str]) -> ctypes.CDLL:
         library = None
         try:
             library = compiled(FOLDER, compiler, folder)
-            return ctypes.CDLL(str(library))
-        except OSError:
+            return _loaded(library)
+        except (OSError, ImportError):
             # Cut off by a crash, or of another system that shares this home; or the folder is full, or nothing there may run.
             if library is not None:
                 library.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="turnwise-") as own:
         # What is loaded stays when its file goes.
-        return ctypes.CDLL(str(compiled(FOLDER, compiler, Path(own))))
+        return _loaded(compiled(FOLDER, compiler, Path(own)))
+
+
+def _loaded(library: Path) -> ctypes.CDLL:
+    """
+    Raises:
+        ImportError: it was compiled, and the system refuses to load it.
+    """
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise ImportError(f"what it compiled can't be loaded: {error}") from error
 
 
 def cache_folder() -> Path | None:
     """Where compiled kernels are kept: `$XDG_CACHE_HOME/turnwise`, by default in `~/.cache`; None where that can't be written,
-    or others can write it too."""
+    or others can write it, or could put another folder in its place."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"
         folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-        facts = folder.stat()
+        # Links are followed here: who can write the folder of one can point it elsewhere.
+        places = {Path(os.path.abspath(folder)), folder.resolve()}
+        parents = {parent for place in places for parent in place.parents}
+        is_own = folder.stat().st_uid == os.getuid() and not _is_open(folder)
+        foreign = [parent for parent in sorted(parents) if _is_open(parent) or parent.stat().st_uid not in (0, os.getuid())]
     except (OSError, RuntimeError):
         return None
-    is_own = facts.st_uid == os.getuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return folder if is_own and os.access(folder, os.W_OK) else None
+    if foreign:
+        logger.warning(
+            "Kernels are compiled anew at each start: others can write %s, above their cache %s. chmod go-w it, or set "
+            "XDG_CACHE_HOME to a folder that is yours alone.",
+            foreign[-1],
+            folder,
+        )
+    return folder if is_own and not foreign and os.access(folder, os.W_OK) else None
+
+
+def _is_open(folder: Path) -> bool:
+    """Whether others can replace what is in it; in a sticky folder, as /tmp is, each can replace its own only."""
+    mode = folder.stat().st_mode
+    return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
 
 
 def compiled(sources: Path, compiler: list[str], folder: Path) -> Path:

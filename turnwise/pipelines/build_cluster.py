@@ -15,7 +15,7 @@ from turnwise.config import AgenticConfig
 from turnwise.errors import ConfigError, DataError
 from turnwise.kernels.build import load_kernels
 from turnwise.pipelines.build_rollouts import ServedPolicy
-from turnwise.pipelines.build_run import seed_torch
+from turnwise.pipelines.build_run import seed_process
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster
 from turnwise.schedule import Schedule
@@ -35,7 +35,7 @@ def build_cluster(config: AgenticConfig, policy: ServedPolicy, is_asynchronous: 
         policy.stopwatch,
         num_threads,
         set_torch_threads,
-        partial(seed_torch, config),
+        partial(seed_process, config),
         config.deadlines.train_s,
     )
 

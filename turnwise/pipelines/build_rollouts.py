@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import chdir
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,11 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
+from turnwise.envs.contract import check_shape
 from turnwise.envs.registry import make_env, relays_foreign_text, takes_split
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.event_loop import WatchedRunner
+from turnwise.foreign import Foreign
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
 from turnwise.inference.options import check_server_options
@@ -240,7 +243,7 @@ def build_pictures(config: AgenticConfig, run: str) -> Pictures:
     """What `render_save_dir` asks for: pictures of the first validation tasks in its folder `exp_name/run`. Unset, none."""
     source = task_source(config, "val")
     recorded = [source.task(index).id for index in range(NUM_RECORDED)] if config.render_save_dir else []
-    return Pictures(Path(config.render_save_dir or "") / config.exp_name / run, recorded)
+    return Pictures(Path(config.render_save_dir or "").absolute() / config.exp_name / run, recorded)
 
 
 def check_rollouts(config: AgenticConfig) -> None:
@@ -255,8 +258,15 @@ def check_rollouts(config: AgenticConfig) -> None:
         for split in get_args(Split):
             for tag in config.env_manager(split).tags:
                 build_agent(config, tag, split)
-                with agent_settings(config, tag, split, watchdog).calls.limit(tag, "the environment's constructor"):
-                    env_factory(config, tag, split)(Task(id="check", tag=tag, split=split, seed=0)).close()
+                limit = agent_settings(config, tag, split, watchdog).calls.limit(tag, "the environment's constructor")
+                with (
+                    limit,
+                    chdir("."),
+                    Foreign(f"custom_envs.{tag}: making and closing an environment", "at the start", are_faults=True),
+                ):
+                    env = env_factory(config, tag, split)(Task(id="check", tag=tag, split=split, seed=0))
+                    check_shape(env)
+                    env.close()
     for tag in config.env_manager("val").tags if config.uses_validation else ():
         if not takes_split(config.custom_envs[tag].env_type):
             logger.warning("custom_envs.%s takes no `split`: its validation tasks differ from training by seed only", tag)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import random
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from turnwise.config import AgenticConfig, SFTConfig, dump_yaml
@@ -32,7 +34,8 @@ def build_trackers(
     if "tensorboard" in config.track_with:
         # Arguments stand under the tracker's name, or alone where there is only one tracker to take them.
         arguments = config.tracker_kwargs.get("tensorboard", config.tracker_kwargs)
-        trackers.append(TensorBoardTracker(Path(arguments.get("log_dir", folder.tensorboard)), first_step=folder.num_done))
+        log_dir = Path(arguments.get("log_dir", folder.tensorboard)).absolute()
+        trackers.append(TensorBoardTracker(log_dir, first_step=folder.num_done))
     if "stdout" in config.track_with and not is_quiet:
         view = stdout_tracker(config.exp_name, columns, num_steps, every=config.logging_steps, num_done=folder.num_done)
         trackers.append(view)
@@ -70,18 +73,22 @@ def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
     return folder
 
 
-def seed_torch(config: AgenticConfig | SFTConfig) -> None:
-    """What each process of a run sets of torch."""
+def seed_process(config: AgenticConfig | SFTConfig) -> None:
+    """What each process of a run sets of torch and, to be deterministic, of the generators that a user's code may draw from."""
     torch.manual_seed(derive_seed(config.seed, "torch"))
     torch.use_deterministic_algorithms(config.deterministic)
+    if config.deterministic:
+        random.seed(derive_seed(config.seed, "python"))
+        np.random.seed(derive_seed(config.seed, "numpy") % 2**32)
 
 
 def set_profile(config: AgenticConfig | SFTConfig) -> None:
-    """Seeds torch and says which profile of determinism holds.
+    """Seeds the process and says which profile of determinism holds.
 
-    `deterministic: true` also makes torch refuse kernels that add up in no fixed order. On a CPU the embedded server and
-    cooperative environments give bit-identical runs without it, as long as the number of threads stays the same.
+    `deterministic: true` also seeds Python's and numpy's generators, and makes torch refuse kernels that add up in no fixed
+    order. On a CPU the embedded server and cooperative environments give bit-identical runs without it, as long as the number
+    of threads stays the same.
     """
-    seed_torch(config)
+    seed_process(config)
     profile = "deterministic" if config.deterministic else "not asked to be deterministic"
     logger.info("profile: %s, %d threads, seed %d", profile, torch.get_num_threads(), config.seed)

@@ -71,7 +71,7 @@ class Collection:
     """Plays batches and appends them to a file, which appears with the first of them."""
 
     def __init__(self, file: Path) -> None:
-        self.file = file
+        self.file = file.absolute()
         self._outcomes: dict[str, list[list[Outcome]]] = {}
         self._groups: Counter[str | None] = Counter()
         self._limits: Counter[str] = Counter()

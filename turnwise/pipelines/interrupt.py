@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from turnwise.cluster.nursery import drop_processes
+from turnwise.call_board import CALLS
 
 EXIT_INTERRUPTED = 130
 _LIKE_CTRL_C = ("SIGTERM", "SIGHUP")
@@ -98,7 +98,11 @@ def ends_at_once() -> Iterator[None]:
 
 def _end(signum: int, frame: FrameType | None) -> None:
     os.write(sys.stderr.fileno(), b"interrupted\n")
-    drop_processes()
+    if "turnwise.cluster.nursery" in sys.modules:  # which takes longer to import than the rest of a start
+        from turnwise.cluster.nursery import drop_processes
+
+        drop_processes()
+    CALLS.finish()
     os._exit(EXIT_INTERRUPTED)
 
 

@@ -42,7 +42,7 @@ class ResumePoint:
 def checkpoints_folder(config: Config, run: Path) -> Path:
     """Where the checkpoints of a run go: `checkpoint_config.output_dir`, in a folder of this run's name, or the run's own."""
     asked = config.checkpoint_config.output_dir
-    return Path(asked) / config.exp_name / run.name if asked else run / "checkpoints"
+    return Path(asked).absolute() / config.exp_name / run.name if asked else run / "checkpoints"
 
 
 def find_resume_point(config: Config) -> ResumePoint | None:

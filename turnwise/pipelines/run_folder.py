@@ -48,7 +48,8 @@ class RunFolder:
         """
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for attempt in range(1000):
-            path = output_dir / exp_name / (stamp if attempt == 0 else f"{stamp}-{attempt}")
+            # Absolute, since an environment may change the folder.
+            path = output_dir.absolute() / exp_name / (stamp if attempt == 0 else f"{stamp}-{attempt}")
             if not is_free(path):
                 continue
             try:
@@ -71,7 +72,7 @@ class RunFolder:
         Raises:
             CheckpointError: a process is still writing into it.
         """
-        folder = cls(path)
+        folder = cls(path.absolute())
         folder._take_lock()
         return folder
 

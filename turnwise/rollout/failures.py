@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from turnwise.errors import RolloutError
-from turnwise.rollout.source import played_of
-from turnwise.types import Group, Task
+from turnwise.types import Task, Trajectory
 
 
 class Failures:
@@ -17,20 +17,22 @@ class Failures:
         self._counts: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
 
-    def add(self, group: Group) -> None:
-        """Counts the failed episodes of a group.
+    def add(self, trajectories: Sequence[Trajectory]) -> None:
+        """Counts what failed of an episode.
 
         Raises:
-            RolloutError: there are now more than allowed.
+            RolloutError: there is now more than allowed.
         """
-        for error in [trajectory.error for trajectory in played_of(group) if trajectory.error is not None]:
-            kind = kind_of_failure(error, group.task)
-            self._counts[kind] += 1
-            self._examples.setdefault(kind, error)
+        for trajectory in trajectories:
+            if trajectory.error is not None:
+                kind = kind_of_failure(trajectory.error, trajectory.task)
+                self._counts[kind] += 1
+                self._examples.setdefault(kind, trajectory.error)
         if self._counts.total() > self.allowed:
             kind, count = self._counts.most_common(1)[0]
+            total = self._counts.total()
             raise RolloutError(
-                f"{self._counts.total()} episodes of this batch failed after their retries, more than "
+                f"{total} episode{'s' if total > 1 else ''} of this batch failed after their retries, more than "
                 f"max_failed_fraction allows ({self.allowed:g}). The most frequent error ({count}×):\n"
                 f"{self._examples[kind]}\n"
                 "Mend the environment, or raise max_failed_fraction or max_env_retries of its environment manager."

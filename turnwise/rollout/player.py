@@ -10,7 +10,16 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from turnwise.batching.samples import build_samples
-from turnwise.errors import ConfigError, DeadlineError, EnvironmentFault, ReplicasDeadError, RolloutError, TurnwiseError
+from turnwise.errors import (
+    BlockingFault,
+    ConfigError,
+    DeadlineError,
+    EnvironmentFault,
+    ReplicasDeadError,
+    RolloutError,
+    TurnwiseError,
+)
+from turnwise.foreign import Foreign
 from turnwise.protocols import AgentLoop, OpenConversation
 from turnwise.rollout.failures import headline
 from turnwise.rollout.seeds import sibling_sampling
@@ -22,6 +31,8 @@ from turnwise.watchdog import Wait, Watchdog
 logger = logging.getLogger(__name__)
 
 Episode = asyncio.Task[list[Trajectory]]
+NoteFailure = Callable[[list[Trajectory]], None]
+"""Takes a failed episode, and may raise what ends the run."""
 
 
 class EpisodeContexts(OpenConversation, Protocol):
@@ -54,8 +65,9 @@ class GroupPlayer:
         self._sampling = sampling
         self._watchdog = watchdog
 
-    async def play(self, task: Task, index: int) -> Group:
-        """The task's group, number `index`. Cancelled, it leaves no episode behind.
+    async def play(self, task: Task, index: int, note_failure: NoteFailure = lambda failed: None) -> Group:
+        """The task's group, number `index`. Cancelled, it leaves no episode behind. An episode that fails for good is noted at
+        once, where the group can't do without it.
 
         Raises:
             EnvironmentFault: the siblings did not start in the same state.
@@ -64,8 +76,20 @@ class GroupPlayer:
         samplings = [self._sampling] * (size + redundancy)
         if self.settings.has_greedy_sibling:
             samplings.append(replace(self._sampling, do_sample=False))
+        num_spare = redundancy
+
+        async def noted(sibling: int, sampling: SamplingParams) -> list[Trajectory]:
+            nonlocal num_spare
+            trajectories = await self._episode(task, sibling, sampling)
+            if _has_failed(trajectories):
+                if sibling >= size + redundancy or not num_spare:
+                    note_failure(trajectories)
+                else:
+                    num_spare -= 1
+            return trajectories
+
         episodes = [
-            asyncio.create_task(self._episode(task, sibling, sampling), name=f"episode {task.id}/{sibling}")
+            asyncio.create_task(noted(sibling, sampling), name=f"episode {task.id}/{sibling}")
             for sibling, sampling in enumerate(samplings)
         ]
         try:
@@ -90,7 +114,8 @@ class GroupPlayer:
             try:
                 async with self._limit(task.tag):
                     own_sampling = sibling_sampling(sampling, task, sibling)
-                    trajectories = await self._agents[task.tag].run(task, sibling, contexts, own_sampling)
+                    with Foreign(f"the agent of {task.tag}"):
+                        trajectories = await self._agents[task.tag].run(task, sibling, contexts, own_sampling)
                 contexts.verify()
                 for trajectory in trajectories:
                     trajectory.samples = build_samples(trajectory)
@@ -102,11 +127,15 @@ class GroupPlayer:
                 error = str(fault)
                 break
             except Exception as fault:
+                # In another attempt all other episodes would wait once more.
+                is_blocking = isinstance(fault, BlockingFault)
                 is_told = isinstance(fault, TurnwiseError)
                 error = str(fault) if is_told else "".join(traceback.format_exception(fault)).rstrip()
             finally:
                 await contexts.close()
             logger.warning("episode %s, sibling %d, attempt %d failed: %s", task.id, sibling, attempt + 1, headline(error))
+            if is_blocking:
+                break
         return [Trajectory(task=task, sibling=sibling, status="failed", error=error)]
 
     def _limit(self, tag: str) -> Wait:

@@ -21,7 +21,7 @@ from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import Part, Rejection, played_of
 from turnwise.schedule import Schedule, Taken
 from turnwise.stopwatch import Stopwatch
-from turnwise.types import Group, SamplingParams
+from turnwise.types import Group, SamplingParams, Trajectory
 from turnwise.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ class RolloutScheduler:
         self._buffer = self._new_buffer()
         self._played: dict[int, Group] = {}
         """Groups that have ended since the last batch, and those of the buffer."""
+        self._failing: dict[int, Group] = {}
+        """What has failed of groups that play, for the record of a batch that is ended by it."""
         self._running: dict[int, asyncio.Task[Group]] = {}
         self._has_changed = asyncio.Event()
         self._fault: BaseException | None = None
@@ -148,6 +150,8 @@ class RolloutScheduler:
         self._fault = None
         self._failures = Failures(self._failures.allowed)
         self._hand_out()
+        self.rejected += self._failing.values()
+        self._failing.clear()
 
     async def _collect(self, parts: list[list[int]], is_streamed: bool) -> Part:
         """The next part of the batch, whose indices are added to `parts`; with the last one the batch leaves the buffer. A part
@@ -188,6 +192,7 @@ class RolloutScheduler:
         stale = self._buffer.take()
         await cancel(self._running.pop(index) for index in stale if index in self._running)
         for index in stale:
+            self._failing.pop(index, None)
             group = self._played.setdefault(index, Group(self._tasks.task(index), [], index))
             group.rejected = "stale"
         self._failures = Failures(self._failures.allowed)
@@ -222,12 +227,22 @@ class RolloutScheduler:
     async def _group(self, index: int) -> Group:
         self._stopwatch.num_playing += 1
         try:
-            group = self._played[index] = await self._player.play(self._tasks.task(index), index)
+            group = self._played[index] = await self._player.play(self._tasks.task(index), index, partial(self._fail, index))
         finally:
             self._stopwatch.num_playing -= 1
+        self._failing.pop(index, None)
         group.rejected = self._rejection(group)
-        self._failures.add(group)
         return group
+
+    def _fail(self, index: int, failed: list[Trajectory]) -> None:
+        """Notes an episode that failed for good, when it does: the run ends as soon as there are too many.
+
+        Raises:
+            RolloutError: there are.
+        """
+        group = self._failing.setdefault(index, Group(self._tasks.task(index), [], index, rejected="failed"))
+        group.trajectories += failed
+        self._failures.add(failed)
 
     def _rejection(self, group: Group) -> Rejection | None:
         """Why a group that was played is replaced."""

@@ -6,13 +6,12 @@ import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 from turnwise.envs.checks.moments import Moment, start_moment, step_moment
-from turnwise.envs.contract import read_reset, read_state_key, read_step
+from turnwise.envs.contract import check_shape, read_reset, read_state_key, read_step
 from turnwise.errors import EnvironmentFault
 from turnwise.protocols import Env
-from turnwise.types import Reduction
 
 UNPARSED = ""
 
@@ -31,9 +30,7 @@ def check_env_contract(make_env: Callable[[], Env], actions: Sequence[str], seed
 async def _check(make_env: Callable[[], Env], actions: Sequence[str], seeds: Sequence[int]) -> None:
     env = make_env()
     name = type(env).__name__
-    for metric, reduction in env.metric_reductions.items():
-        if reduction not in get_args(Reduction):
-            raise EnvironmentFault(f"{name}: metric {metric!r} has reduction {reduction!r}; allowed: {get_args(Reduction)}")
+    check_shape(env)
     first = [await _record(env, seed, actions) for seed in seeds]
     for other, how in ((env, "after a reset"), (make_env(), "in a new environment")):
         for seed, expected in zip(seeds, first, strict=True):

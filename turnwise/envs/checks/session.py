@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, get_args
 
+from turnwise.call_board import CALLS
 from turnwise.envs.checks.moments import Moment, start_moment, step_moment
 from turnwise.envs.contract import read_reset, read_state_key, read_step
 from turnwise.errors import EnvironmentFault, TurnwiseError
@@ -120,11 +121,14 @@ class CheckedEnv:
 
     def call(self, method: str, function: Callable[[], Any]) -> Any:
         """What a function returns, or what its coroutine does."""
+        line = CALLS.begin(f"{method} of the environment that is examined")
         call = self._thread.start(self._timed, self._clock.of(method), function)
         try:
             error = call.exception(self._timeout_s)
         except CallTimeout:
             raise BrokenCall(method, f"hangs in {method}: no answer within {self._timeout_s:g} s", hangs=True) from None
+        finally:
+            CALLS.end(line)
         if error is None:
             return call.result()
         if isinstance(error, TurnwiseError) and method == "the constructor":

@@ -1,0 +1,161 @@
+"""Environments that end the process, and signals: what the parent process of a command makes of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ENV = """
+import asyncio, ctypes, os, sys, time
+from turnwise.testing.toy_envs import LettersEnv
+
+def fail(error):
+    raise error
+
+WAYS = {
+    "exit": lambda: sys.exit(0),
+    "_exit": lambda: os._exit(0),
+    "abort": os.abort,
+    "crash": lambda: ctypes.string_at(0),
+    "killed": lambda: os.kill(os.getpid(), 9),
+    "closed": lambda: (sys.stdout.close(), os.dup2(2, 1), os.close(1)),
+    "hang": lambda: (print("begun", flush=True), time.sleep(600)),
+}
+
+class Mine(LettersEnv):
+    def __init__(self, at="step", way="none"):
+        super().__init__()
+        self.at, self.way = at, way
+        self.meet("__init__")
+
+    def meet(self, method):
+        if method == self.at:
+            WAYS[self.way]()
+
+    def reset(self, *, seed=None):
+        self.meet("reset")
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.meet("step")
+        return super().step(action)
+
+    def close(self):
+        self.meet("close")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mine.py").write_text(ENV)
+    return tmp_path
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "turnwise.cli.main", *arguments]
+
+
+def check(folder, at, way):
+    arguments = ["check-env", "mine:Mine", f"at={at}", f"way={way}", "--episodes", "2"]
+    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=folder)
+
+
+@pytest.mark.parametrize(
+    ("at", "way", "status", "said"),
+    [
+        ("__init__", "_exit", 70, "ended with exit status 0 before it was done, in the constructor of"),
+        ("step", "_exit", 70, "ended with exit status 0 before it was done, in step of"),
+        ("reset", "abort", 128 + signal.SIGABRT, "was ended by SIGABRT, in reset of"),
+        ("close", "crash", 128 + signal.SIGSEGV, "was ended by SIGSEGV, in close of"),
+        ("step", "killed", 128 + signal.SIGKILL, "was ended by SIGKILL, as the system does where memory runs out, in step of"),
+    ],
+)
+def test_an_environment_that_ends_the_process_is_named(folder, at, way, status, said):
+    done = check(folder, at, way)
+    assert done.returncode == status
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_module_that_ends_the_process_is_named(folder):
+    (folder / "other.py").write_text("import os\nos._exit(0)\n")
+    done = subprocess.run(command("check-env", "other:Mine"), capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 70 and "in importing other" in done.stderr
+    (folder / "other.py").write_text("import sys\nsys.exit(0)\n")
+    done = subprocess.run(command("check-env", "other:Mine"), capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 2 and "importing other failed with SystemExit: 0" in done.stderr
+
+
+def test_a_closed_stdout_costs_no_result(folder):
+    done = check(folder, "step", "closed")
+    assert "Mine is fit to train in" in done.stdout and "Traceback" not in done.stderr
+
+
+def hanging(folder, **options):
+    arguments = ["check-env", "mine:Mine", "way=hang", "--timeout", "500"]
+    process = subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, **options
+    )
+    assert process.stderr.readline() == "begun\n"  # what an environment prints is no part of the report
+    return process
+
+
+@pytest.mark.parametrize("to_all", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_reach_the_command_once(folder, number, to_all):
+    process = hanging(folder, start_new_session=True)
+    os.killpg(process.pid, number) if to_all else process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "interrupted\n")
+
+
+def children(process):
+    return [int(word) for word in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()]
+
+
+def is_gone(process_id):
+    try:
+        return open(f"/proc/{process_id}/stat").read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_parent_that_is_killed_leaves_no_orphan(folder):
+    process = hanging(folder)
+    [child] = children(process)
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        if is_gone(child):
+            break
+        time.sleep(0.1)
+    assert is_gone(child)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_stopped_job_is_seen_as_stopped_and_goes_on(folder):
+    process = hanging(folder, process_group=0)  # a job of this session: the system stops no group without a shell
+    process.send_signal(signal.SIGTSTP)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("verb", ["check-env", "play", "config", "make-model"])
+def test_ctrl_c_during_the_imports_is_one_line(folder, verb, times):
+    arguments = {"make-model": ["--out", "model"], "config": ["mine.yaml"]}.get(verb, ["mine:Mine"])
+    process = subprocess.Popen(command(verb, *arguments), stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True)
+    while not children(process):
+        time.sleep(0.001)
+    for _ in range(times):
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it
+    assert process.communicate(timeout=60)[1] == "interrupted\n" and process.returncode == 130

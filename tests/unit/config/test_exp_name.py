@@ -1,0 +1,25 @@
+"""A run stays inside its `output_dir`."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from turnwise.cli.main import main
+
+NAMES = ["../evil", "/tmp/evil", "", ".", "..", "a/b", "a\\b", "a\0b", "\ud800", "x" * 300, "é" * 101, "two\nlines"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_name_that_is_no_folder_in_output_dir_is_refused(tmp_path, capsys, name):
+    values = {"pretrain": "model", "exp_name": name, "custom_envs": {"Toy": {"env_type": "frozen_lake"}}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
+    assert main(["config", str(tmp_path / "run.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert "exp_name" in said and "output_dir" in said and "Traceback" not in said
+
+
+def test_names_in_any_script_are_fine(tmp_path, capsys):
+    values = {"pretrain": "model", "exp_name": "Füße 2.1", "custom_envs": {"Toy": {"env_type": "frozen_lake"}}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
+    assert main(["config", str(tmp_path / "run.yaml")]) == 0

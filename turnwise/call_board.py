@@ -1,0 +1,57 @@
+"""What foreign code this process is in, where a parent process can read it when this one is gone (`cli.guard`)."""
+
+from __future__ import annotations
+
+import mmap
+
+_NUM_LINES, _WIDTH = 64, 256
+_IS_DONE, _LAST = 0, 1
+"""Bytes of the first line: whether the command has come to its end, and the line of the call that began last."""
+
+
+class CallBoard:
+    """A line of shared memory for each call that goes on now, and one for the call that began last."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, (_NUM_LINES + 1) * _WIDTH)
+        self._free = list(range(_NUM_LINES, 0, -1))
+
+    def begin(self, text: str) -> int:
+        """The line of a call, to be given back to `end`; 0 where none is free."""
+        try:
+            line = self._free.pop()
+        except IndexError:
+            return 0
+        written = b"+%b\0" % text.encode(errors="replace")[: _WIDTH - 2]
+        self._memory[line * _WIDTH : line * _WIDTH + len(written)] = written
+        self._memory[_LAST] = line
+        return line
+
+    def end(self, line: int) -> None:
+        if line:
+            self._memory[line * _WIDTH] = ord("-")
+            self._free.append(line)
+
+    def finish(self) -> None:
+        """The process ends as it should, or has said why it doesn't."""
+        self._memory[_IS_DONE] = 1
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self._memory[_IS_DONE])
+
+    def going_on(self) -> list[str]:
+        """The calls that haven't come back."""
+        return [self._text(line) for line in range(1, _NUM_LINES + 1) if self._memory[line * _WIDTH] == ord("+")]
+
+    def last(self) -> str:
+        """The call that began last, "" where there was none."""
+        return self._text(self._memory[_LAST]) if self._memory[_LAST] else ""
+
+    def _text(self, line: int) -> str:
+        written = self._memory[line * _WIDTH + 1 : (line + 1) * _WIDTH]
+        return written.partition(b"\0")[0].decode(errors="replace")
+
+
+CALLS = CallBoard()
+"""Of this process, and of the parent that it was forked from."""

@@ -1,0 +1,180 @@
+"""A small parent process of a command: whatever ends the command without its having come to its end is said, and no success.
+
+The fork comes before anything heavy is imported, and the parent reads and writes nothing else. Both are in one process group:
+the terminal, its Ctrl-C and its Ctrl-Z are the command's own.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TextIO
+
+from turnwise.call_board import CALLS
+from turnwise.pipelines.interrupt import EXIT_INTERRUPTED
+
+EXIT_UNFINISHED = 70
+"""Of a command that was ended with status 0 before it was done: EX_SOFTWARE."""
+_PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
+_ECHO_S = 0.2
+"""A signal that was sent to the whole process group reaches both processes within it."""
+_SET_PARENT_DEATH_SIGNAL = 1
+_LOOK_S = 1.0
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """The exit status of `run`, which a forked child runs; in the child it returns as well. Without Unix there is none."""
+    if sys.platform == "win32":
+        return run()
+    streams = {name: vars(sys)[name] for name in ("stdout", "stderr") if vars(sys)[name] is not None}
+    for stream in streams.values():
+        stream.flush()
+    parent, (readable, writable) = os.getpid(), os.pipe()
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, _signals())
+    child = os.fork()
+    if child == 0:
+        os.close(readable)
+        _die_with(parent)
+        # The parent hears which signals have come here already. It needs no handler of this process to run for that.
+        os.set_blocking(writable, False)
+        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        vars(sys).update({name: _kept(stream) for name, stream in streams.items()})
+        try:
+            return run()
+        except KeyboardInterrupt:  # a second one, in the middle of what follows the first
+            return EXIT_INTERRUPTED
+        finally:
+            CALLS.finish()
+            signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+    os.close(writable)
+    return _Guard(child, readable).wait(held)
+
+
+def _signals() -> set[int]:
+    return {signal.SIGCHLD, *(signal.Signals[name] for name in _PASSED_ON if name in signal.Signals.__members__)}
+
+
+def _die_with(parent: int) -> None:
+    """However the parent ends, this process goes with it."""
+    if sys.platform == "linux":
+        import ctypes  # not before the fork: the parent has no need of it
+
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(EXIT_UNFINISHED)
+    else:
+        threading.Thread(target=_look_for, args=[parent], name="guard", daemon=True).start()
+
+
+def _look_for(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _KeptStream(io.TextIOWrapper):
+    """A standard stream that nobody can close: foreign code may, and the command still has results to print."""
+
+    def close(self) -> None:
+        self.flush()
+
+
+def _kept(stream: TextIO) -> TextIO:
+    try:
+        descriptor = os.dup(stream.fileno())
+    except (OSError, ValueError):
+        return stream
+    is_line_buffered = stream.isatty() or stream is sys.stderr
+    return _KeptStream(open(descriptor, "wb"), stream.encoding, stream.errors, line_buffering=is_line_buffered)
+
+
+class _Guard:
+    """The parent: waits for the child, and passes on the signals that were sent to it alone."""
+
+    def __init__(self, child: int, heard: int) -> None:
+        self._child, self._heard = child, heard
+        self._passed: Counter[int] = Counter()
+        """Signals that the child is to hear from here."""
+        self._reached: dict[int, float] = {}
+        """When the child heard of a signal from elsewhere."""
+        self._due: list[tuple[int, float]] = []
+        """Signals that came here, and when they are passed on unless the child hears of them."""
+
+    def wait(self, held: set[int]) -> int:
+        own, wakeup = os.pipe()
+        for number in (own, wakeup):
+            os.set_blocking(number, False)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        for number in _signals():
+            # nohup ignores SIGHUP on purpose; Ctrl-C is the child's to ignore.
+            if signal.getsignal(number) is not signal.SIG_IGN or number in (signal.SIGCHLD, signal.SIGINT):
+                signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        sources = [own, self._heard]
+        while True:
+            process, status = os.waitpid(self._child, os.WNOHANG | os.WUNTRACED)
+            if process and not os.WIFSTOPPED(status):
+                return _fate(os.waitstatus_to_exitcode(status))
+            if process:
+                os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees a stopped job, until it goes on with both
+            readable, _, _ = select.select(sources, [], [], _ECHO_S / 4 if self._due else None)
+            if self._heard in readable:
+                numbers = os.read(self._heard, 4096)
+                if not numbers:
+                    sources.remove(self._heard)
+                self._hear(numbers)
+            for number in os.read(own, 4096) if own in readable else b"":
+                if number != signal.SIGCHLD:
+                    is_harmless_twice = number in (signal.SIGCONT, signal.SIGTSTP)
+                    self._due.append((number, time.monotonic() + (0.0 if is_harmless_twice else _ECHO_S)))
+            self._pass_on()
+
+    def _hear(self, numbers: bytes) -> None:
+        for number in numbers:
+            if self._passed[number]:
+                self._passed[number] -= 1
+            else:
+                self._reached[number] = time.monotonic()
+
+    def _pass_on(self) -> None:
+        now, due, self._due = time.monotonic(), self._due, []
+        for number, at in due:
+            if abs(self._reached.get(number, 0.0) - (at - _ECHO_S)) < _ECHO_S:
+                continue
+            if now < at:
+                self._due.append((number, at))
+            else:
+                self._passed[number] += 1
+                os.kill(self._child, number)
+
+
+def _fate(code: int) -> int:
+    """The exit status of a child that ended with this code, or by minus this signal; says what a child can't have said."""
+    if code == -signal.SIGINT:
+        return EXIT_INTERRUPTED
+    if CALLS.is_finished:
+        return code if code >= 0 else 128 - code
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code} before it was done"
+    if code == -signal.SIGKILL:
+        how += ", as the system does where memory runs out"
+    going_on, last = CALLS.going_on(), CALLS.last()
+    if going_on:
+        where = "in " + "; or ".join(going_on[:5]) + (f"; or {len(going_on) - 5} more calls" if len(going_on) > 5 else "")
+    else:
+        where = "while no code of an environment was called" + (f" (the last call was {last})" if last else "")
+    advice = (
+        ""
+        if code == -signal.SIGKILL
+        else "; an environment that can't go on should raise an exception, which fails one episode"
+    )
+    message = f"error: the process {how}, {where}{advice}\n"
+    os.write(2, message.encode(errors="replace"))
+    return 128 - code if code < 0 else code or EXIT_UNFINISHED

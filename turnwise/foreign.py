@@ -1,0 +1,81 @@
+"""Calls of code that isn't ours: what it does to a process is known by name, whatever that is.
+
+A call is on the `call_board`, for the case that it ends the process. What it raises past `Exception` becomes an error like any
+other, since nobody wishes to end the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dis
+import traceback
+from types import TracebackType
+from typing import Self
+
+from turnwise.call_board import CALLS
+from turnwise.errors import EnvironmentFault, TurnwiseError
+from turnwise.watchdog import Interrupt
+
+_HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")
+"""Modules whose signal handlers raise KeyboardInterrupt."""
+
+
+class Foreign:
+    """Around a call: notes it where `episode` says of which, and turns what would end the process into an `EnvironmentFault`.
+
+    Ctrl-C, cancellation and deadlines go through, exceptions too unless they `are_faults`, which say where they were raised.
+    """
+
+    __slots__ = ("_are_faults", "_call", "_episode", "_line")
+
+    def __init__(self, call: str, episode: str = "", are_faults: bool = False) -> None:
+        self._call, self._episode, self._are_faults = call, episode, are_faults
+
+    def __enter__(self) -> Self:
+        self._line = CALLS.begin(f"{self._call}, {self._episode}") if self._episode else 0
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
+        CALLS.end(self._line)
+        if fault is None or (isinstance(fault, Exception) and not self._are_faults) or _is_from_outside(fault):
+            return
+        if isinstance(fault, SystemExit):
+            what = f"called sys.exit({fault.code!r})"
+        else:
+            what = f"raised {''.join(traceback.format_exception_only(fault)).strip()}"
+        place = traceback.extract_tb(trace)[-1]
+        raise EnvironmentFault(
+            f"{self._call} {what} ({place.filename}, line {place.lineno}); "
+            + ("mend it there" if isinstance(fault, Exception) else "let it raise an Exception, which fails one episode")
+        ) from fault
+
+
+def _is_from_outside(fault: BaseException) -> bool:
+    """Whether something else ends the call: Ctrl-C, a cancelled task, a deadline, a coroutine that is thrown away."""
+    match fault:
+        case TurnwiseError() | Interrupt():
+            return True
+        case asyncio.CancelledError():
+            return _num_cancels() > 0
+        case KeyboardInterrupt() | GeneratorExit():
+            return not _is_raised(fault)
+        case _:
+            return False
+
+
+def _num_cancels() -> int:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return 0
+    return task.cancelling() if task else 0
+
+
+def _is_raised(fault: BaseException) -> bool:
+    """Whether a `raise` of foreign code did it, and not a signal or the end of a coroutine between two of its instructions."""
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_globals.get("__name__") in _HANDLERS:
+        return False
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
