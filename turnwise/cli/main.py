@@ -11,6 +11,7 @@ from functools import partial
 from importlib import import_module
 
 from turnwise import __version__
+from turnwise.call_board import CALLS
 from turnwise.cli.guard import guarded
 from turnwise.errors import TurnwiseError
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
@@ -35,12 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.overrides = [*options.overrides, *rest]
         # A user's own `module:Class` stands in the working directory, which a console script doesn't look in.
         sys.path.insert(0, os.getcwd())
-    return _run(options) if arguments is not None else guarded(partial(_run, options))
+        return _run(options) if arguments is not None else guarded(partial(_run, options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    with ends_at_once():
-        run: Callable[[argparse.Namespace], int] = import_module(f"turnwise.cli.{options.module}").run
+    run: Callable[[argparse.Namespace], int] = import_module(f"turnwise.cli.{options.module}").run
     return exit_status(lambda: run(options))
 
 
@@ -56,6 +56,7 @@ def exit_status(run: Callable[[], int | None]) -> int:
             raise
         print(f"error: {fault}; free some space, then go on with resume_from_checkpoint=true", file=sys.stderr)
     except KeyboardInterrupt:
+        CALLS.finish()  # another Ctrl-C has nothing to say
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     return EXIT_ERROR

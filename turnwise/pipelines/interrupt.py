@@ -62,13 +62,13 @@ class Interrupts:
 
 @contextmanager
 def ends_by_signals() -> Iterator[None]:
-    """Inside, Ctrl-C is Ctrl-C even where a shell has started the process with it ignored, and what ends a job (SIGTERM, a
-    closed terminal) counts as Ctrl-C."""
+    """Inside, Ctrl-C is Ctrl-C even where a shell has started the process with it ignored, or `ends_at_once` is around. What
+    ends a job (SIGTERM, a closed terminal) counts as Ctrl-C."""
     if not _is_main_thread():
         yield
         return
     previous = {}
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, _end):
         previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in _LIKE_CTRL_C:
         number = signal.Signals.__members__.get(name)
@@ -93,11 +93,13 @@ def ends_at_once() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        if signal.getsignal(signal.SIGINT) is _end:
+            signal.signal(signal.SIGINT, previous)
 
 
 def _end(signum: int, frame: FrameType | None) -> None:
-    os.write(sys.stderr.fileno(), b"interrupted\n")
+    if not CALLS.is_finished:
+        os.write(sys.stderr.fileno(), b"interrupted\n")
     if "turnwise.cluster.nursery" in sys.modules:  # which takes longer to import than the rest of a start
         from turnwise.cluster.nursery import drop_processes
 
