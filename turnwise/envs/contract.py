@@ -175,7 +175,8 @@ def _check_text(value: Any, what: str) -> None:
 
 def _number(value: Any, what: str) -> float:
     # A comparison holds for integers of any length, and not for NaN.
-    if not isinstance(value, (numbers.Real, np.bool_)) or not abs(value) <= LARGEST:
+    size: Any = abs(value) if isinstance(value, (numbers.Real, np.bool_)) else float("nan")
+    if not size <= LARGEST:
         raise EnvironmentFault(
             f"{what} is {reprlib.repr(value)} ({type(value).__name__}); it must be a finite number, at most {LARGEST:g} in size"
         )

@@ -32,7 +32,7 @@ class Failures:
             kind, count = self._counts.most_common(1)[0]
             total = self._counts.total()
             raise RolloutError(
-                f"{total} episode{'s' if total > 1 else ''} of this batch failed after their retries, more than "
+                f"{total} episode{'s' if total > 1 else ''} of this batch failed for good, more than "
                 f"max_failed_fraction allows ({self.allowed:g}). The most frequent error ({count}×):\n"
                 f"{self._examples[kind]}\n"
                 "Mend the environment, or raise max_failed_fraction or max_env_retries of its environment manager."

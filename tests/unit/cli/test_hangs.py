@@ -35,7 +35,7 @@ EmbeddedServer.generate = never
         (
             STUCK_ENV,
             [
-                "4 episodes of this batch failed after their retries",
+                "1 episode of this batch failed for good",
                 "an episode of Toy waited 0.2 s for Mine.step; raise env_step_timeout_s if that may take longer",
                 "in step: time.sleep(1)",
             ],

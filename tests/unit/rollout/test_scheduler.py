@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from turnwise.errors import CheckpointError, ConfigError, DeadlineError, EnvironmentFault, RolloutError
+from turnwise.errors import BlockingFault, CheckpointError, ConfigError, DeadlineError, EnvironmentFault, RolloutError
 from turnwise.event_loop import WatchedRunner
 from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.scheduler import RolloutScheduler, SchedulerSettings
@@ -147,6 +147,28 @@ def test_too_many_failures_stop_the_run_and_name_the_most_frequent_error(runner)
         make(runner, agent).get_batch(8)
 
 
+def test_failures_are_judged_as_they_come(runner):
+    failed = []
+
+    def fails(task, sibling, attempt):
+        failed.append((task.id, sibling))
+        return ValueError("the lake is dry")
+
+    scheduler = make(runner, Agent(fails), group_size=16, max_env_retries=0)
+    with pytest.raises(RolloutError, match=r"^4 episodes of this batch failed"):
+        scheduler.get_batch(16)
+    assert len(failed) == 4, "no other sibling is waited for"
+    [group] = scheduler.rejected
+    assert group.rejected == "failed" and [t.sibling for t in group.trajectories] == [sibling for _, sibling in failed]
+
+
+def test_an_environment_that_holds_up_all_others_is_not_tried_again(runner):
+    agent = Agent(fails=lambda *_: BlockingFault("Lake.step took too long"))
+    with pytest.raises(RolloutError, match="took too long"):
+        make(runner, agent).get_batch(2)
+    assert set(agent.attempts.values()) == {1}
+
+
 def test_a_prompt_that_does_not_fit_is_not_tried_again(runner):
     agent = Agent(fails=lambda task, sibling, attempt: RolloutError("the first prompt has 99 tokens"))
     with pytest.raises(RolloutError, match="99 tokens"):
@@ -195,7 +217,7 @@ def test_what_never_yields_ends_the_run_even_without_a_time_limit():
 def test_stacks_are_not_the_headline_of_an_error(runner, caplog):
     fault = EnvironmentFault("an episode waited\n  thread MainThread:\n    somewhere.py:1 in step: sleep()")
     with pytest.raises(RolloutError, match=r"most frequent error \(2×\)"):
-        make(runner, Agent(fails=lambda task, sibling, attempt: fault), max_env_retries=0).get_batch(2)
+        make(runner, Agent(fails=lambda *_: fault), max_env_retries=0, max_failed_fraction=0.5).get_batch(2)
     assert [record.getMessage().partition("failed: ")[2] for record in caplog.records] == ["an episode waited"] * 2
 
 
