@@ -15,7 +15,6 @@ from turnwise.call_board import CALLS
 from turnwise.cli.guard import guarded
 from turnwise.errors import TurnwiseError
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
-from turnwise.tracking.terminal import warnings_on_terminal
 
 EXIT_ERROR = 2
 
@@ -46,6 +45,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def exit_status(run: Callable[[], int | None]) -> int:
     """Runs something and prints the errors that a user can mend as one message, without a traceback."""
+    from turnwise.tracking.terminal import warnings_on_terminal  # behind the fork: the parent process stays small
+
     try:
         with ends_by_signals(), warnings_on_terminal():
             return run() or 0
