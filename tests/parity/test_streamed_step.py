@@ -117,3 +117,20 @@ def test_adapters_keep_their_gradients_while_the_reference_runs_without_them():
     assert_parts_are_the_whole(settings, make_strategy=adapted_strategy)
     metrics = trained(CUTS[2], settings, make_strategy=adapted_strategy)[1]
     assert metrics["actor/kl_loss of step 2"] > metrics["actor/kl_loss of step 1"] == 0
+
+
+OTHER_TERMS = ({"entropy_loss_coef": 0.01}, {"use_kl_loss": True, "kl_loss_coef": 0.1}, {})
+
+
+@pytest.mark.parametrize("variant", PG_VARIANTS)
+@pytest.mark.parametrize("terms", OTHER_TERMS, ids=["entropy", "kl", "alone"])
+def test_an_update_is_left_out_only_where_its_gradient_would_be_zero(variant, terms):
+    samples = credited_samples()
+    for sample in samples:
+        sample.advantages = np.zeros(sample.num_tokens, np.float32)
+        sample.old_logprobs = sample.rollout_logprobs
+    workers = LocalCluster().spawn("actor_train", lambda _: full_strategy())
+    plan = BatchPlan(samples_per_step=NUM_SAMPLES, max_length=64, seed=0, max_tokens_train=100, samples_per_batch=NUM_SAMPLES)
+    role, loss = ModelRole("actor_train", workers, plan), PolicyLoss(AlgorithmSettings(pg_variant=variant, **terms))
+    grad_norm = reduce_metrics(role.train_step(samples, loss, step=1))["actor_train/grad_norm"]
+    assert loss.needs_advantages == (not terms and variant not in ("kimi15", "kl_cov")) == (grad_norm == 0)

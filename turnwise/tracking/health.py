@@ -41,6 +41,7 @@ DRIFT_NATS, DRIFT_ESS = 0.1, 0.5
 """Mean difference of log-probs a token, and effective share of the tokens: beyond either importance ratios are noise."""
 CUT = 0.5
 """The share of responses that end at their limit."""
+RANDOM_HEADING = "A random player does as well"
 RANDOM_AFTER, RANDOM_MARGIN = 20, 0.05
 """Steps before a success is compared with a random player's, and by how much it must be better."""
 
@@ -90,6 +91,7 @@ class History:
     def __init__(self) -> None:
         self.points: list[Point] = []
         self.validations: list[Validation] = []
+        self.has_differed = False
         self.lowest_entropy = math.inf
         self.best: Sequence[float] = ()
         """The block of steps with the highest mean success."""
@@ -100,6 +102,7 @@ class History:
         if not any(name.startswith("rollout/") for name in row):
             return
         self.points.append(_point(row))
+        self.has_differed = self.has_differed or not self.points[-1].alike
         recent = [point.entropy for point in self.last(SOME)]
         if len(recent) == SOME and all(map(math.isfinite, recent)):
             self.lowest_entropy = min(self.lowest_entropy, fmean(recent))
@@ -131,16 +134,28 @@ Check = Callable[[History], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that may be wrong. `check` says what was seen, `advice` what to do, `heading` where the page explains it."""
+    """One thing that may be wrong: what was seen, where the page explains it, and what to do."""
 
-    name: str
+    check: Check
     heading: str
     advice: str
-    check: Check
+
+    @property
+    def name(self) -> str:
+        return self.check.__name__
 
 
-def _all_alike(history: History) -> str | None:
-    last = history.last(BLOCK if history.is_solved(FEW) else FEW)
+def condition(heading: str, advice: str) -> Callable[[Check], Condition]:
+    return lambda check: Condition(check, heading, advice)
+
+
+@condition(
+    "All groups score alike",
+    "Start from a model that sometimes succeeds, or take other tasks, larger groups, or rewards for part of the way.",
+)
+def groups_alike(history: History) -> str | None:
+    # Where groups have differed before, or nearly all succeed, they may be alike by chance for a while.
+    last = history.last(BLOCK if history.has_differed or history.is_solved(FEW) else FEW)
     if not last or not all(point.alike for point in last):
         return None
     score = fmean(point.score for point in last)
@@ -152,14 +167,21 @@ def _all_alike(history: History) -> str | None:
     return f"{seen}; what moves the weights is only the KL or entropy term of the loss"
 
 
-def _unparsable(history: History) -> str | None:
+@condition(
+    "Nearly all answers are unparsable",
+    "Teach the format first (turnwise sft), or change action_pattern and the prompt; `turnwise play` shows an episode.",
+)
+def answers_unparsable(history: History) -> str | None:
     last = history.last(FEW - 1)
     if last and all(point.usable < 1 - MOSTLY for point in last):
         return f"in {len(last)} steps {1 - fmean(point.usable for point in last):.0%} of the answers held no valid action"
     return None
 
 
-def _entropy_collapsed(history: History) -> str | None:
+@condition(
+    "The entropy collapsed", "Lower the learning rate or raise entropy_loss_coef, and go back to a checkpoint from before."
+)
+def entropy_collapsed(history: History) -> str | None:
     last = history.last(SOME)
     if not last or history.is_solved(SOME):
         return None
@@ -169,7 +191,11 @@ def _entropy_collapsed(history: History) -> str | None:
     return None
 
 
-def _entropy_blown_up(history: History) -> str | None:
+@condition(
+    "The entropy blew up",
+    "Lower entropy_loss_coef to a quarter (or the learning rate), and go back to a checkpoint from before.",
+)
+def entropy_blown_up(history: History) -> str | None:
     last, low = history.last(SOME), history.lowest_entropy
     bound = max(BLOWN_FACTOR * low, low + BLOWN_NATS)
     if last and all(point.entropy > bound for point in last):
@@ -177,7 +203,11 @@ def _entropy_blown_up(history: History) -> str | None:
     return None
 
 
-def _success_lost(history: History) -> str | None:
+@condition(
+    "Success was lost again",
+    "Go back to an earlier checkpoint with a lower learning rate or a KL to the reference (use_kl_loss).",
+)
+def success_lost(history: History) -> str | None:
     now, best = history.successes(-BLOCK), history.best
     if len(now) < BLOCK or not best:
         return None
@@ -187,7 +217,11 @@ def _success_lost(history: History) -> str | None:
     return None
 
 
-def _gradient(history: History) -> str | None:
+@condition(
+    "The gradient is 0 or not finite",
+    "Look at frozen parameters and clipping where it is 0, at the learning rate, dtype and rewards where it isn't finite.",
+)
+def gradient(history: History) -> str | None:
     last = history.last(FEW)
     if not last or any(not point.num_steps for point in last):
         return None
@@ -198,7 +232,11 @@ def _gradient(history: History) -> str | None:
     return None
 
 
-def _drift(history: History) -> str | None:
+@condition(
+    "Sampler and trainer drift apart",
+    "Lower async_generation_ratio or the learning rate, use train_infer_correction, or sample in the trainer's dtype.",
+)
+def log_probs_drift(history: History) -> str | None:
     last = history.last(SOME)
     if not last or not all(point.drift > DRIFT_NATS or point.ess < DRIFT_ESS for point in last):
         return None
@@ -208,14 +246,22 @@ def _drift(history: History) -> str | None:
     return f"sampler and trainer differ by {seen:.3f} nats a token (ESS {fmean(point.ess for point in last):.2f}){old}"
 
 
-def _cut(history: History) -> str | None:
+@condition(
+    "Responses end at their length limit",
+    "Raise max_tokens_per_step (and sequence_length), or teach shorter answers that end with the end token.",
+)
+def responses_cut(history: History) -> str | None:
     last = history.last(SOME)
     if last and all(point.cut >= CUT for point in last) and not history.is_solved(SOME):
         return f"{fmean(point.cut for point in last):.0%} of the responses end at their length limit instead of an end token"
     return None
 
 
-def _overfits(history: History) -> str | None:
+@condition(
+    "Validation falls while training rises",
+    "Train on more different tasks, for fewer steps, or keep the best checkpoint (save_steps, max_ckpt_to_keep).",
+)
+def validation_falls(history: History) -> str | None:
     if len(history.validations) < 3:
         return None
     *earlier, before, now = history.validations
@@ -233,11 +279,14 @@ def _overfits(history: History) -> str | None:
     return f"{held_out} while training success rose from {fmean(then):.2f} to {fmean(lately):.2f}"
 
 
-def _no_better_than(play: Callable[[], Outcomes | None]) -> Check:
+def _no_better_than(play: Callable[[], Outcomes | None]) -> Condition:
     """The check against a random player, who is asked to play once, and only where the run hasn't risen since it began."""
     played: list[Outcomes | None] = []
 
-    def check(history: History) -> str | None:
+    @condition(
+        RANDOM_HEADING, "Look at what the model is shown and how rewards fall (`turnwise play`), or begin with `turnwise sft`."
+    )
+    def no_better_than_random(history: History) -> str | None:
         known, now = history.successes(0, BLOCK), history.successes(-BLOCK)
         if len(history.points) < RANDOM_AFTER or len(known) < BLOCK or len(now) < BLOCK:
             return None
@@ -251,67 +300,20 @@ def _no_better_than(play: Callable[[], Outcomes | None]) -> Check:
         own = f"success is {fmean(now):.2f} after {len(history.points)} steps"
         return f"{own}, and a player that draws its actions at random has {random.success:.2f} ({random.num_episodes} episodes)"
 
-    return check
+    return no_better_than_random
 
 
 CONDITIONS = (
-    Condition(
-        "answers_unparsable",
-        "Nearly all answers are unparsable",
-        "Teach the format first (turnwise sft), or change action_pattern and the prompt; `turnwise play` shows an episode.",
-        _unparsable,
-    ),
-    Condition(
-        "groups_alike",
-        "All groups score alike",
-        "Start from a model that sometimes succeeds, or take other tasks, larger groups, or rewards for part of the way.",
-        _all_alike,
-    ),
-    Condition(
-        "entropy_collapsed",
-        "The entropy collapsed",
-        "Lower the learning rate or raise entropy_loss_coef, and go back to a checkpoint from before.",
-        _entropy_collapsed,
-    ),
-    Condition(
-        "entropy_blown_up",
-        "The entropy blew up",
-        "Lower entropy_loss_coef to a quarter (or the learning rate), and go back to a checkpoint from before.",
-        _entropy_blown_up,
-    ),
-    Condition(
-        "success_lost",
-        "Success was lost again",
-        "Go back to an earlier checkpoint with a lower learning rate or a KL to the reference (use_kl_loss).",
-        _success_lost,
-    ),
-    Condition(
-        "gradient",
-        "The gradient is 0 or not finite",
-        "Look at frozen parameters and clipping where it is 0, at the learning rate, dtype and rewards where it isn't finite.",
-        _gradient,
-    ),
-    Condition(
-        "log_probs_drift",
-        "Sampler and trainer drift apart",
-        "Lower async_generation_ratio or the learning rate, use train_infer_correction, or sample in the trainer's dtype.",
-        _drift,
-    ),
-    Condition(
-        "responses_cut",
-        "Responses end at their length limit",
-        "Raise max_tokens_per_step (and sequence_length), or teach shorter answers that end with the end token.",
-        _cut,
-    ),
-    Condition(
-        "validation_falls",
-        "Validation falls while training rises",
-        "Train on more different tasks, for fewer steps, or keep the best checkpoint (save_steps, max_ckpt_to_keep).",
-        _overfits,
-    ),
+    answers_unparsable,
+    groups_alike,
+    entropy_collapsed,
+    entropy_blown_up,
+    success_lost,
+    gradient,
+    log_probs_drift,
+    responses_cut,
+    validation_falls,
 )
-RANDOM_HEADING = "A random player does as well"
-RANDOM_ADVICE = "Look at what the model is shown and how rewards fall (`turnwise play`), or begin with `turnwise sft`."
 
 
 class Health:
@@ -322,8 +324,7 @@ class Health:
     """
 
     def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None) -> None:
-        lucky = Condition("no_better_than_random", RANDOM_HEADING, RANDOM_ADVICE, _no_better_than(play_at_random))
-        self._conditions = (*CONDITIONS, lucky)
+        self._conditions = (*CONDITIONS, _no_better_than(play_at_random))
         self._history = History()
         self._said: set[str] = set()
 
@@ -337,13 +338,12 @@ class Health:
         """The sentences that are due after a step, by condition."""
         self._history.add(row)
         sentences = {}
-        for condition in self._conditions:
-            if condition.name in self._said or (seen := condition.check(self._history)) is None:
+        for wrong in self._conditions:
+            if wrong.name in self._said or (seen := wrong.check(self._history)) is None:
                 continue
-            self._said.add(condition.name)
-            shown = _quote(groups) if condition.name == "answers_unparsable" else ""
-            where = f'{PAGE}, "{condition.heading}"'
-            sentences[condition.name] = f"after step {step + 1}: {seen}{shown}. {condition.advice} See {where}"
+            self._said.add(wrong.name)
+            shown = _quote(groups) if wrong is answers_unparsable else ""
+            sentences[wrong.name] = f'after step {step + 1}: {seen}{shown}. {wrong.advice} See {PAGE}, "{wrong.heading}"'
         return sentences
 
 

@@ -184,6 +184,21 @@ class SummedLoss:
         return [m._replace(value=m.value * denominators.num_tokens) if m.name == "actor/pg_loss" else m for m in metrics]
 
 
+class AdvantageLoss(SummedLoss):
+    """One that may have nothing to say without advantages."""
+
+    def __init__(self, needs_advantages=True):
+        self.needs_advantages = needs_advantages
+
+
+def credited(num, advantage):
+    """Whose prompts have an advantage that isn't to be read."""
+    chosen = samples(num)
+    for sample in chosen:
+        sample.advantages = np.where(sample.response_mask, advantage, 7.0).astype(np.float32)
+    return chosen
+
+
 class TestUpdate:
     def test_samples_that_come_at_once_are_trained_on_as_the_plan_says(self):
         actor = role()
@@ -240,6 +255,33 @@ class TestUpdate:
         metrics = update.add([], is_last=True)
         assert [(m.name, m.value) for m in metrics] == [("actor/backward_steps", 0.0), ("actor/updates_left_out", 0.0)]
         assert actor.workers.worker.steps == []
+
+    @pytest.mark.parametrize("is_streamed", [False, True])
+    def test_a_step_without_an_advantage_is_left_out_and_counted(self, is_streamed):
+        actor = role()
+        update = Update(actor, AdvantageLoss(), step=0, is_streamed=is_streamed)
+        if is_streamed:
+            assert update.add(credited(3, 0.0), is_last=False) == []
+        metrics = {m.name: m.value for m in update.add(credited(3, 0.0), is_last=True)}
+        assert metrics == {"actor_train/grad_norm": 0.0, "actor/backward_steps": 0.0, "actor/updates_left_out": 1.0}
+        assert actor.workers.worker.steps == []
+
+    @pytest.mark.parametrize(("advantages", "num_sent"), [((0.0, 0.0, 1.0), 1), ((0.0, 1.0, 0.0), 2), ((1.0, 0.0, 0.0), 2)])
+    def test_parts_without_an_advantage_wait_and_no_sample_is_lost(self, advantages, num_sent):
+        actor = role(samples_per_step=8)
+        update = Update(actor, AdvantageLoss(), step=0, is_streamed=True)
+        for number, advantage in enumerate(advantages):
+            metrics = update.add(credited(2, advantage), is_last=number == 2)
+        worker = actor.workers.worker
+        assert sum(len(batch.lengths) for batches in worker.steps for batch in batches) == 6
+        assert [part.divisor for part in worker.parts] == ([1.0] if num_sent == 1 else [None, 6.0])
+        assert [m.value for m in metrics if m.name == "actor/updates_left_out"] == [0.0]
+
+    def test_a_loss_with_other_terms_is_trained_without_advantages(self):
+        actor = role()
+        metrics = Update(actor, AdvantageLoss(needs_advantages=False), 0, is_streamed=False).add(credited(3, 0.0))
+        assert len(actor.workers.worker.steps) == 1
+        assert [m.value for m in metrics if m.name == "actor/updates_left_out"] == [0.0]
 
     def test_a_loss_that_must_see_the_whole_step_is_refused(self):
         with pytest.raises(NotAvailableError, match="PreparedLoss must see all samples of a step at once; set stream_training"):
