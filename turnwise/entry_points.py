@@ -46,7 +46,7 @@ def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type, no
         if isinstance(fault, ModuleNotFoundError) and fault.name and f"{module_name}.".startswith(f"{fault.name}."):
             raise error(
                 f"{key} {entry_point!r}: no module {fault.name!r} on Python's path; the `turnwise` command looks in the "
-                "working directory too, other programs need PYTHONPATH=. or the installed package that holds it"
+                "config's folder and the working directory too, other programs need PYTHONPATH=. or the package that holds it"
             ) from fault
         where = traceback.extract_tb(fault.__traceback__)[-1]
         raise error(

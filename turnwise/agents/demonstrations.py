@@ -10,19 +10,18 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
-from turnwise.envs.parsing import parse_action
+from turnwise.envs.parsing import ANSWERS, as_answer, parse_action
 from turnwise.envs.players import Player
 from turnwise.errors import ConfigError
-from turnwise.protocols import Env
+from turnwise.protocols import Conversation, Env
 from turnwise.types import Message, SamplingParams, Task, Trajectory, Turn
-
-ANSWER_TEMPLATE = "<answer>{action}</answer>"
 
 MakeEnv = Callable[[Task], Env]
 MakePlayer = Callable[[Any, Task], Player]
@@ -36,10 +35,30 @@ class Outcome(NamedTuple):
     score: float
 
 
-class PlayerConversation:
-    """A Conversation in which a player answers: text without tokens, and room for everything. One may answer in several."""
+class Episode(NamedTuple):
+    """One episode as demonstrations show it: the messages of each of its contexts in which something was said."""
 
-    def __init__(self, player: Player, answer_template: str, action_pattern: str | None) -> None:
+    conversations: list[list[Message]]
+    outcome: Outcome
+
+
+class TextConversation(Conversation, Protocol):
+    """A conversation that is known by its texts."""
+
+    messages: list[Message]
+
+
+Converse = Callable[[Env, Task], Callable[[SamplingParams], TextConversation]]
+"""Who speaks in the episode of a task: it opens the conversations."""
+
+
+class PlayerConversation:
+    """A Conversation in which a player answers: text without tokens, and room for everything. One may answer in several.
+
+    `answer_template` None writes an action in the first way that `action_pattern` reads.
+    """
+
+    def __init__(self, player: Player, answer_template: str | None, action_pattern: str | None) -> None:
         self.turns: list[Turn] = []
         self.messages: list[Message] = []
         self._player = player
@@ -50,11 +69,12 @@ class PlayerConversation:
         action = self._player.act()
         if action is None:
             return None
-        text = self._template.replace("{action}", action)
-        if parse_action(text, self._pattern) != action:
+        text = as_answer(action, self._pattern) if self._template is None else self._template.replace("{action}", action)
+        if text is None or parse_action(text, self._pattern) != action.strip():
+            template = " or ".join(ANSWERS) if self._template is None else self._template
             raise ConfigError(
-                f"the answer {text!r} isn't read as {action!r} by action_pattern {self._pattern!r}; "
-                f"make answer_template {self._template!r} and the pattern agree"
+                f"the answer {text or action!r} isn't read as {action!r} by action_pattern {self._pattern!r}; "
+                f"make answer_template {template!r} and the pattern agree"
             )
         reply = {"role": "assistant", "content": text}
         self.messages += [*new_messages, reply]
@@ -74,7 +94,7 @@ def demonstrations(
     settings: EnvAgentSettings,
     make_player: MakePlayer,
     tasks: Iterable[Task],
-    answer_template: str = ANSWER_TEMPLATE,
+    answer_template: str | None = None,
 ) -> Iterator[list[Message]]:
     """The messages of one episode a task, from its first prompt to the player's last answer; in mode `step` each turn's alone.
 
@@ -83,8 +103,9 @@ def demonstrations(
     Raises:
         ConfigError: `settings.action_pattern` can't read what `answer_template` writes.
     """
-    for contexts, _ in _episodes(make_env, settings, make_player, tasks, answer_template):
-        yield from (conversation.messages for conversation in contexts if conversation.messages)
+    converse = scripted(make_player, settings.action_pattern, answer_template)
+    for episode in episodes(make_env, settings, converse, tasks):
+        yield from episode.conversations
 
 
 def play(
@@ -92,15 +113,35 @@ def play(
     settings: EnvAgentSettings,
     make_player: MakePlayer,
     tasks: Iterable[Task],
-    answer_template: str = ANSWER_TEMPLATE,
+    answer_template: str | None = None,
 ) -> list[Outcome]:
     """How one episode a task ends for a player, under the limits of `settings`.
 
     Raises:
         ConfigError: `settings.action_pattern` can't read what `answer_template` writes.
     """
-    episodes = _episodes(make_env, settings, make_player, tasks, answer_template)
-    return [_outcome(trajectory) for _, trajectory in episodes]
+    converse = scripted(make_player, settings.action_pattern, answer_template)
+    return [episode.outcome for episode in episodes(make_env, settings, converse, tasks)]
+
+
+def scripted(make_player: MakePlayer, action_pattern: str | None, answer_template: str | None = None) -> Converse:
+    """A player speaks."""
+
+    def converse(env: Env, task: Task) -> Callable[[SamplingParams], TextConversation]:
+        player = make_player(env, task)
+        return lambda sampling: PlayerConversation(player, answer_template, action_pattern)
+
+    return converse
+
+
+def episodes(
+    make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, tasks: Iterable[Task], num_at_once: int = 1
+) -> Iterator[Episode]:
+    """One episode a task, in the order of the tasks, `num_at_once` of them side by side."""
+    with asyncio.Runner() as runner:
+        remaining = iter(tasks)
+        while some := list(islice(remaining, num_at_once)):
+            yield from runner.run(_gathered(make_env, settings, converse, some))
 
 
 def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
@@ -118,28 +159,30 @@ def _outcome(trajectory: Trajectory) -> Outcome:
     return Outcome(is_success=trajectory.metrics.get("success", trajectory.score) > 0, score=trajectory.score)
 
 
-def _episodes(
-    make_env: MakeEnv, settings: EnvAgentSettings, make_player: MakePlayer, tasks: Iterable[Task], answer_template: str
-) -> Iterator[tuple[list[PlayerConversation], Trajectory]]:
+async def _gathered(
+    make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, tasks: Sequence[Task]
+) -> Sequence[Episode]:
+    return await asyncio.gather(*(_episode(make_env, settings, converse, task) for task in tasks))
+
+
+async def _episode(make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, task: Task) -> Episode:
+    env = make_env(task)
+    contexts = _Contexts(converse(env, task))
     sampling = SamplingParams(max_new_tokens=settings.max_tokens_per_step)
-    with asyncio.Runner() as runner:
-        for task in tasks:
-            env = make_env(task)
-            contexts = _Contexts(make_player(env, task), answer_template, settings.action_pattern)
-            agent = EnvAgent(partial(_existing, env), settings)
-            [trajectory] = runner.run(agent.run(task, 0, contexts, sampling))
-            yield contexts.opened, trajectory
+    [trajectory] = await EnvAgent(partial(_existing, env), settings).run(task, 0, contexts, sampling)
+    said = [conversation.messages for conversation in contexts.opened if conversation.messages]
+    return Episode(said, _outcome(trajectory))
 
 
 class _Contexts:
-    """Opens the conversations of one episode, all with one player."""
+    """Opens the conversations of one episode."""
 
-    def __init__(self, player: Player, answer_template: str, action_pattern: str | None) -> None:
-        self.opened: list[PlayerConversation] = []
-        self._arguments = (player, answer_template, action_pattern)
+    def __init__(self, open_one: Callable[[SamplingParams], TextConversation]) -> None:
+        self.opened: list[TextConversation] = []
+        self._open = open_one
 
-    def __call__(self, *_: Any, **__: Any) -> PlayerConversation:
-        self.opened.append(PlayerConversation(*self._arguments))
+    def __call__(self, sampling: SamplingParams, **_: Any) -> TextConversation:
+        self.opened.append(self._open(sampling))
         return self.opened[-1]
 
 

@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from textwrap import wrap
 
-from turnwise.cli.env_target import NO_MODEL, EnvTarget, read_target, words
+from turnwise.cli.env_target import NO_MODEL, EnvTarget, given_actions, read_target
 from turnwise.envs.checks.examination import CheckSettings
 from turnwise.envs.checks.report import Report, check_env
 from turnwise.envs.registry import make_env, takes_split
@@ -61,7 +61,7 @@ def _settings(options: argparse.Namespace, target: EnvTarget) -> CheckSettings:
         num_episodes=options.episodes or own.num_episodes,
         max_steps=target.env.max_steps,
         timeout_s=timeout_s,
-        actions=words(options.actions),
+        actions=given_actions(options),
         count_tokens=_token_counter(options.tokenizer, target),
         token_budget=options.budget or target.config.sequence_length,
         is_split_given="split" in target.env.env_config,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,19 +86,26 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def words(text: str | None) -> tuple[str, ...]:
-    """The words of `--actions`, none where it isn't given.
+def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
+    """The actions of `--actions` or `--actions-file`, none where neither is given.
 
     Raises:
-        ConfigError: it is given and names none.
-
-    >>> words("up, down,"), words(None)
-    (('up', 'down'), ())
+        ConfigError: both are given, one names no action, or there is no such file.
     """
-    found = tuple(word.strip() for word in (text or "").split(",") if word.strip())
-    if text is not None and not found:
-        raise ConfigError(f"--actions is {text!r}; name at least one action, as in --actions up,down, or leave it out")
-    return found
+    text, file = options.actions, options.actions_file
+    if text is None and file is None:
+        return ()
+    if text is not None and file is not None:
+        raise ConfigError(f"got --actions {text} and --actions-file {file}; give one of them")
+    try:
+        found = text.split(",") if text is not None else Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ConfigError(f"--actions-file {file} can't be read ({fault}); it is a text file with one action a line") from fault
+    actions = tuple(action.strip() for action in found if action.strip())
+    if not actions:
+        what = f"--actions is {text!r}" if text is not None else f"--actions-file {file} is empty"
+        raise ConfigError(f"{what}; name at least one action, as in --actions up,down, or leave it out")
+    return actions
 
 
 def _bare(env_type: str, overrides: Sequence[str], model: str, max_steps: int | None) -> EnvTarget:

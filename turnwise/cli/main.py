@@ -33,8 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {' '.join(unknown)} (settings are KEY=VALUE)")
         if rest:
             options.overrides = [*options.overrides, *rest]
-        # A user's own `module:Class` stands in the working directory, which a console script doesn't look in.
-        sys.path.insert(0, os.getcwd())
+        # A user's own `module:Class` stands beside the config or in the working directory, where a console script doesn't look.
+        named = [vars(options).get(name) for name in ("config", "env")]
+        configs = [os.path.abspath(word) for word in named if isinstance(word, str) and word.endswith((".yaml", ".yml"))]
+        sys.path[:0] = list(dict.fromkeys([*map(os.path.dirname, configs), os.getcwd()]))
         return _run(options) if arguments is not None else guarded(partial(_run, options))
 
 
@@ -82,6 +84,18 @@ def build_parser() -> argparse.ArgumentParser:
     _config_arguments(sft)
     _quiet_argument(sft)
 
+    demos = _verb(verbs, "demos", "demos_command", "play demonstrations for sft, by a player that needs no model")
+    _env_arguments(demos)
+    demos.add_argument(
+        "--policy", default="expert", metavar="WHO", help="expert (default), random, erring, your module:Class, or openai:URL"
+    )
+    demos.add_argument(
+        "--error-rate", type=float, metavar="P", help="share of the erring player's random actions (default: 0.5)"
+    )
+    demos.add_argument("--episodes", type=int, default=1000, metavar="N", help="number of episodes (default: 1000)")
+    demos.add_argument("--model-name", metavar="NAME", help="the model behind openai:URL")
+    demos.add_argument("--out", default="demos.jsonl", metavar="FILE", help="a new file (default: demos.jsonl)")
+
     rollout = _verb(verbs, "rollout", "rollout_command", "play batches without training, write them to a file and sum them up")
     _config_arguments(rollout)
     rollout.add_argument("--model", metavar="DIR", help="the model that plays (else the config's pretrain)")
@@ -118,6 +132,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     check = _verb(verbs, "check-env", "check_env_command", "examine an environment: what is wrong with it, and what to change")
     _env_arguments(check)
+    _tokenizer_argument(check)
     check.add_argument("--config", metavar="FILE", help="take arguments and limits from a tag of this config")
     check.add_argument("--episodes", type=int, metavar="N", help="episodes of each player (default: 64)")
     check.add_argument("--budget", type=int, metavar="TOKENS", help="tokens of a context (else the config's sequence_length)")
@@ -126,6 +141,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     play = _verb(verbs, "play", "play_command", "one episode turn by turn, as the model sees it")
     _env_arguments(play)
+    _tokenizer_argument(play)
     play.add_argument(
         "--policy", default="human", metavar="WHO", help="human (default), random, scripted, a model's DIR, or openai:URL"
     )
@@ -148,7 +164,11 @@ def _env_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="arguments of the environment; of a config, any key")
     parser.add_argument("--tag", help="which environment of the config")
     parser.add_argument("--actions", metavar="A,B,C", help="the random player's, where the environment has no `actions`")
+    parser.add_argument("--actions-file", metavar="FILE", help="the same, one action a line: actions with commas")
     parser.add_argument("--max-steps", type=int, metavar="N", help="actions of an episode (else the config's, or 10)")
+
+
+def _tokenizer_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", metavar="DIR", help="model folder whose tokenizer counts (else the config's pretrain)")
 
 

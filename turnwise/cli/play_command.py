@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from turnwise.cli.env_target import NO_MODEL, EnvTarget, read_target, words
+from turnwise.cli.env_target import NO_MODEL, EnvTarget, given_actions, read_target
 from turnwise.errors import ConfigError
 from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.pipelines.play_policies import OPENAI, PLAYERS
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         split=options.split,
         seed=options.seed,
         tokenizer=options.tokenizer or _own_tokenizer(target),
-        actions=words(options.actions),
+        actions=given_actions(options),
         model_name=options.model_name,
         read=reader(console, sys.stdin),
     )
@@ -58,6 +58,7 @@ def _check_policy(options: argparse.Namespace) -> None:
     policy, has_tokens = options.policy, options.policy in PLAYERS
     for option, is_given, applies, what in (
         ("--actions", options.actions is not None, policy == "random", "names what the random player draws from"),
+        ("--actions-file", options.actions_file is not None, policy == "random", "names what the random player draws from"),
         ("--model-name", options.model_name is not None, policy.startswith(OPENAI), "names a model behind openai:URL"),
         ("--tokenizer", options.tokenizer is not None, has_tokens, f"is for {', '.join(PLAYERS)}: a model has its own"),
         ("--ids", options.ids, not policy.startswith(OPENAI), "shows token ids, and such a policy knows texts only"),

@@ -149,6 +149,12 @@ def _remove(raw: Any, path: KeyPath) -> None:
     raw.pop(path[-1], None)
 
 
+_HOW_TO_SET: Mapping[Any, str] = {
+    "pretrain": " to the folder of a model, or to a name of the Hugging Face hub (pretrain=DIR on the command line). "
+    "`turnwise make-model --size tiny --out runs/model` makes a small one with random weights"
+}
+
+
 def _field_problem(raw: Any, item: Mapping[str, Any]) -> Problem:
     path: list[str | int] = []
     for part in item["loc"]:
@@ -159,7 +165,7 @@ def _field_problem(raw: Any, item: Mapping[str, Any]) -> Problem:
         raw = raw[part] if is_there else None
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "missing":
-        return Problem(tuple(path), "this key has no default; set it")
+        return Problem(tuple(path), "this key has no default; set it" + _HOW_TO_SET.get(path[-1], ""))
     shown = "" if item["type"] == "value_error" else f" (got {_short(item['input'])})"
     return Problem(tuple(path), message[:1].lower() + message[1:] + shown)
 

@@ -1,4 +1,4 @@
-"""From the text of a response to the action in it."""
+"""From the text of a response to the action in it, and back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 
 from turnwise.errors import ConfigError
 
+ANSWERS = ("{action}", "<answer>{action}</answer>", "<think></think><answer>{action}</answer>")
+"""How an action is written down; the first that `action_pattern` reads is taken."""
 _FLAGS = re.IGNORECASE | re.DOTALL
 _THOUGHT = re.compile(r"<think>.*?</think>", _FLAGS)
 _OPEN = re.compile(r"<think>", _FLAGS)
@@ -61,3 +63,15 @@ def parse_action(text: str, pattern: str | None) -> str | None:
         return None
     action = (match.groups() or (match.group(),))[-1]
     return (action or "").strip() or None
+
+
+def as_answer(action: str, pattern: str | None) -> str | None:
+    """A response in which `pattern` finds the action, None where no way of writing it fits; a text that fits is left as it is.
+
+    >>> as_answer("Right", r"<answer>(.*?)</answer>"), as_answer("Up", None), as_answer("Up", "[0-9]+")
+    ('<answer>Right</answer>', 'Up', None)
+    """
+    if pattern is not None and parse_action(action, pattern) is not None:
+        return action
+    answers = (answer.replace("{action}", action) for answer in ANSWERS)
+    return next((text for text in answers if parse_action(text, pattern) == action.strip()), None)

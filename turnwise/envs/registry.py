@@ -49,7 +49,7 @@ def env_class(env_type: str) -> type:
     elif ":" in env_type:
         entry_point = env_type
     else:
-        names = sorted(entry_points)
+        names = sorted(name for name, entry_point in entry_points.items() if entry_point)
         raise EnvironmentFault(
             f"unknown env_type {env_type!r}; known are {', '.join(names)}, and any class as 'module:Class'."
             + nearest(env_type, names)

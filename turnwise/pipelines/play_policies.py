@@ -8,7 +8,7 @@ import numpy as np
 
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.checks.players import Choose, expert_of, random_of
-from turnwise.envs.parsing import parse_action
+from turnwise.envs.parsing import ANSWERS, as_answer
 from turnwise.errors import ConfigError
 from turnwise.protocols import Env
 from turnwise.types import Completion, Media, SamplingParams, VersionRun
@@ -16,8 +16,6 @@ from turnwise.types import Completion, Media, SamplingParams, VersionRun
 PLAYERS = ("human", "random", "scripted")
 OPENAI = "openai:"
 """Before the URL of a model that is known by its words only."""
-ANSWERS = ("{action}", "<answer>{action}</answer>", "<think></think><answer>{action}</answer>")
-"""How an action is written down; the first that `action_pattern` reads is taken."""
 QUIT, VERBATIM = "q", "!"
 
 
@@ -44,18 +42,6 @@ class Speaker:
         """The next response, whole."""
         assert self._say is not None, "an agent makes its environment before it asks for a response"
         return self._say()
-
-
-def as_answer(action: str, pattern: str | None) -> str | None:
-    """A response in which `pattern` finds the action, None where no way of writing it fits; a text that fits is left as it is.
-
-    >>> as_answer("Right", r"<answer>(.*?)</answer>"), as_answer("Up", None), as_answer("Up", "[0-9]+")
-    ('<answer>Right</answer>', 'Up', None)
-    """
-    if pattern is not None and parse_action(action, pattern) is not None:
-        return action
-    answers = (answer.replace("{action}", action) for answer in ANSWERS)
-    return next((text for text in answers if parse_action(text, pattern) == action.strip()), None)
 
 
 def person(read: Callable[[], str | None], pattern: str | None) -> Say:

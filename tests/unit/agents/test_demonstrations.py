@@ -102,7 +102,8 @@ def test_an_environment_without_a_success_metric_succeeds_by_its_score() -> None
 def test_answers_that_the_pattern_cannot_read_are_refused() -> None:
     thinking = EnvAgentSettings(tag="Lake", action_pattern=THINK_ANSWER_PATTERN)
     with pytest.raises(ConfigError, match="answer_template"):
-        next(demonstrations(firm_lake, thinking, teacher, tasks(1)))
+        next(demonstrations(firm_lake, thinking, teacher, tasks(1), answer_template="<answer>{action}</answer>"))
+    assert next(demonstrations(firm_lake, thinking, teacher, tasks(1)))[-1]["content"].startswith("<think></think><answer>")
     template = "<think>{{}}</think><answer>{action}</answer>"
     messages = next(demonstrations(firm_lake, thinking, teacher, tasks(1), answer_template=template))
     assert messages[-1]["content"].startswith("<think>{{}}</think><answer>")

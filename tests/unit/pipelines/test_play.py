@@ -11,12 +11,13 @@ import pytest
 from turnwise.batching.samples import build_samples
 from turnwise.chat.text_conversation import TextAnswer
 from turnwise.config import parse_config
+from turnwise.envs.parsing import as_answer
 from turnwise.errors import ConfigError, RolloutError
 from turnwise.models.load import load_tokenizer
 from turnwise.pipelines.build_play import BYTES_PER_TOKEN, Choices, byte_tokenizer, set_stage
 from turnwise.pipelines.build_rollouts import build_policy, build_scheduler, choose_device
 from turnwise.pipelines.play import Teller
-from turnwise.pipelines.play_policies import as_answer, person
+from turnwise.pipelines.play_policies import person
 from turnwise.rollout.seeds import TaskSource
 from turnwise.types import Task
 

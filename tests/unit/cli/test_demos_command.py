@@ -1,0 +1,153 @@
+"""`turnwise demos`: demonstrations of any environment, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from turnwise.cli.main import main
+from turnwise.data.demonstrations import read_demonstrations
+
+OWN = """
+from turnwise.envs.base import TextEnv
+class Door(TextEnv):
+    metric_reductions = {"success": "last"}
+    def reset(self, *, seed=None):
+        return "A door.", {}
+    def step(self, action):
+        hit = action == '{"do": "open", "how": "gently"}'
+        return "It is shut.", float(hit), hit, False, {"metrics": {"success": float(hit)}}
+class Opener:
+    def __init__(self, env, seed):
+        self.env = env
+    def act(self):
+        return '{"do": "open", "how": "gently"}'
+class Tired(Opener):
+    def act(self):
+        return None
+class Statue:
+    def __init__(self, env, seed):
+        pass
+class Broken(Door):
+    def step(self, action):
+        raise ValueError("the handle came off")
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_doors.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_doors", raising=False)
+
+
+def demos(*arguments: str) -> int:
+    return main(["demos", *arguments])
+
+
+def lake(*arguments: str) -> int:
+    return demos("frozen_lake", "is_slippery=false", "--max-steps", "10", *arguments)
+
+
+def success(capsys: pytest.CaptureFixture[str]) -> float:
+    """Of the table's only row."""
+    row = next(line for line in capsys.readouterr().out.splitlines() if "[" in line)
+    return float(row.partition("[")[0].split()[-1])
+
+
+def test_an_expert_an_erring_and_a_random_player_succeed_in_this_order(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for policy in ("expert", "erring", "random"):
+        assert lake("--policy", policy, "--episodes", "60", "--out", f"{policy}.jsonl") == 0
+        found.append(success(capsys))
+        assert len(read_demonstrations([f"{policy}.jsonl"])) == 60
+    assert found[0] == 1.0 > found[1] > found[2]
+
+
+def test_the_error_rate_is_what_the_player_errs_by(capsys: pytest.CaptureFixture[str]) -> None:
+    for rate, expected in (("0", "expert"), ("1", "random")):
+        assert lake("--policy", "erring", "--error-rate", rate, "--episodes", "40", "--out", f"{rate}.jsonl") == 0
+        erring = success(capsys)
+        assert lake("--policy", expected, "--episodes", "40", "--out", f"{rate}-{expected}.jsonl") == 0
+        assert abs(erring - success(capsys)) < 0.2
+
+
+def test_the_same_command_writes_the_same_file() -> None:
+    for name in ("a", "b"):
+        assert lake("--policy", "erring", "--episodes", "5", "--out", f"{name}.jsonl") == 0
+    assert Path("a.jsonl").read_bytes() == Path("b.jsonl").read_bytes()
+
+
+def test_actions_with_commas_come_from_a_file_and_players_from_a_class(capsys: pytest.CaptureFixture[str]) -> None:
+    actions = ['{"do": "open", "how": "gently"}', '{"do": "knock", "how": "twice"}']
+    Path("actions.txt").write_text("\n".join(actions), encoding="utf-8")
+    assert demos("own_doors:Door", "--policy", "random", "--actions-file", "actions.txt", "--episodes", "30") == 0
+    said = {m["content"] for row in read_demonstrations(["demos.jsonl"]) for m in row if m["role"] == "assistant"}
+    assert said == {f"<answer>{action}</answer>" for action in actions}
+    capsys.readouterr()
+    assert demos("own_doors:Door", "--policy", "own_doors:Opener", "--episodes", "3", "--out", "own.jsonl") == 0
+    assert success(capsys) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["own_doors:Door"], "has no expert_action()"),
+        (["own_doors:Door", "--policy", "random"], "--actions"),
+        (["own_doors:Door", "--policy", "erring"], "has no expert_action()"),
+        (["frozen_lake", "--policy", "master"], "'master' is none of expert, random, erring"),
+        (["frozen_lake", "--policy", "own_doors:Nobody"], "no class 'Nobody'"),
+        (["frozen_lake", "--policy", "own_doors:Statue"], "has no act()"),
+        (["own_doors:Door", "--policy", "own_doors:Tired"], "gave up at once"),
+        (["own_doors:Broken", "--policy", "own_doors:Opener"], "the handle came off"),
+        (["frozen_lake", "--out", "own_doors.py"], "it is there already"),
+        (["frozen_lake", "--error-rate", "0.5"], "has no effect"),
+        (["frozen_lake", "--policy", "erring", "--error-rate", "1.5"], "from 0 to 1"),
+        (["frozen_lake", "--episodes", "0"], "at least 1"),
+        (["frozen_lake", "--policy", "openai:http://127.0.0.1:9/v1"], "--model-name"),
+        (["frozen_lake", "--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "m"], "127.0.0.1:9"),
+        (["frozen_lake", "--policy", "random", "--actions", "a", "--actions-file", "f"], "give one of them"),
+        (["frozen_lake", "--policy", "random", "--actions-file", "nowhere.txt"], "can't be read"),
+    ],
+)
+def test_what_cannot_be_played_is_one_sentence_and_leaves_no_file(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demos(*arguments) == 2
+    told = capsys.readouterr().err
+    assert message in told and "Traceback (most" not in told
+    assert not Path("demos.jsonl").exists()
+
+
+class Oracle(BaseHTTPRequestHandler):
+    """An OpenAI-compatible server that always opens the door."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        answer = '<answer>{"do": "open", "how": "gently"}</answer>'
+        body = json.dumps({"choices": [{"message": {"content": answer}, "finish_reason": "stop"}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    log_message: Callable[..., None] = lambda *_: None
+
+
+def test_a_model_behind_a_url_demonstrates(capsys: pytest.CaptureFixture[str]) -> None:
+    server = HTTPServer(("127.0.0.1", 0), Oracle)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"openai:http://127.0.0.1:{server.server_port}/v1"
+        assert demos("own_doors:Door", "--policy", url, "--model-name", "m", "--episodes", "20") == 0
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert success(capsys) == 1.0 and len(read_demonstrations(["demos.jsonl"])) == 20

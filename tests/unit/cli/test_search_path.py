@@ -1,0 +1,74 @@
+"""The config's own folder is searched for `module:Class`, wherever a command starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENV = """
+from turnwise.envs.base import TextEnv
+class Coin(TextEnv):
+    metric_reductions = {"success": "last"}
+    actions = ("heads", "tails")
+    def reset(self, *, seed=None):
+        return "Call it.", {}
+    def step(self, action):
+        return "done", 1.0, True, False, {"metrics": {"success": 1.0}}
+    def expert_action(self):
+        return "heads"
+"""
+CONFIG = """
+pretrain: ../model
+max_steps: 1
+rollout_batch_size: 4
+sequence_length: 256
+train_env_manager: {num_env_groups: 2, group_size: 2}
+custom_envs:
+  Coin: {env_type: "own_coin:Coin", max_steps: 1, max_tokens_per_step: 4}
+"""
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("play", "--policy", "scripted"),
+        ("check-env", "--episodes", "3"),
+        ("demos", "--episodes", "3"),
+        ("demos", "--policy", "random", "--episodes", "3", "--out", "x.jsonl"),
+    ],
+)
+def test_a_verb_finds_a_class_beside_the_config(tmp_path: Path, verb: tuple[str, ...]) -> None:
+    folder = tmp_path / "j1"
+    folder.mkdir()
+    (folder / "own_coin.py").write_text(ENV, encoding="utf-8")
+    (folder / "coin.yaml").write_text(CONFIG, encoding="utf-8")
+    name, *options = verb
+    done = turnwise(tmp_path, name, "j1/coin.yaml", *options)
+    assert done.returncode == 0, done.stderr
+
+
+def test_training_finds_it_in_this_process_and_in_the_one_that_trains(tmp_path: Path) -> None:
+    folder = tmp_path / "j1"
+    folder.mkdir()
+    (folder / "own_coin.py").write_text(ENV, encoding="utf-8")
+    (folder / "coin.yaml").write_text(CONFIG, encoding="utf-8")
+    assert turnwise(tmp_path, "make-model", "--out", "model").returncode == 0
+    for overrides in ([], ["async_generation_ratio=1"]):
+        done = turnwise(tmp_path, "train", "j1/coin.yaml", "pretrain=model", *overrides)
+        assert done.returncode == 0, done.stderr
+
+
+def turnwise(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parents[3])
+    return subprocess.run(
+        [sys.executable, "-c", "import sys; from turnwise.cli.main import main; sys.exit(main())", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": root, "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )

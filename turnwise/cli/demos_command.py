@@ -1,0 +1,68 @@
+"""`turnwise demos CONFIG [KEY=VALUE ...]`: demonstrations for `turnwise sft`, by a player that needs no model here."""
+
+from __future__ import annotations
+
+import argparse
+
+from turnwise.cli.env_target import given_actions, read_target
+from turnwise.cli.out_file import new_file
+from turnwise.errors import ConfigError
+from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.pipelines.play_policies import OPENAI
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plays, writes a line for each conversation as soon as it is over, and prints how often the player succeeded."""
+    _check_options(options)
+    target = read_target(options.env, options.overrides, tag=options.tag, max_steps=options.max_steps)
+    file = new_file(options.out, "--out")
+    # torch takes seconds to import; a wrong command line has been refused by now.
+    with ends_at_once():
+        from turnwise.pipelines.demonstrate import Demonstrator, as_row, demonstrate
+        from turnwise.pipelines.evaluate import Score, success_table
+
+    error_rate = 0.5 if options.error_rate is None else options.error_rate
+    demonstrator = Demonstrator(options.policy, error_rate, given_actions(options), options.model_name or "")
+    outcomes, num_rows = [], 0
+    try:
+        with file.open("w", encoding="utf-8") as lines:
+            for episode in demonstrate(target.config, target.tag, demonstrator, options.episodes):
+                for conversation in episode.conversations:
+                    lines.write(as_row(conversation) + "\n")
+                    num_rows += 1
+                outcomes.append(episode.outcome)
+    finally:
+        if num_rows == 0:
+            file.unlink(missing_ok=True)
+        else:
+            name = f"erring ({error_rate:.0%} at random)" if options.policy == "erring" else options.policy
+            print(success_table([(name, Score.count(outcomes))]))
+            print(f"{file}: {num_rows:,} conversations of {len(outcomes):,} episodes of {target.tag}")
+    if num_rows == 0:
+        raise ConfigError(f"--policy {options.policy} gave up at once in every episode, so there is nothing to learn from")
+    return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """
+    Raises:
+        ConfigError: a number is out of its range, or an option has no effect with this policy.
+    """
+    if options.episodes < 1:
+        raise ConfigError(f"--episodes is {options.episodes}; it must be at least 1")
+    if options.max_steps is not None and options.max_steps < 1:
+        raise ConfigError(f"--max-steps is {options.max_steps}; it must be at least 1")
+    if options.error_rate is not None and not 0.0 <= options.error_rate <= 1.0:
+        raise ConfigError(f"--error-rate is {options.error_rate}; it is a share, from 0 to 1")
+    policy, draws = options.policy, options.policy in ("random", "erring")
+    is_asked = policy.startswith(OPENAI)
+    if is_asked and options.model_name is None:
+        raise ConfigError(f"{policy} serves models by name: say which with --model-name NAME")
+    for option, is_given, applies, what in (
+        ("--error-rate", options.error_rate is not None, policy == "erring", "is how often the erring player errs"),
+        ("--actions", options.actions is not None, draws, "names what random and erring players draw from"),
+        ("--actions-file", options.actions_file is not None, draws, "names what random and erring players draw from"),
+        ("--model-name", options.model_name is not None, is_asked, "names a model behind openai:URL"),
+    ):
+        if is_given and not applies:
+            raise ConfigError(f"{option} {what}; with --policy {policy} it has no effect, leave it out")

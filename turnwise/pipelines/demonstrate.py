@@ -1,0 +1,140 @@
+"""Demonstrations of any environment of a config, by a player that needs no model here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from turnwise.agents.demonstrations import Converse, Episode, MakePlayer, episodes, scripted
+from turnwise.agents.env_agent import EnvAgentSettings
+from turnwise.chat.text_conversation import TextConversation
+from turnwise.config import AgenticConfig
+from turnwise.entry_points import load_class
+from turnwise.envs.checks.players import actions_of
+from turnwise.envs.players import ErringPlayer, Player
+from turnwise.errors import ConfigError, RolloutError, TurnwiseError
+from turnwise.inference.openai_chat import OpenAIChat
+from turnwise.pipelines.build_rollouts import agent_settings, env_factory, sampling_params
+from turnwise.pipelines.play_policies import OPENAI, random_player, scripted_player
+from turnwise.protocols import Env
+from turnwise.rollout.seeds import TaskSource, sibling_sampling
+from turnwise.stacks import describe_error
+from turnwise.types import Message, SamplingParams, Split, Task, derive_seed
+
+DEMONSTRATORS = ("expert", "random", "erring")
+NUM_ASKED_AT_ONCE = 16
+"""Episodes that wait for a URL side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrator:
+    """Who plays: one of `DEMONSTRATORS`, the class `module:Class` of `(env, seed)`, or `openai:URL`."""
+
+    policy: str
+    error_rate: float = 0.5
+    """Share of actions that an erring player draws at random."""
+    actions: tuple[str, ...] = ()
+    """What is drawn from, where the environment has no `actions`."""
+    model_name: str = ""
+    """Of the URL."""
+
+
+def demonstrate(
+    config: AgenticConfig, tag: str, demonstrator: Demonstrator, num_episodes: int, split: Split = "train"
+) -> Iterator[Episode]:
+    """The first episodes of a tag, on the tasks that training meets first, under the limits of training.
+
+    Raises:
+        TurnwiseError: there is no such player, it can't play this environment, or nobody answers at its URL.
+        RolloutError: the environment or the player raised something else; the message has the place.
+    """
+    settings, is_asked = agent_settings(config, tag, split), demonstrator.policy.startswith(OPENAI)
+    converse = _asked(config, demonstrator, split) if is_asked else _scripted(demonstrator, settings)
+    played = episodes(
+        env_factory(config, tag, split),
+        settings,
+        converse,
+        tasks_of_tag(config, tag, num_episodes, split),
+        NUM_ASKED_AT_ONCE if is_asked else 1,
+    )
+    try:
+        yield from played
+    except TurnwiseError:
+        raise
+    except Exception as fault:  # boundary: environments and players of users may raise anything
+        raise RolloutError(f"the episode ended with an exception\n{describe_error(fault)}") from fault
+
+
+def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) -> list[Task]:
+    """The first tasks of a tag, those of training where it is played there."""
+    manager = config.env_manager(split)
+    shares = dict(zip(manager.tags, manager.num_groups_partition, strict=True))
+    source = TaskSource(config.seed, split, (tag,), (shares.get(tag) or manager.num_env_groups,))
+    return [source.task(index) for index in range(num_tasks)]
+
+
+def as_row(messages: Sequence[Message]) -> str:
+    """A conversation as a line of JSON that `turnwise sft` reads.
+
+    Raises:
+        ConfigError: it holds pictures.
+    """
+    if not all(isinstance(message["content"], str) for message in messages):
+        raise ConfigError("the environment shows pictures, and demonstrations are text; set its observation to a text")
+    return json.dumps({"messages": list(messages)}, ensure_ascii=False)
+
+
+def _scripted(demonstrator: Demonstrator, settings: EnvAgentSettings) -> Converse:
+    policy = demonstrator.policy
+    if ":" in policy:
+        make_player: MakePlayer = partial(_own, load_class(policy, "--policy", ConfigError))
+    elif policy in DEMONSTRATORS:
+        make_player = partial(_known, demonstrator)
+    else:
+        known = (*DEMONSTRATORS, "module:Class", f"{OPENAI}URL")
+        raise ConfigError(f"--policy {policy!r} is none of {', '.join(known)}")
+    return scripted(make_player, settings.action_pattern)
+
+
+@dataclass(slots=True)
+class _Chooser:
+    """A player that is a function."""
+
+    actions: tuple[str, ...]
+    act: Callable[[], str]
+
+
+def _known(demonstrator: Demonstrator, env: Env, task: Task) -> Player:
+    actions = actions_of(env, demonstrator.actions)
+    if demonstrator.policy == "random":
+        return _Chooser(actions, random_player(env, task.seed, demonstrator.actions))
+    expert = _Chooser(actions, scripted_player(env))
+    if demonstrator.policy == "expert":
+        return expert
+    random_player(env, task.seed, demonstrator.actions)  # refuses an environment whose actions nobody names
+    return ErringPlayer(expert, demonstrator.error_rate, derive_seed(task.seed, "player"))
+
+
+def _own(found: type, env: Env, task: Task) -> Player:
+    player: Player = found(env, derive_seed(task.seed, "player"))
+    if not callable(getattr(player, "act", None)):
+        raise ConfigError(f"--policy: {found.__name__} has no act(); it returns the next action, or None to give up")
+    return player
+
+
+def _asked(config: AgenticConfig, demonstrator: Demonstrator, split: Split) -> Converse:
+    chat = OpenAIChat(
+        demonstrator.policy.removeprefix(OPENAI),
+        demonstrator.model_name,
+        os.environ.get("OPENAI_API_KEY", ""),
+        config.deadlines.request_s,
+    )
+    sampling = sampling_params(config, split)
+
+    def converse(env: Env, task: Task) -> Callable[[SamplingParams], TextConversation]:
+        return lambda limits: TextConversation(chat.complete, sibling_sampling(sampling, task, 0))
+
+    return converse
