@@ -19,8 +19,9 @@ import numpy as np
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.envs.parsing import ANSWERS, as_answer, parse_action
 from turnwise.envs.players import Player
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, RolloutError, TurnwiseError
 from turnwise.protocols import Conversation, Env
+from turnwise.stacks import describe_error
 from turnwise.types import Message, SamplingParams, Task, Trajectory, Turn
 
 MakeEnv = Callable[[Task], Env]
@@ -137,7 +138,12 @@ def scripted(make_player: MakePlayer, action_pattern: str | None, answer_templat
 def episodes(
     make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, tasks: Iterable[Task], num_at_once: int = 1
 ) -> Iterator[Episode]:
-    """One episode a task, in the order of the tasks, `num_at_once` of them side by side."""
+    """One episode a task, in the order of the tasks, `num_at_once` of them side by side.
+
+    Raises:
+        TurnwiseError: what the player, the agent or the environment's contract says.
+        RolloutError: the environment or the player raised anything else; the message has the place.
+    """
     with asyncio.Runner() as runner:
         remaining = iter(tasks)
         while some := list(islice(remaining, num_at_once)):
@@ -162,7 +168,14 @@ def _outcome(trajectory: Trajectory) -> Outcome:
 async def _gathered(
     make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, tasks: Sequence[Task]
 ) -> Sequence[Episode]:
-    return await asyncio.gather(*(_episode(make_env, settings, converse, task) for task in tasks))
+    playing = (_episode(make_env, settings, converse, task) for task in tasks)
+    played = await asyncio.gather(*playing, return_exceptions=True)
+    for fault in played:
+        if isinstance(fault, Exception) and not isinstance(fault, TurnwiseError):
+            raise RolloutError(f"the episode ended with an exception\n{describe_error(fault)}") from fault
+        if isinstance(fault, BaseException):
+            raise fault
+    return [episode for episode in played if isinstance(episode, Episode)]
 
 
 async def _episode(make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, task: Task) -> Episode:

@@ -84,17 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     _config_arguments(sft)
     _quiet_argument(sft)
 
-    demos = _verb(verbs, "demos", "demos_command", "play demonstrations for sft, by a player that needs no model")
-    _env_arguments(demos)
-    demos.add_argument(
-        "--policy", default="expert", metavar="WHO", help="expert (default), random, erring, your module:Class, or openai:URL"
-    )
-    demos.add_argument(
-        "--error-rate", type=float, metavar="P", help="share of the erring player's random actions (default: 0.5)"
-    )
-    demos.add_argument("--episodes", type=int, default=1000, metavar="N", help="number of episodes (default: 1000)")
-    demos.add_argument("--model-name", metavar="NAME", help="the model behind openai:URL")
-    demos.add_argument("--out", default="demos.jsonl", metavar="FILE", help="a new file (default: demos.jsonl)")
+    _demos_arguments(_verb(verbs, "demos", "demos_command", "play demonstrations for sft, by a player that needs no model"))
 
     rollout = _verb(verbs, "rollout", "rollout_command", "play batches without training, write them to a file and sum them up")
     _config_arguments(rollout)
@@ -170,6 +160,19 @@ def _env_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _tokenizer_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", metavar="DIR", help="model folder whose tokenizer counts (else the config's pretrain)")
+
+
+def _demos_arguments(demos: argparse.ArgumentParser) -> None:
+    _env_arguments(demos)
+    demos.add_argument(
+        "--policy", default="expert", metavar="WHO", help="expert (default), random, erring, your module:Class, or openai:URL"
+    )
+    demos.add_argument(
+        "--error-rate", type=float, metavar="P", help="share of the erring player's random actions (default: 0.5)"
+    )
+    demos.add_argument("--episodes", type=int, default=1000, metavar="N", help="number of episodes (default: 1000)")
+    demos.add_argument("--model-name", metavar="NAME", help="the model behind openai:URL")
+    demos.add_argument("--out", default="demos.jsonl", metavar="FILE", help="a new file (default: demos.jsonl)")
 
 
 def _quiet_argument(parser: argparse.ArgumentParser) -> None:

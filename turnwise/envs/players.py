@@ -20,12 +20,17 @@ class ExpertEnv(HasActions, HasExpert, Protocol):
     """One that knows a good action, too."""
 
 
-class Player(Protocol):
-    """Chooses the next action of the environment that it was made for, or None: it gives up. One player plays one episode."""
-
-    actions: tuple[str, ...]
+@runtime_checkable
+class Acting(Protocol):
+    """Chooses the next action of the environment that it was made for, or None: it gives up. It plays one episode."""
 
     def act(self) -> str | None: ...
+
+
+class Player(Acting, Protocol):
+    """One that knows all actions."""
+
+    actions: tuple[str, ...]
 
 
 class RandomPlayer:

@@ -14,14 +14,13 @@ from turnwise.chat.text_conversation import TextConversation
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
 from turnwise.envs.checks.players import actions_of
-from turnwise.envs.players import ErringPlayer, Player
-from turnwise.errors import ConfigError, RolloutError, TurnwiseError
+from turnwise.envs.players import Acting, ErringPlayer, Player
+from turnwise.errors import ConfigError
 from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.pipelines.build_rollouts import agent_settings, env_factory, sampling_params
 from turnwise.pipelines.play_policies import OPENAI, random_player, scripted_player
 from turnwise.protocols import Env
 from turnwise.rollout.seeds import TaskSource, sibling_sampling
-from turnwise.stacks import describe_error
 from turnwise.types import Message, SamplingParams, Split, Task, derive_seed
 
 DEMONSTRATORS = ("expert", "random", "erring")
@@ -53,19 +52,13 @@ def demonstrate(
     """
     settings, is_asked = agent_settings(config, tag, split), demonstrator.policy.startswith(OPENAI)
     converse = _asked(config, demonstrator, split) if is_asked else _scripted(demonstrator, settings)
-    played = episodes(
+    yield from episodes(
         env_factory(config, tag, split),
         settings,
         converse,
         tasks_of_tag(config, tag, num_episodes, split),
         NUM_ASKED_AT_ONCE if is_asked else 1,
     )
-    try:
-        yield from played
-    except TurnwiseError:
-        raise
-    except Exception as fault:  # boundary: environments and players of users may raise anything
-        raise RolloutError(f"the episode ended with an exception\n{describe_error(fault)}") from fault
 
 
 def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) -> list[Task]:
@@ -120,7 +113,7 @@ def _known(demonstrator: Demonstrator, env: Env, task: Task) -> Player:
 
 def _own(found: type, env: Env, task: Task) -> Player:
     player: Player = found(env, derive_seed(task.seed, "player"))
-    if not callable(getattr(player, "act", None)):
+    if not isinstance(player, Acting):
         raise ConfigError(f"--policy: {found.__name__} has no act(); it returns the next action, or None to give up")
     return player
 
