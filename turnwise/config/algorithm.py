@@ -161,7 +161,7 @@ class AlgorithmKeys(Section):
     train_infer_correction: TrainInferCorrection | None = None
     use_rollout_log_probs: bool = False
     """Take the sampler's log-probs as old ones: one forward pass less."""
-    group_filter: str | None = None
+    group_filter: Annotated[str, AfterValidator(OneOf(["non_zero_variance"], own="module:function"))] | None = None
     """`non_zero_variance` or your own `module:function`: groups that it rejects are replaced."""
     max_refill_factor: Positive = 3.0
     """At most so many times the batch is played to replace rejected groups."""

@@ -51,6 +51,8 @@ def _context(config: AgenticConfig | SFTConfig, model: ModelArgs) -> Iterator[Pr
 
 
 def _sft(config: SFTConfig) -> Iterator[Problem]:
+    if not config.train_files:
+        yield Problem.at("train_files", "[] leaves nothing to train on; name JSONL files of messages")
     if STRATEGIES[config.strategy_args.strategy_name].kind != "train":
         yield _wrong_strategy("strategy_args", config.strategy_args.strategy_name, "train")
     if config.eval_steps > 0 and not config.val_files:
@@ -251,8 +253,6 @@ def _loss(config: AgenticConfig) -> Iterator[Problem]:
                 yield Problem(("pg_args", name), message)
     if refusal := variant_of(config).ratio_refusal(config.pg_variant, config.ratio_type):
         yield Problem.at("ratio_type", f"{config.ratio_type}: {refusal}")
-    if config.group_filter not in (None, "non_zero_variance") and ":" not in (config.group_filter or ""):
-        yield Problem.at("group_filter", f"{config.group_filter!r} isn't non_zero_variance or your own as module:function")
     correction = config.train_infer_correction
     for index, band in enumerate(correction.filters if correction else ()):
         if band.ratio_low >= band.ratio_high:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from turnwise.config.positions import display
+from turnwise.config.yaml_text import load_yaml, read_yaml, require_bounded, require_bounded_references
 from turnwise.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
     from yaml import YAMLError
 
     folder = path.resolve().parent
+    _require_readable(path, folder, overrides)
     of_hydra = [override for override in overrides if _shapes_the_defaults(override, folder)]
     try:
         with warnings.catch_warnings():
@@ -58,9 +61,13 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
             if override not in of_hydra:
                 _assign(tree, override)
         written = OmegaConf.to_container(tree, resolve=False)
+        require_bounded_references(written, str(path))
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"{path} can't be read: {_in_one_line(str(error))}") from None
+    except ConfigError:
+        raise
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, RecursionError) as error:
+        cause = str(error) or str(error.__cause__ or type(error).__name__)
+        raise ConfigError(f"{display(path)} can't be read: {_in_one_line(cause)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds a {type(values).__name__} at its top level; a config is a mapping of keys")
     return Composed({str(key): value for key, value in values.items()}, frozenset(_references(written)))
@@ -83,6 +90,44 @@ def find_config(config_path: str, config_name: str, script_folder: Path | None =
             return place
     tried = " and ".join(str(place) for place in dict.fromkeys(places))
     raise ConfigError(f"there is no config {config_name!r} in {config_path!r}; looked for {tried}")
+
+
+def _require_readable(path: Path, folder: Path, overrides: Sequence[str]) -> None:
+    """Reads every file that Hydra is going to read: it bounds nothing, and names no line of a file that isn't UTF-8.
+
+    Raises:
+        ConfigError: one of them can't be read, or an override has no key.
+    """
+    waiting, seen = [path], set()
+    for override in overrides:
+        key, separator, value = override.lstrip("+~").partition("=")
+        if not all(key.split(".")) or not (separator or override.startswith("~")):
+            raise ConfigError(f"override {override!r} names no key; it is written key=value, or section.key=value")
+        if _shapes_the_defaults(override, folder):
+            waiting.append(folder / key.partition("@")[0] / f"{value}.yaml")
+    while waiting:
+        file = waiting.pop()
+        if file in seen or (file != path and not file.is_file()):
+            continue
+        seen.add(file)
+        text, name = read_yaml(file, display(file)), display(file)
+        if "defaults" not in text:
+            require_bounded(text, name)
+            continue
+        content = load_yaml(text, name)
+        for group, option in _included(content.get("defaults") if isinstance(content, dict) else None):
+            waiting += [base / group / f"{option}.yaml" for base in {folder, file.parent}]
+
+
+def _included(defaults: Any) -> Iterator[tuple[str, str]]:
+    """Groups and options of a defaults list; of a plain name the group is empty."""
+    for item in defaults if isinstance(defaults, list) else ():
+        for group, options in item.items() if isinstance(item, dict) else [("", item)]:
+            for option in options if isinstance(options, list) else [options]:
+                group_name, option_name = (
+                    re.sub(r"^((optional|override) )*/?|@.*$", "", str(name)) for name in (group, option)
+                )
+                yield group_name, option_name
 
 
 def _shapes_the_defaults(override: str, folder: Path) -> bool:
@@ -116,6 +161,8 @@ def _assign(tree: DictConfig, override: str) -> None:
         if OmegaConf.is_interpolation(section, part):
             OmegaConf.update(section, part, deepcopy(section[part]), merge=False)
         section = section[part]
+    if parsed.value() == {} and OmegaConf.select(tree, key):
+        raise ConfigError(f"override {override!r} adds nothing to the section that is there; '~{key}' removes it")
     OmegaConf.update(tree, key, parsed.value(), force_add=True)
 
 
@@ -131,6 +178,10 @@ def _references(value: Any) -> Iterable[str]:
 
 
 def _missing_file(path: Path) -> str:
+    if path.is_dir():
+        return f"{path} is a folder; name a config file in it"
+    if "=" in path.name:
+        return f"there is no config file {path}; KEY=VALUE stands behind the FILE"
     siblings = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
     return f"there is no config file {path}.{nearest(path.name, siblings)}"
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from turnwise.config.roles import GeneratingArgs
-from turnwise.config.section import Count, Fraction, Positive, PositiveCount, Section, derived
+from turnwise.config.section import (
+    Count,
+    Fraction,
+    Name,
+    OneOf,
+    Positive,
+    PositiveCount,
+    Section,
+    derived,
+    is_entry_point,
+)
 from turnwise.spec import AGENT_ALIASES, AGENTS, DEFAULT_ACTION_PATTERN, DEFAULT_SYSTEM_TEMPLATE, ContextMode
 
 DEFAULT_MAX_STEPS = 10
@@ -22,20 +32,23 @@ def _compiles(pattern: str) -> str:
     return pattern
 
 
-def _agent_name(name: str) -> str:
-    name = AGENT_ALIASES.get(name, name)
-    if name not in AGENTS and ":" not in name:
-        raise ValueError(f"{name!r} isn't one of {', '.join(AGENTS)}, or your own as module:Class")
+def _env_type(name: str) -> str:
+    if ":" in name and not is_entry_point(name):
+        raise ValueError(f"{name!r} isn't a registered name, or your own as module:Class")
     return name
 
 
-AgentName = Annotated[str, AfterValidator(_agent_name)]
+AgentName = Annotated[
+    str,
+    BeforeValidator(lambda name: AGENT_ALIASES.get(name, name) if isinstance(name, str) else name),
+    AfterValidator(OneOf(AGENTS, own="module:Class")),
+]
 
 
 class CustomEnv(Section):
     """One kind of task: the environment, what the model is told about it, and its limits."""
 
-    env_type: str
+    env_type: Annotated[Name, AfterValidator(_env_type)]
     """A registered name (`frozen_lake`) or `module:Class`."""
     env_config: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment (`size`, `is_slippery`, `observation`, `format_penalty` …)."""

@@ -95,6 +95,9 @@ def _parse(
     positions: Callable[[], Callable[[KeyPath], str]],
     purpose: Purpose,
 ) -> tuple[C, list[str]]:
+    problems = [*_not_text(composed.values)]
+    if problems:
+        raise config_error(source, problems, positions())
     translation = translate(composed.values, frozenset(kind.model_fields), composed.interpolated)
     problems = list(translation.problems)
     config = _validate(kind, translation, problems)
@@ -120,6 +123,19 @@ def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purp
         translation.notes += [f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)]
         return []
     return found
+
+
+def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
+    """Texts that no file name, terminal or tokenizer can take."""
+    if isinstance(value, str) and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):
+        yield Problem(path, f"{value!r} holds a NUL or half a surrogate pair, which no text has; write it anew, as UTF-8")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _not_text(key, (*path, str(key).encode(errors="backslashreplace").decode()))
+            yield from _not_text(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _not_text(item, (*path, index))
 
 
 def _validate(kind: type[C], translation: Translation, problems: list[Problem]) -> C | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from turnwise.config.devices import DeviceRanks
-from turnwise.config.section import Count, Fraction, Names, NonNegative, OneOf, Positive, PositiveCount, Section, derived
+from turnwise.config.section import Count, Fraction, Name, Names, NonNegative, OneOf, Positive, PositiveCount, Section, derived
 from turnwise.spec import STRATEGIES
 
 Schedule = Literal["constant", "constant_with_warmup", "inverse_sqrt", "linear", "cosine", "cosine_with_restarts", "polynomial"]
@@ -17,7 +17,7 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 class ModelArgs(Section):
     """Which weights a role starts from and in which form they run."""
 
-    model_name_or_path: str = derived()
+    model_name_or_path: Name = derived()
     """Model folder or hub name [`pretrain`; `reward_pretrain` for the critic and the reward model]. actor_infer's is always
     actor_train's."""
     model_type: Literal["causal_lm", "token_classification"] = derived()

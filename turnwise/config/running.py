@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from turnwise.config.section import Count, Names, OneOf, Positive, PositiveCount, Section, derived
+from turnwise.config.section import Count, Name, Names, OneOf, Positive, PositiveCount, Section, derived
 from turnwise.spec import TRACKERS
 
 LONGEST_NAME = 200
@@ -72,7 +72,7 @@ class CpuSplit(Section):
 class RunKeys(Section):
     """The keys that reinforcement learning and supervised fine-tuning share."""
 
-    pretrain: str
+    pretrain: Name
     """Model folder or hub name of every role that names none."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables that the policy's chat template reads at every render (`enable_thinking: false`, `date_string: "26 Jul 2024"`);
@@ -81,7 +81,7 @@ class RunKeys(Section):
     """Name of the experiment [the config file's]."""
     seed: Annotated[int, Field(ge=0)] = 42
     """Everything random follows from it."""
-    output_dir: str = "runs"
+    output_dir: Name = "runs"
     """A run writes to output_dir/exp_name/time."""
     logging_dir: str | None = None
     """Folder of the run's readable log file [the run's own]."""

@@ -13,7 +13,7 @@ from turnwise.config.model_facts import ModelFacts, read_model_facts
 from turnwise.config.resolve import estimator_of, resolve
 from turnwise.config.roles import ActorTrain, GeneratingArgs, Role
 from turnwise.config.running import LimitKeys, RunKeys
-from turnwise.config.section import Count, PositiveCount, derived
+from turnwise.config.section import Count, Name, PositiveCount, derived
 from turnwise.spec import KV_CACHE_BYTES
 
 Split = Literal["train", "val"]
@@ -43,7 +43,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     """Steps of the pipeline."""
     render_save_dir: str | None = None
     """Folder for animated pictures of validation episodes, in exp_name/time/step-N below it; unset = none."""
-    reward_pretrain: str = derived()
+    reward_pretrain: Name = derived()
     """Model of the critic and of the `reward` role [pretrain]."""
 
     rollout_batch_size: PositiveCount = 64

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from types import NoneType
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from turnwise.errors import nearest
 
@@ -25,6 +25,22 @@ Names = Annotated[list[str], BeforeValidator(_as_list)]
 """A list of names; a single name stands for a list of one."""
 
 
+def _is_named(name: str) -> str:
+    if not name.strip():
+        raise ValueError("is empty; give it a name, or leave it out")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_is_named)]
+"""A text that says something."""
+
+
+def is_entry_point(name: str) -> bool:
+    """Whether it is `module:Class` or `module:function` by its form."""
+    module, _, attribute = name.partition(":")
+    return attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
 def derived() -> Any:
     """A field that `resolve` fills from the rest of the config unless the user sets it; never None afterwards."""
     return Field(default=None)
@@ -38,7 +54,7 @@ class OneOf:
         self.own = own
 
     def __call__(self, name: str) -> str:
-        if name in self.names or (self.own and ":" in name):
+        if name in self.names or (self.own and is_entry_point(name)):
             return name
         raise ValueError(f"{name!r} isn't one of {self}.{nearest(name, self.names)}")
 

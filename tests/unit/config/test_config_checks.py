@@ -65,7 +65,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"pg_variant": "vanilla", "ratio_type": "segment"}, "ratio_type: segment: pg_variant vanilla has no probability ratio"),
     ({"pg_variant": "gspo", "ratio_type": "token"}, "takes its ratio over a whole sequence; use segment for turns"),
     ({"use_rollout_log_probs": True, "train_infer_correction": {"is_weight": {}}}, "every ratio is 1; remove one of the two"),
-    ({"group_filter": "odd"}, "'odd' isn't non_zero_variance"),
+    ({"group_filter": "odd"}, "'odd' isn't one of non_zero_variance"),
     ({"actor_train": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm can't do this role's work; use one of torch_train"),
     ({"actor_infer": {"strategy_args": {"strategy_name": "torch_train"}}}, "use one of embedded, hf, vllm, sglang"),
     ({"actor_train": {"strategy_args": {"strategy_name": "torch_trian"}}}, "Did you mean 'torch_train'"),

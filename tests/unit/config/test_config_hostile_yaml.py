@@ -1,0 +1,139 @@
+"""Files and overrides that nobody means: each ends in one sentence with its file and line, and none takes long."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from turnwise.config import load_any_config, load_config
+from turnwise.config.yaml_text import load_yaml
+from turnwise.errors import ConfigError
+
+LAKE = "pretrain: model\ncustom_envs:\n  Lake: {env_type: frozen_lake}\n"
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+REFERENCES = f"pretrain: m\na0: {'x' * 100}\n" + "".join(f"a{i}: '{f'${{a{i - 1}}}' * 9}'\n" for i in range(1, 10))
+
+
+def config_command(*arguments):
+    """In a process that can be ended: what isn't bounded takes minutes and gigabytes."""
+    command = [sys.executable, "-m", "turnwise.cli.main", "config", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (BOMB, r"own.yaml:6: more than 100,000 values with its anchors written out"),
+        (REFERENCES, r"own.yaml: a5 has more than 100,000 values with its \$\{...\} written out"),
+        ("pretrain: m\na: &a {b: *a}\n", r"own.yaml:2: the alias \*a stands inside its own anchor"),
+        ("pretrain: m\na: " + "[" * 5000, "own.yaml:2: more than 64 sections inside each other"),
+        ("\n".join(" " * level + "a:" for level in range(500)), "own.yaml:65: more than 64 sections inside each other"),
+        ("pretrain: m\nexp_name: é\n".encode("latin-1"), r"own.yaml:2 isn't UTF-8 \(byte 0xe9\)"),
+        (LAKE.encode("utf-16"), r"own.yaml:1 isn't UTF-8 \(byte 0xff\)"),
+        (b"pretrain: m\nexp_name: \0\n", "own.yaml:2 can't be read: unacceptable character #x0000"),
+        (b"\x7fELF\x02\x01\x01" + bytes(range(256)), "own.yaml:2 isn't UTF-8|own.yaml:1 can't be read"),
+        (f"{LAKE}exp_name: {'x' * 2**20}\n", "own.yaml has more than 1,048,576 bytes"),
+        ("a:\n\tb: 1\n", "own.yaml:2 can't be read: found character"),
+        (f"{LAKE}seed: {'1' * 6000}\n", "own.yaml can't be read: Exceeds the limit"),
+        (f"{LAKE}output_dir: !!set {{a, b}}\n", "own.yaml can't be read: .*not a supported primitive type"),
+        (f"{LAKE}null: 3\n", "own.yaml can't be read: .*Incompatible key type"),
+        (f'{LAKE}output_dir: "a\\0b"\n', r"own.yaml:4: output_dir: 'a\\x00b' holds a NUL"),
+        (f'{LAKE}output_dir: "\\ud800"\n', r"own.yaml:4: output_dir: '\\ud800' holds a NUL or half a surrogate pair"),
+        (f'{LAKE}"\\ud800": 1\n', "holds a NUL or half a surrogate pair"),
+    ],
+    ids=[
+        "bomb", "references", "recursive", "deep", "deep blocks", "latin-1", "utf-16", "nul byte", "binary", "long", "tab",
+        "digits", "set", "null key", "nul", "surrogate", "surrogate key",
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_says_where_and_why(content, message, tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    done = config_command(file)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr[-1000:]
+    with pytest.raises(ConfigError, match=message):
+        load_config(file)
+
+
+@pytest.mark.parametrize("defaults", ["[big, _self_]", "[{env: big}, _self_]", "[optional big, _self_]"])
+def test_files_of_the_defaults_list_are_bounded_too(defaults, tmp_path):
+    (tmp_path / "env").mkdir()
+    for file in (tmp_path / "big.yaml", tmp_path / "env" / "big.yaml"):
+        file.write_text(BOMB)
+    (tmp_path / "own.yaml").write_text(f"defaults: {defaults}\n{LAKE}")
+    done = config_command(tmp_path / "own.yaml")
+    assert done.returncode == 2 and "big.yaml:6: more than 100,000 values" in done.stderr
+
+
+def test_a_file_chosen_by_an_override_is_bounded_too(tmp_path):
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "big.yaml").write_text(BOMB)
+    (tmp_path / "own.yaml").write_text(LAKE)
+    done = config_command(tmp_path / "own.yaml", "+env=big")
+    assert done.returncode == 2 and "env/big.yaml:6: more than 100,000 values" in done.stderr
+
+
+def test_anchors_and_references_of_an_ordinary_file_stay(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "pretrain: model\ncustom_envs:\n  A: &lake {env_type: frozen_lake, max_steps: 3}\n  B: *lake\n  C:\n    <<: *lake\n"
+        "    max_steps: ${max_steps}\nmax_steps: 7\n"
+    )
+    config, _ = load_config(file)
+    assert [config.custom_envs[tag].max_steps for tag in "ABC"] == [3, 3, 7]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("=3", "override '=3' names no key"),
+        ("=", "override '=' names no key"),
+        ("seed", "override 'seed' names no key"),
+        ("a..b=1", "override 'a..b=1' names no key"),
+        (".seed=1", "override '.seed=1' names no key"),
+        ("+=x", "override '\\+=x' names no key"),
+        ("~", "override '~' names no key"),
+        ("custom_envs={}", "adds nothing to the section that is there; '~custom_envs' removes it"),
+        ("custom_envs.Lake={}", "adds nothing to the section that is there"),
+        ("pretrain=", "pretrain: is empty"),
+        ("custom_envs.Lake.env_type=", "env_type: is empty"),
+        ("custom_envs.Lake.env_type=:", "env_type: ':' isn't a registered name, or your own as module:Class"),
+        ("custom_envs.Lake.env_type='a b:C'", "'a b:C' isn't a registered name"),
+        ("custom_envs.Lake.agent_name='::'", "agent_name: '::' isn't one of"),
+        ("pg_variant=':'", "pg_variant: ':' isn't one of"),
+        ("adv_estimator='a:'", "adv_estimator: 'a:' isn't one of"),
+        ("group_filter=':b'", "group_filter: ':b' isn't one of non_zero_variance, or your own as module:function"),
+        ("output_dir=", "output_dir: is empty"),
+        ("output_dir=\ud800", r"override 'output_dir=\\ud800' can't be read"),
+    ],
+)
+def test_an_override_that_means_nothing_is_named(override, message, tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text(LAKE)
+    with pytest.raises(ConfigError, match=message):
+        load_config(file, [override])
+
+
+def test_no_files_are_nothing_to_train_on(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("pretrain: model\ntrain_files: []\n")
+    with pytest.raises(ConfigError, match=r"own.yaml:2: train_files: \[\] leaves nothing to train on"):
+        load_any_config(file)
+
+
+@pytest.mark.parametrize("text", ["a: 2001-99-99", "a: !!int x", "a: !!binary é", "a: *none", "{[a]: 1}", f"a: {'1' * 6000}"])
+def test_a_value_that_is_not_what_it_promises_is_a_config_error(text):
+    with pytest.raises(ConfigError, match=r"own.yaml can't be read|own.yaml:1"):
+        load_yaml(text, "own.yaml")
+
+
+def test_a_folder_and_a_setting_are_no_config(tmp_path):
+    (tmp_path / "own.yaml").mkdir()
+    with pytest.raises(ConfigError, match=r"own.yaml is a folder; name a config file in it"):
+        load_config(tmp_path / "own.yaml")
+    with pytest.raises(ConfigError, match="KEY=VALUE stands behind the FILE"):
+        load_config("seed=3")

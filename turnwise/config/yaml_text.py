@@ -1,0 +1,166 @@
+"""YAML files as they are read everywhere here: UTF-8, and bounded once anchors and interpolations are written out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from turnwise.config.problems import Path as KeyPath
+from turnwise.errors import ConfigError
+
+MAX_BYTES = 2**20
+"""Of a YAML file."""
+MAX_SIZE = 100_000
+"""Values of a file, a long text counted as several."""
+MAX_DEPTH = 64
+"""Levels of sections inside each other."""
+_TEXT_UNIT = 64
+_REFERENCE = re.compile(r"(?<!\\)\$\{\s*(\.*)([^${}:\s]+)\s*\}")
+
+
+def read_yaml(file: Path, name: str = "") -> str:
+    """The text of a YAML file; `name` is what messages call it.
+
+    Raises:
+        ConfigError: it can't be read, is too long or isn't UTF-8.
+    """
+    name = name or str(file)
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as fault:
+        raise ConfigError(f"{name} can't be read: {fault.strerror}") from fault
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{name} has more than {MAX_BYTES:,} bytes, the limit of a YAML file; shorten it")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        line = data.count(b"\n", 0, fault.start) + 1
+        raise ConfigError(f"{name}:{line} isn't UTF-8 (byte 0x{data[fault.start]:02x}); save the file as UTF-8") from fault
+    return text
+
+
+def load_yaml(text: str, name: str) -> Any:
+    """What a YAML text says.
+
+    Raises:
+        ConfigError: as `require_bounded`, or a value isn't what its form promises.
+
+    >>> load_yaml("a: &a {b: *a}", "own.yaml")
+    Traceback (most recent call last):
+    ...
+    turnwise.errors.ConfigError: own.yaml:1: the alias *a stands inside its own anchor; write out what it should hold
+    """
+    require_bounded(text, name)
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as fault:
+        raise ConfigError(f"{name} can't be read: {' '.join(str(fault).split())}") from fault
+
+
+def require_bounded(text: str, name: str) -> None:
+    """
+    Raises:
+        ConfigError: the text is no YAML, or it is too large or too deep with its anchors written out.
+    """
+    anchored: dict[str, tuple[int, int]] = {}
+    sections: list[tuple[str | None, int, int]] = [(None, 0, 0)]
+    line = 1
+    try:
+        # Events are read one by one: neither nesting nor aliases cost anything yet.
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            line = event.start_mark.line + 1 if event.start_mark else line
+            anchor, size, depth = None, 1, 0
+            if isinstance(event, yaml.CollectionStartEvent):
+                sections.append((event.anchor, 1, 0))
+                _require(len(sections), 0, name, line)
+                continue
+            if isinstance(event, yaml.CollectionEndEvent):
+                anchor, size, depth = sections.pop()
+                depth += 1
+            elif isinstance(event, yaml.ScalarEvent):
+                anchor, size = event.anchor, 1 + len(event.value) // _TEXT_UNIT
+            elif isinstance(event, yaml.AliasEvent):
+                if any(event.anchor == opened for opened, _, _ in sections):
+                    what = f"the alias *{event.anchor} stands inside its own anchor; write out what it should hold"
+                    raise ConfigError(f"{name}:{line}: {what}")
+                size, depth = anchored.get(event.anchor or "", (1, 0))
+            else:
+                continue
+            if anchor is not None:
+                anchored[anchor] = size, depth
+            outer, total, levels = sections[-1]
+            sections[-1] = outer, total + size, max(levels, depth)
+            _require(len(sections) + depth, total + size, name, line)
+    except yaml.MarkedYAMLError as fault:
+        mark = fault.problem_mark or fault.context_mark
+        line = mark.line + 1 if mark else line
+        raise ConfigError(f"{name}:{line} can't be read: {fault.problem or fault.context}") from fault
+    except yaml.YAMLError as fault:
+        position = fault.position if isinstance(fault, yaml.reader.ReaderError) else 0
+        line = text.count("\n", 0, position) + 1
+        raise ConfigError(f"{name}:{line} can't be read: {str(fault).splitlines()[0]}") from fault
+
+
+def require_bounded_references(values: Any, name: str) -> None:
+    """
+    Raises:
+        ConfigError: interpolations (`${key}`) write the values out to too many.
+
+    >>> bomb = {"a": "text " * 99, "b": "${a}" * 99, "c": "${b}" * 99, "d": "${c}" * 99}
+    >>> require_bounded_references(bomb, "own.yaml")
+    Traceback (most recent call last):
+    ...
+    turnwise.errors.ConfigError: own.yaml: d has more than 100,000 values with its ${...} written out; refer to less
+    """
+    sizes: dict[KeyPath, int] = {}
+
+    def size_at(path: KeyPath, value: Any) -> int:
+        if path not in sizes:
+            sizes[path] = 0  # one that leads to itself is refused when it is resolved
+            parts = list(_children(value))
+            sizes[path] = 1 + sum(size_at((*path, key), item) for key, item in parts)
+            if isinstance(value, str):
+                sizes[path] += len(value) // _TEXT_UNIT
+                for match in _REFERENCE.finditer(value):
+                    sizes[path] += size_at(*_target(values, path, match))
+            if path and sizes[path] > MAX_SIZE:
+                key = ".".join(str(part) for part in path)
+                raise ConfigError(
+                    f"{name}: {key} has more than {MAX_SIZE:,} values with its ${{...}} written out; refer to less"
+                )
+        return sizes[path]
+
+    size_at((), values)
+
+
+def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
+    if isinstance(value, dict):
+        yield from ((str(key), item) for key, item in value.items())
+    elif isinstance(value, list):
+        yield from enumerate(value)
+
+
+def _target(values: Any, path: KeyPath, match: re.Match[str]) -> tuple[KeyPath, Any]:
+    """Where an interpolation leads: at most to the section through which another one leads it on."""
+    dots, rest = match.groups()
+    found: KeyPath = ()
+    names = [*(path[: len(path) - len(dots)] if dots else ()), *(part for part in re.split(r"[.\[\]]", rest) if part)]
+    for name in names:
+        inner = {str(key): (key, item) for key, item in _children(values)}
+        if str(name) not in inner:
+            break
+        key, values = inner[str(name)]
+        found = (*found, key)
+    return found, values
+
+
+def _require(depth: int, size: int, name: str, line: int) -> None:
+    if depth > MAX_DEPTH + 1:
+        raise ConfigError(f"{name}:{line}: more than {MAX_DEPTH} sections inside each other; a config has a few")
+    if size > MAX_SIZE:
+        raise ConfigError(f"{name}:{line}: more than {MAX_SIZE:,} values with its anchors written out; repeat less")
