@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from turnwise.chat.rendering import texts_of, with_texts
 from turnwise.types import Message
@@ -33,10 +34,11 @@ class ForeignText:
         if self._spelt is None or not any(self._spelt.search(text) for text in joined):
             return messages, ""
         mark = next(chr(code) for code in _MARKS if not any(chr(code) in text for text in texts))
-        return [with_texts(m, lambda text: self._broken(text, mark)) if m in told else m for m in messages], mark
+        broken = {id(m): with_texts(m, partial(self._broken, mark, len(list(texts_of(m))) > 1)) for m in told}
+        return [broken.get(id(message), message) for message in messages], mark
 
-    def _broken(self, text: str, mark: str) -> str:
-        pieces, begin = [], 0
+    def _broken(self, mark: str, is_part: bool, text: str) -> str:
+        pieces, begin = [""] if is_part else [], 0
         # A token may begin inside of another one.
         while self._spelt is not None and (found := self._spelt.search(text, begin)):
             pieces.append(text[begin : found.start() + 1])

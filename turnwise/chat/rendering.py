@@ -89,7 +89,7 @@ class Renderer:
             messages = [_as_parts(message) for message in messages]
         text = self._after(prefix, messages, tools)
         for message in messages:
-            if message.get("role") != "assistant" and not all(_is_in(said, text) for said in texts_of(message)):
+            if message.get("role") != "assistant" and any(not _is_in(said, text) for said in texts_of(message)):
                 raise self._loses(f"part of what a {message.get('role')} message says")
         return text
 
@@ -237,7 +237,10 @@ def _as_parts(message: Message) -> Message:
 
 def _shape(message: Message) -> tuple[Any, ...]:
     """What a template may look at besides texts."""
-    content, calls = message.get("content"), message.get("tool_calls") or ()
+    content = message.get("content")
+    if len(message) == 2 and isinstance(content, str):
+        return message.get("role"), bool(content)
+    calls = message.get("tool_calls") or ()
     kinds = tuple(part.get("type") for part in content) if isinstance(content, list) else type(content).__name__
     return message.get("role"), bool(content), kinds, tuple(sorted(message)), len(calls)
 
