@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# huggingface_hub reads it when it is first imported: no test asks the real hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 from turnwise.models.make import make_model
 from turnwise.testing import toy_envs

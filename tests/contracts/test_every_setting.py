@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, redirect_stdout
 from functools import reduce
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
@@ -148,6 +150,23 @@ def path_of(kind: Kind, key: str) -> tuple[str | int, ...]:
     return LEAVES[kind][key].path
 
 
+def odd_model(model: Path, folder: Path) -> Path:
+    """The model with pickled weights, or with Python code of its own that does what transformers' does."""
+    shutil.copytree(model, folder)
+    if folder.name == "pickled_model":
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+        return folder
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(
+        "from transformers import Qwen3Config, Qwen3ForCausalLM\nclass OwnConfig(Qwen3Config):\n    pass\n"
+        "class OwnModel(Qwen3ForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    return folder
+
+
 def scaled(model: PreTrainedModel, factor: float) -> PreTrainedModel:
     with torch.no_grad():
         for parameter in model.parameters():
@@ -160,6 +179,7 @@ def bench(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("settings")
     paths = {"$model": str(tiny_model), "$other_model": str(folder / "other_model"), "<tag>": TAG}
     save_model(scaled(load_model(tiny_model), 1.5), load_tokenizer(tiny_model), Path(paths["$other_model"]))
+    paths |= {name: str(odd_model(tiny_model, folder / name[1:])) for name in ("$pickled_model", "$coded_model")}
     for name, words in (("$demonstrations", "Left Right"), ("$other_demonstrations", "Up Down")):
         rows = [
             {"messages": [{"role": "user", "content": f"write {i}"}, {"role": "assistant", "content": word * (1 + i % 3)}]}

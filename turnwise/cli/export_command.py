@@ -13,7 +13,8 @@ def run(options: argparse.Namespace) -> int:
     out = Path(options.out)
     require_free(out)
     # torch takes seconds to import; a folder in the way has been found by now.
-    from turnwise.models.load import base_of_adapter, load_model, load_tokenizer, parse_dtype, save_model
+    from turnwise.model_folder import base_of_adapter
+    from turnwise.models.load import load_model, load_tokenizer, parse_dtype, save_model
 
     tokenizer = load_tokenizer(options.model)
     base = base_of_adapter(options.model)

@@ -9,6 +9,7 @@ from typing import Any
 
 from turnwise.config.asynchrony import asynchrony
 from turnwise.config.environments import CustomEnv, EnvManager
+from turnwise.config.model_problems import model_problems
 from turnwise.config.problems import Path, Problem
 from turnwise.config.resolve import estimator_of, variant_of
 from turnwise.config.roles import ModelArgs
@@ -20,8 +21,9 @@ from turnwise.spec import KL_LOSSES, PG_VARIANTS, STEP_PLACEHOLDERS, STRATEGIES,
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """Everything that makes the config impossible, all at once, but for `sibling_problems`."""
+    shared = [*model_problems(config), *_trackers(config)]
     if isinstance(config, SFTConfig):
-        return [*_sft(config), *_context(config, config.model_args), *_trackers(config)]
+        return [*shared, *_sft(config), *_context(config, config.model_args)]
     checks = (
         _environments,
         _sizes,
@@ -37,7 +39,7 @@ def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
         _deterministic,
     )
     context = _context(config, config.actor_train.model_args)
-    return [*context, *_trackers(config), *(problem for check in checks for problem in check(config))]
+    return [*shared, *context, *(problem for check in checks for problem in check(config))]
 
 
 def _context(config: AgenticConfig | SFTConfig, model: ModelArgs) -> Iterator[Problem]:

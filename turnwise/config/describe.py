@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import gcd
-from pathlib import Path
 
 from turnwise.config.algorithm import TrainInferCorrection
 from turnwise.config.availability import unavailable
 from turnwise.config.effects import ineffective
 from turnwise.config.environments import EnvManager
-from turnwise.config.model_facts import BYTES, ModelFacts, base_of_adapter, read_model_facts
+from turnwise.config.model_facts import BYTES, ModelFacts, read_model_facts
 from turnwise.config.resolve import estimator_of
 from turnwise.config.roles import ModelArgs, Role, TrainingArgs
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import counted, nearest
+from turnwise.hub import looks_like_hub_name
+from turnwise.model_folder import base_of_adapter, folder_here
 from turnwise.spec import ENVS, MAX_PACKED_BYTES, STRATEGIES
 
 TRAINED_BYTES = 16
@@ -113,7 +114,11 @@ def tracking(config: AgenticConfig | SFTConfig) -> str:
 
 def _model(path: str, facts: ModelFacts | None) -> str:
     if facts is None:
-        found = "config.json isn't readable here" if Path(path).is_dir() else "not a folder here, so its size isn't known"
+        found = "not a folder here, so its size isn't known"
+        if folder_here(path):
+            found = "a shape that this table doesn't know"
+        elif looks_like_hub_name(path):
+            found = "not on this machine: train downloads it from the hub"
         return f"{path} ({found})"
     size = facts.num_parameters
     shown = f"{size / 1e9:.2f} B" if size >= 1e9 else f"{size / 1e6:.2f} M"

@@ -171,6 +171,7 @@ _LORA: Effect[Role | SFTConfig] = Effect(
     lambda role: role.model_args.lora_rank is not None,
     "needs lora_rank",
 )
+_TRUST = ("model_args.trust_remote_code", "model_args.allow_pickle")
 _CHANGES = ("model_args.disable_gradient_checkpointing", "model_args.freeze_module_prefix", "model_args.lora_rank", *_LORA.keys)
 """What `model_args` say of how a model is trained."""
 _WARMUP: Effect[Role | SFTConfig] = Effect(
@@ -204,6 +205,7 @@ ROLE_EFFECTS: dict[str, tuple[Effect[Role], ...]] = {
     "actor_infer": (
         Effect(("training_args", *_CHANGES), _never, "actor_train trains; set it there"),
         Effect(("model_args.attn_implementation",), _never, "the engine brings its own, or actor_train's"),
+        Effect(_TRUST, _never, "the sampler has actor_train's model; set it there"),
         Effect(
             (
                 *(f"use_dynamic_batching_in_{work}" for work in ("train", "infer")),

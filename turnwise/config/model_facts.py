@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from turnwise.errors import ModelError
+from turnwise.model_folder import base_of_adapter, folder_here, read_object
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -58,23 +59,14 @@ class ModelFacts:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * BYTES[dtype]
 
 
-def base_of_adapter(model: str) -> str | None:
-    """The base model that a LoRA adapter's folder names, None where the model is none."""
-    try:
-        content = json.loads((Path(model).expanduser() / "adapter_config.json").read_text(encoding="utf-8"))
-        return str(content["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 def read_model_facts(model: str) -> ModelFacts | None:
-    """The facts of a model *folder*, or of the base model of an adapter's; None for a hub name, or where config.json doesn't
-    name a shape of this family."""
-    path = Path(base_of_adapter(model) or model).expanduser() / "config.json"
+    """The facts of a model's folder, or of the base model of an adapter's; None for a model that isn't on this machine, or
+    where config.json doesn't name a shape of this family."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        folder = folder_here(base_of_adapter(model) or model)
+        content = read_object(folder / "config.json") if folder else {}
         return _facts(content.get("text_config") or content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ModelError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return None
 
 

@@ -46,9 +46,12 @@ def resolve(config: AgenticConfig) -> None:
     config.fill(stream_training=may_stream and not any(streaming_obstacles(config)))
 
 
-def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str) -> None:
-    """Fills a role's model arguments."""
+def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str, policy: ModelArgs | None = None) -> None:
+    """Fills a role's model arguments. What `policy` trusts is trusted again where it is the same model."""
     arguments.fill(model_name_or_path=path, model_type=model_type, dtype=dtype)
+    is_same = policy is not None and policy.model_name_or_path == arguments.model_name_or_path
+    for key in ("trust_remote_code", "allow_pickle"):
+        arguments.fill(**{key: is_same and policy is not arguments and policy.__dict__[key]})
     if arguments.lora_rank is not None:
         arguments.fill(lora_alpha=2.0 * arguments.lora_rank)
 
@@ -137,7 +140,7 @@ def _resolve_roles(config: AgenticConfig) -> None:
     for name, role in config.roles.items():
         head = "token_classification" if name == "critic" else "causal_lm"
         dtype = "fp32" if name == "actor_train" else policy.dtype
-        resolve_model(role.model_args, paths.get(name, config.pretrain), head, dtype)
+        resolve_model(role.model_args, paths.get(name, config.pretrain), head, dtype, policy)
         role.strategy_args.fill(strategy_name=_DEFAULT_STRATEGIES[name])
         _resolve_training(role)
 

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from turnwise.config.devices import DeviceRanks
 from turnwise.config.section import Count, Fraction, Name, Names, NonNegative, OneOf, Positive, PositiveCount, Section, derived
+from turnwise.model_folder import Trust
 from turnwise.spec import STRATEGIES
 
 Schedule = Literal["constant", "constant_with_warmup", "inverse_sqrt", "linear", "cosine", "cosine_with_restarts", "polynomial"]
@@ -39,6 +40,17 @@ class ModelArgs(Section):
     vocabulary projection]."""
     freeze_module_prefix: Names | None = None
     """Parameters whose names start with one of these are not trained."""
+    trust_remote_code: bool = derived()
+    """Run the Python files of the model's folder. They can do whatever you can: read them first [false; a role with
+    actor_train's model follows it]."""
+    allow_pickle: bool = derived()
+    """Read pickled weights (pytorch_model.bin) where there are no safetensors; what isn't plain tensors is refused all the
+    same [false; a role with actor_train's model follows it]."""
+
+    @property
+    def trust(self) -> Trust:
+        """What the model's folder may do."""
+        return Trust(self.trust_remote_code, self.allow_pickle)
 
     @field_validator("lora_target", mode="before")
     @classmethod

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import pickle
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -25,21 +24,21 @@ from transformers import (
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
-from turnwise.errors import ModelError, nearest
-from turnwise.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_value_adapter, merge_adapter
+from turnwise.errors import ModelError, TurnwiseError, nearest
+from turnwise.model_folder import NOTHING, Trust, base_of_adapter, check_folder, read_object, require_rows
+from turnwise.models.lora import is_value_adapter, merge_adapter
 from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing
 
 logger = logging.getLogger(__name__)
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ATTENTION = {"auto": None, "sdpa": "sdpa", "eager": "eager", "fa2": "flash_attention_2"}
-_MAKE_HINT = (
-    "make one with `turnwise make-model`, or set `pretrain` to a Hugging Face model folder or a model fetched by `hf download`"
-)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Of which a folder with a tokenizer has one. Without any transformers makes one up."""
-_LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError)
-"""What transformers raises for folders that it can't use."""
+REMOTE_MODULES = "transformers_modules."
+"""How the modules are called that transformers makes of a model folder's Python files."""
+_MANY_WITHOUT_TOKEN = 0.05
+"""Share of the vocabulary without tokens from which it is no padding any more."""
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -59,8 +58,9 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     attn_implementation: str = "auto",
+    trust: Trust = NOTHING,
 ) -> PreTrainedModel:
-    """A causal language model in evaluation mode, with weights of `dtype` on `device`; from a folder or the hub's local cache.
+    """A causal language model in evaluation mode, with weights of `dtype` on `device`; from a folder or the hub.
     The folder of a LoRA adapter gives its base model with the adapter merged, in fp32 whatever the `dtype` then is.
 
     `auto` trains packed sequences without padding where the architecture allows it; `sdpa` and `eager` pad; `fa2` is
@@ -70,44 +70,22 @@ def load_model(
         ModelError: no such folder, unreadable config, no causal language model, missing weights, or an attention that
             can't run here.
     """
-    base = base_of_adapter(path)
+    folder = trust.folder(path)
+    base = base_of_adapter(folder)
     if base is not None:
-        if is_value_adapter(Path(path)):
+        if is_value_adapter(folder):
             raise ModelError(f"{path}: is the adapter of a critic, which has a value head and writes no text; name a policy's")
-        model = load_model(base, device=device, attn_implementation=attn_implementation)
-        merge_adapter(model, Path(path))
+        model = load_model(base, device=device, attn_implementation=attn_implementation, trust=trust)
+        merge_adapter(model, folder)
         logger.info("%s holds an adapter: merged into its base model %s", path, base)
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
         return model
-    model, missing = load_pretrained(
-        AutoModelForCausalLM, path, load_config(path), dtype=dtype, device=device, attn_implementation=attn_implementation
-    )
+    config = load_config(folder, trust)
+    options: dict[str, Any] = {"dtype": dtype, "device": device, "attn_implementation": attn_implementation}
+    model, missing = load_pretrained(AutoModelForCausalLM, folder, config, trust=trust, **options)
     require_weights(path, missing)
     return model
-
-
-def base_of_adapter(path: str | Path) -> str | None:
-    """The base model that the folder of a LoRA adapter names; None where the path is no such folder.
-
-    Raises:
-        ModelError: it names none, or one that isn't there, or there are no weights beside it.
-    """
-    file = Path(path) / ADAPTER_CONFIG
-    if not file.is_file():
-        return None
-    try:
-        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{file}: names no base_model_name_or_path: {_first_line(error)}") from error
-    if not base or not (Path(base).is_dir() or _is_cached(base)):
-        raise ModelError(
-            f"{path}: its base model {base} isn't there, and an adapter is nothing without it; bring it back, or write where "
-            f"it is now into base_model_name_or_path of {file}"
-        )
-    if not (Path(path) / ADAPTER_WEIGHTS).is_file():
-        raise ModelError(f"{path}: is no whole adapter, it has no {ADAPTER_WEIGHTS}")
-    return str(base)
 
 
 def load_pretrained(
@@ -118,6 +96,7 @@ def load_pretrained(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     attn_implementation: str = "auto",
+    trust: Trust = NOTHING,
 ) -> tuple[PreTrainedModel, list[str]]:
     """A model of a class of transformers, as `load_model` gives it, and the sorted names of tensors that its weights lack.
 
@@ -125,19 +104,27 @@ def load_pretrained(
         ModelError: the folder doesn't fit the class, or an attention that can't run here.
     """
     implementation = _attention(attn_implementation)
-    try:
-        with _no_progress_bars():
-            model, report = kind.from_pretrained(
-                path,
-                config=config,
-                dtype=dtype,
-                attn_implementation=implementation,
-                output_loading_info=True,
-                local_files_only=True,
-            )
-    except _LIBRARY_ERRORS as error:
-        what = "causal language model" if kind is AutoModelForCausalLM else kind.__name__
-        raise ModelError(f"{path}: can't be loaded as a {what}: {_first_line(error)}") from error
+    what = "causal language model" if kind is AutoModelForCausalLM else kind.__name__
+    has_tensors = any(Path(path).glob("*.safetensors"))
+    if trust.pickle and not has_tensors:
+        logger.warning("%s: its weights are read from a pickle (allow_pickle: true)", path)
+    with _told_as_one_sentence(path, f"can't be loaded as a {what}"), _no_progress_bars():
+        model, report = kind.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=implementation,
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=trust.remote_code,
+            use_safetensors=has_tensors or not trust.pickle,
+            ignore_mismatched_sizes=True,
+        )
+    for name, saved, expected in sorted(report["mismatched_keys"]):
+        raise ModelError(
+            f"{path}: {name} is {_shape(saved)} in the weights and {_shape(expected)} by config.json; they don't belong "
+            "together"
+        )
     if attn_implementation == "auto" and supports_packing(model):
         model.set_attn_implementation(PACKED_ATTENTION)
     return model.to(device).eval(), sorted(report["missing_keys"])
@@ -153,32 +140,50 @@ def require_weights(path: str | Path, missing: Sequence[str]) -> None:
         raise ModelError(f"{path}: the weights lack {len(missing)} tensors of the model ({', '.join(missing[:3])}, …)")
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder; an adapter's without one is that of its base model.
 
     Raises:
-        ModelError: no such folder, no tokenizer in it, or no chat template.
+        ModelError: no such folder, no tokenizer in it, no chat template, or more tokens than the model has rows.
     """
-    base = base_of_adapter(path)
-    has_files = any((Path(path) / name).is_file() for name in _TOKENIZER_FILES)
+    folder = trust.folder(path)
+    base = base_of_adapter(folder)
+    has_files = any((folder / name).is_file() for name in _TOKENIZER_FILES)
     if base is None:
-        _require_folder(path)
+        check_folder(folder, trust)
     elif not has_files:
-        return load_tokenizer(base)
-    if Path(path).is_dir() and not has_files:
-        raise ModelError(f"{path}: has no tokenizer (tokenizer.json); copy it from the model that the weights belong to")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except _LIBRARY_ERRORS as error:
-        raise ModelError(f"{path}: has no usable tokenizer (tokenizer.json): {_first_line(error)}") from error
-    if not len(tokenizer):
-        raise ModelError(f"{path}: has no tokenizer (tokenizer.json); copy it from the model that the weights belong to")
+        return load_tokenizer(base, trust)
+    missing = f"{path}: has no tokenizer (tokenizer.json); copy it from the model that the weights belong to"
+    if not has_files:
+        raise ModelError(missing)
+    with _told_as_one_sentence(path, "has no usable tokenizer (tokenizer.json)"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust.remote_code)
+        ids = tokenizer.get_vocab().values()
+    if not ids:
+        raise ModelError(missing)
     if tokenizer.chat_template is None:
         raise ModelError(
             f"{path}: the tokenizer has no chat template; take an instruct model, "
             "or add `chat_template` to its tokenizer_config.json"
         )
+    _check_vocabulary(path, load_config(base or folder, trust), set(ids))
     return tokenizer
+
+
+def _check_vocabulary(path: str | Path, config: PreTrainedConfig, ids: Collection[int]) -> None:
+    """Ids without a token are sampled with the probability that the model gives them: a mask would make the sampler's
+    distribution another than the trainer's. A trained model gives its padding none; a random one is told of."""
+    num_rows = config.get_text_config().to_dict().get("vocab_size")
+    require_rows(path, num_rows, max(ids) + 1)
+    without = num_rows - len(ids) if isinstance(num_rows, int) else 0
+    if without > _MANY_WITHOUT_TOKEN * (num_rows or 0):
+        logger.warning(
+            "%s: %d of %d ids of its vocabulary have no token, and what is sampled of them has no text; "
+            "take the tokenizer that belongs to the weights",
+            path,
+            without,
+            num_rows,
+        )
 
 
 def stop_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
@@ -286,43 +291,45 @@ def _attention(name: str) -> str | None:
     return _ATTENTION[name]
 
 
-def load_config(path: str | Path) -> PreTrainedConfig:
+def load_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedConfig:
     """What the config.json of a model folder says, or of an adapter's base model.
 
     Raises:
         ModelError: no such folder, or transformers can't use it.
     """
-    base = base_of_adapter(path)
+    folder = trust.folder(path)
+    base = base_of_adapter(folder)
     if base is not None:
-        return load_config(base)
-    _require_folder(path)
+        return load_config(base, trust)
+    check_folder(folder, trust)
+    if trust.remote_code and any("auto_map" in read_object(file) for file in folder.glob("*config.json")):
+        files = ", ".join(sorted(file.name for file in folder.glob("*.py")))
+        logger.warning("%s: its own Python code runs here (trust_remote_code: true): %s", path, files)
+    with _told_as_one_sentence(path, "config.json can't be used"):
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust.remote_code)
+
+
+@contextmanager
+def _told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
+    """Says which folder it was, whatever a library raises for what is in it."""
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True)
-    except _LIBRARY_ERRORS as error:
-        raise ModelError(f"{path}: config.json can't be used: {_first_line(error)}") from error
+        yield
+    except TurnwiseError:
+        raise
+    except Exception as error:  # boundary: a stranger's files in the hands of three libraries
+        reason = _first_line(error) or type(error).__name__
+        if "trust_remote_code" in str(error):
+            reason = (
+                "it needs Python code of its own folder, which isn't run; read the code, then set "
+                "model_args.trust_remote_code: true if you want it to run here"
+            )
+        elif isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
+            reason = "its weights are no plain tensors: their pickle asks for other objects or code, which is never run"
+        raise ModelError(f"{path}: {what}: {reason}") from error
 
 
-def _require_folder(path: str | Path) -> None:
-    folder = Path(path)
-    if not folder.exists() and _is_cached(str(path)):
-        return
-    if not folder.is_dir():
-        raise ModelError(f"{path}: no such model folder; {_MAKE_HINT}")
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ModelError(f"{path}: is no model folder, it has no config.json; {_MAKE_HINT}")
-    try:
-        json.loads(file.read_text())
-    except ValueError as error:
-        raise ModelError(f"{file}: is no readable JSON: {_first_line(error)}") from error
-
-
-def _is_cached(name: str) -> bool:
-    """Whether it names a model of the Hugging Face hub that is on this machine. Nothing is downloaded by loading."""
-    try:
-        return isinstance(try_to_load_from_cache(name, "config.json"), str)
-    except HFValidationError:
-        return False
+def _shape(sizes: Sequence[int]) -> str:
+    return " × ".join(str(size) for size in sizes)
 
 
 def _first_line(error: BaseException) -> str:

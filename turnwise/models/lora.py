@@ -22,11 +22,10 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, nearest
+from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from turnwise.models.freeze import frozen_names
 from turnwise.types import derive_seed
 
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE_FINGERPRINT = "base_fingerprint.txt"
 """Says in an adapter's folder on which weights it was trained."""
 ALL_LINEAR = "all"

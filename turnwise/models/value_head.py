@@ -17,16 +17,17 @@ from transformers.modeling_layers import GenericForTokenClassification
 from transformers.utils import logging as transformers_logging
 
 from turnwise.errors import ModelError
-from turnwise.models.load import base_of_adapter, load_config, load_model, load_pretrained, require_weights
+from turnwise.model_folder import NOTHING, Trust, base_of_adapter
+from turnwise.models.load import REMOTE_MODULES, load_config, load_model, load_pretrained, require_weights
 from turnwise.models.lora import is_value_adapter, merge_adapter
 
 logger = logging.getLogger(__name__)
 
 
 def load_value_model(
-    path: str | Path, *, device: str | torch.device = "cpu", attn_implementation: str = "auto"
+    path: str | Path, *, device: str | torch.device = "cpu", attn_implementation: str = "auto", trust: Trust = NOTHING
 ) -> PreTrainedModel:
-    """A value model in evaluation mode with fp32 weights, from a folder or the hub's local cache.
+    """A value model in evaluation mode with fp32 weights, from a folder or the hub.
 
     A folder without a value head (a causal language model) gives its backbone and gets a head that is 0 everywhere: the first
     advantages are the returns themselves, and nothing is random. The scalar head of a reward model is kept. An adapter is
@@ -35,19 +36,27 @@ def load_value_model(
     Raises:
         ModelError: no such folder, no decoder, a head of several labels, or missing weights.
     """
-    base = base_of_adapter(path)
+    folder = trust.folder(path)
+    base = base_of_adapter(folder)
     if base is not None:
-        model = load_value_model(base, device=device, attn_implementation=attn_implementation)
-        if is_value_adapter(Path(path)):
-            merge_adapter(model, Path(path))
+        model = load_value_model(base, device=device, attn_implementation=attn_implementation, trust=trust)
+        if is_value_adapter(folder):
+            merge_adapter(model, folder)
         else:
-            model.base_model.load_state_dict(load_model(path, device=device).base_model.state_dict())
+            model.base_model.load_state_dict(load_model(folder, device=device, trust=trust).base_model.state_dict())
         return model
-    config = load_config(path)
+    config = load_config(folder, trust)
+    if type(config).__module__.startswith(REMOTE_MODULES):
+        raise ModelError(
+            f"{path}: is a model of its own Python code (trust_remote_code), which gets no value head here; name another one "
+            "as reward_pretrain"
+        )
     config.num_labels = 1
     kind = value_model_class(config)
     with _quiet():
-        model, missing = load_pretrained(kind, path, config, device=device, attn_implementation=attn_implementation)
+        model, missing = load_pretrained(
+            kind, folder, config, device=device, attn_implementation=attn_implementation, trust=trust
+        )
     require_weights(path, [name for name in missing if name.startswith(f"{model.base_model_prefix}.")])
     for name in missing:
         nn.init.zeros_(model.get_parameter(name))

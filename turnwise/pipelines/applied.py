@@ -13,7 +13,7 @@ from turnwise.config import AgenticConfig, Applied, SFTConfig, ineffective
 from turnwise.config.describe import Row, algorithm_rows, asynchronous, bytes_text, sampling, tags_of, tracking, validation
 from turnwise.errors import counted
 from turnwise.facts import LoadedModel, ServerFacts, StrategyFacts
-from turnwise.models.load import base_of_adapter
+from turnwise.model_folder import base_of_adapter
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.roles import BatchPlan, ModelRole

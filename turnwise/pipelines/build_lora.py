@@ -8,8 +8,9 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.config.roles import ModelArgs
+from turnwise.model_folder import base_of_adapter
 from turnwise.models.freeze import freeze
-from turnwise.models.load import base_of_adapter, save_model
+from turnwise.models.load import save_model
 from turnwise.models.lora import ALL_LINEAR, Adapters, LoRASettings
 from turnwise.models.value_head import value_head
 

@@ -76,7 +76,7 @@ def policy_strategy(
     arguments = config.actor_train.model_args
     if model is None:
         path, attention = arguments.model_name_or_path, arguments.attn_implementation
-        model = load_fused(path, device=device, attn_implementation=attention)
+        model = load_fused(path, device=device, attn_implementation=attention, trust=arguments.trust)
     adapters = prepare_training(arguments, model, tokenizer, folder, config.seed)
     return train_strategy(config, "actor_train", model, device, stopwatch, adapters)
 
@@ -90,7 +90,7 @@ def critic_strategy(
     """
     arguments = config.critic.model_args
     path, attention = arguments.model_name_or_path, arguments.attn_implementation
-    model = load_value_model(path, device=device, attn_implementation=attention)
+    model = load_value_model(path, device=device, attn_implementation=attention, trust=arguments.trust)
     adapters = prepare_training(arguments, model, tokenizer, folder, config.seed)
     head = value_head(model)
     if head is not None and not head.weight.requires_grad and not head.weight.any():
@@ -103,7 +103,8 @@ def critic_strategy(
 
 def frozen_strategy(config: AgenticConfig, device: torch.device, stopwatch: Stopwatch) -> TorchStrategy:
     arguments = config.reference.model_args
-    model = load_model(arguments.model_name_or_path, device=device, attn_implementation=arguments.attn_implementation)
+    path, attention = arguments.model_name_or_path, arguments.attn_implementation
+    model = load_model(path, device=device, attn_implementation=attention, trust=arguments.trust)
     temperature = config.sampling("train").temperature
     dtype = parse_dtype(arguments.dtype)
     return TorchStrategy(model, temperature=temperature, dtype=dtype, device=device, stopwatch=stopwatch)

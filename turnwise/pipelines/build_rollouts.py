@@ -116,14 +116,14 @@ def build_policy(
     and no adapter has to be merged. Otherwise, and that is always so when nothing is trained, the model that it reads is one in
     the dtype of actor_infer; in an asynchronous run that is the only one, since the trainer has its own in another process.
     """
-    path = model_path or config.actor_train.model_args.model_name_or_path
-    tokenizer = load_tokenizer(path)
+    arguments = config.actor_train.model_args
+    path = model_path or arguments.model_name_or_path
+    tokenizer = load_tokenizer(path, arguments.trust)
     sampling_dtype = parse_dtype(config.actor_infer.model_args.dtype)
-    attention = config.actor_train.model_args.attn_implementation
-    load = partial(load_fused, path, device=device, attn_implementation=attention)
+    load = partial(load_fused, path, device=device, attn_implementation=arguments.attn_implementation, trust=arguments.trust)
     is_trained_here = is_trained and not is_asynchronous
     model = load(dtype=torch.float32 if is_trained_here else sampling_dtype)
-    has_adapter, every = config.actor_train.model_args.has_adapter, config.actor_train.model_update_frequency
+    has_adapter, every = arguments.has_adapter, config.actor_train.model_update_frequency
     is_shared = sampling_dtype == model.dtype and every == 1 and not has_adapter
     copies: tuple[PreTrainedModel, ...] = ()
     if is_trained and is_asynchronous:

@@ -37,14 +37,15 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     set_profile(config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     arguments = config.model_args
-    tokenizer = load_tokenizer(arguments.model_name_or_path)
+    path, trust = arguments.model_name_or_path, arguments.trust
+    tokenizer = load_tokenizer(path, trust)
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs))
     train_samples = encode_demonstrations(template, read_demonstrations(config.train_files), config.sequence_length)
     val_samples = encode_demonstrations(template, read_demonstrations(config.val_files or ()), config.sequence_length)
     every = config.samples_per_optimizer_step
     num_steps = config.num_epochs * -(-len(train_samples) // every)
     total_steps = min(num_steps, config.max_steps or num_steps)
-    model = load_model(arguments.model_name_or_path, device=device, attn_implementation=arguments.attn_implementation)
+    model = load_model(path, device=device, attn_implementation=arguments.attn_implementation, trust=trust)
     strategy = TorchStrategy(
         model,
         adapters=prepare_training(arguments, model, tokenizer, folder.path, config.seed),

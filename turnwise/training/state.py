@@ -6,14 +6,16 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
-from turnwise.models.load import load_config, load_pretrained, require_weights, write_weights
-from turnwise.models.lora import ADAPTER_CONFIG, Adapters
+from turnwise.model_folder import ADAPTER_CONFIG, Trust
+from turnwise.models.load import REMOTE_MODULES, load_config, load_pretrained, require_weights, write_weights
+from turnwise.models.lora import Adapters
 from turnwise.training.random_state import GlobalRandomState
 
 _TRAINER_FILE = "trainer_state.pt"
@@ -57,7 +59,13 @@ def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
     file = folder / _TRAINER_FILE
     if not file.is_file():
         raise ModelError(f"{folder}: holds no training state ({_TRAINER_FILE}); `pretrain` loads plain model folders")
-    state = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, ValueError, EOFError, RuntimeError, LookupError, UnpicklingError) as error:
+        raise ModelError(
+            f"{file}: isn't the training state that turnwise writes, and nothing else in it is run; it is damaged or "
+            "somebody else's: go on from another checkpoint"
+        ) from error
     if adapters is None:
         _load_weights(folder, model)
     else:
@@ -76,7 +84,9 @@ def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
 def _load_weights(folder: Path, model: PreTrainedModel) -> None:
     if (folder / ADAPTER_CONFIG).is_file():
         raise ModelError(f"{folder}: holds LoRA adapters, not all parameters; set lora_rank as it was to go on with it")
-    saved, missing = load_pretrained(type(model), folder, load_config(folder), dtype=model.dtype)
+    # Whoever has such a model has run its code already.
+    trust = Trust(remote_code=type(model).__module__.startswith(REMOTE_MODULES))
+    saved, missing = load_pretrained(type(model), folder, load_config(folder, trust), dtype=model.dtype, trust=trust)
     require_weights(folder, missing)
     copy_weights(saved, model)
 

@@ -60,6 +60,6 @@ def test_bad_input(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     for out in (tmp_path / "file" / "model", tmp_path / ("x" * 300)):
         assert main(["export", "--model", str(adapter), "--out", str(out)]) == 2
         assert "can't be written" in capsys.readouterr().err
-    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "moved/away"}')
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "moved/away/base"}')
     assert main(["export", "--model", str(adapter), "--out", str(tmp_path / "b")]) == 2
-    assert "its base model moved/away isn't there" in capsys.readouterr().err and not (tmp_path / "b").exists()
+    assert "its base model moved/away/base isn't there" in capsys.readouterr().err and not (tmp_path / "b").exists()

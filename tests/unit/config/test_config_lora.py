@@ -130,6 +130,7 @@ def test_memory_of_lora_is_the_frozen_model_its_adapters_and_the_engine_s_copy(t
 def test_an_adapter_folder_has_the_size_of_its_base(toy_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(toy_folder)}))
+    (tmp_path / "adapter" / "adapter_model.safetensors").touch()
     assert read_model_facts(str(tmp_path / "adapter")) == read_model_facts(str(toy_folder))
     config = config_of(pretrain=str(tmp_path / "adapter"))
     assert config.sequence_length == 256

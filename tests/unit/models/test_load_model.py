@@ -40,10 +40,8 @@ def test_flash_attention_is_refused_without_cuda(folder: Path) -> None:
 
 def test_a_missing_folder_names_the_command_that_makes_one(tmp_path: Path) -> None:
     for load in (load_model, load_tokenizer):
-        with pytest.raises(ModelError, match=r"no such model folder; make one with `turnwise make-model`"):
+        with pytest.raises(ModelError, match=r"no such model folder; make one with `turnwise make-model"):
             load(tmp_path / "nothing")
-        with pytest.raises(ModelError, match="hf download"):
-            load("no-organisation/no-model")
 
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
@@ -67,7 +65,7 @@ def test_missing_or_broken_weights(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"lack 1 tensors.*up_proj"):
         load_model(folder)
     (folder / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(ModelError, match="can't be loaded"):
+    with pytest.raises(ModelError, match=r"model\.safetensors: is cut"):
         load_model(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="can't be loaded"):

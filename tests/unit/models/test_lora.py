@@ -35,7 +35,7 @@ def trained(adapters: Adapters, size: float = 0.05) -> Adapters:
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    save_model(toy_model(), byte_tokenizer(), tmp_path / "base")
+    save_model(toy_model(vocab_size=260), byte_tokenizer(), tmp_path / "base")
     return tmp_path / "base"
 
 
@@ -233,7 +233,7 @@ def test_faults_of_adapter_folders(adapter: Path, base: Path, tmp_path: Path) ->
     (broken / ADAPTER_CONFIG).write_text("{}")
     with pytest.raises(ModelError, match=r"adapter_config.json: names no base_model_name_or_path"):
         load_model(broken)
-    other = toy_model(intermediate_size=64)
+    other = toy_model(intermediate_size=64, vocab_size=260)
     shutil.rmtree(base)
     for load in (load_model, load_tokenizer, load_value_model):
         with pytest.raises(ModelError, match=rf"its base model {base} isn't there.*base_model_name_or_path of"):
@@ -245,9 +245,9 @@ def test_faults_of_adapter_folders(adapter: Path, base: Path, tmp_path: Path) ->
 
 
 def test_an_adapter_is_not_merged_into_a_base_that_was_replaced(adapter: Path, base: Path) -> None:
-    save_model(toy_model(seed=5), byte_tokenizer(), base)
+    save_model(toy_model(seed=5, vocab_size=260), byte_tokenizer(), base)
     with pytest.raises(ModelError, match=r"aren't those that the adapter was trained on.*base_model_name_or_path"):
         load_model(adapter)
-    save_model(toy_model(), byte_tokenizer(), base)
+    save_model(toy_model(vocab_size=260), byte_tokenizer(), base)
     (adapter / BASE_FINGERPRINT).unlink()
     load_model(adapter)

@@ -7,7 +7,7 @@ wherever it is set. Values that start with `$` are paths of the test's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 PLACES: dict[str, str] = {
@@ -97,6 +97,9 @@ RUN = (
 )
 """The keys that both kinds of config have."""
 
+_PICKLED = Live("model_args.allow_pickle", True, "log", {".model_args.model_name_or_path": "$pickled_model"})
+_CODED = Live("model_args.trust_remote_code", True, "log", {".model_args.model_name_or_path": "$coded_model"})
+
 _TRAINING = (
     Live("training_args.learning_rate", 0.002, "metrics"),
     Live("training_args.weight_decay", 0.5, "weights"),
@@ -112,6 +115,7 @@ _TRAINING = (
     Live("model_args.attn_implementation", "sdpa", "table"),
     Live("model_args.disable_gradient_checkpointing", False, "table"),
     Live("model_args.freeze_module_prefix", ["model.embed_tokens"], "weights"),
+    _PICKLED,
 )
 """What a role that is trained is told."""
 
@@ -219,7 +223,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("train_infer_correction.filters.ratio_low", 0.99, "weights", _FILTERED),
     Live("train_infer_correction.filters.ratio_high", 1.01, "weights", _FILTERED),
     # Roles
-    *_roles("actor_train", (*_TRAINING, *_ADAPTERS, *_BATCHING)),
+    *_roles("actor_train", (*_TRAINING, *_ADAPTERS, *_BATCHING, _CODED)),
     Live("actor_train.device_mapping", [99], "error"),
     Live("actor_train.model_update_frequency", 2, "metrics"),
     *_roles("actor_infer", _SAMPLING),
@@ -235,10 +239,12 @@ AGENTIC: tuple[Live, ...] = (
             Live("model_args.attn_implementation", "sdpa", "table"),
             Live("training_args.per_device_train_batch_size", 1, "calls"),
             *_FORWARD,
+            _PICKLED,
+            _CODED,
         ),
         reference=_REFERENCE,
     ),
-    *_roles("critic", (*_TRAINING, *_ADAPTERS, *_BATCHING), critic=_GAE),
+    *_roles("critic", (*_TRAINING, *_ADAPTERS, *_BATCHING, replace(_CODED, place="error")), critic=_GAE),
     # Environments
     Live("custom_envs.<tag>.env_type", _TOYS + "BanditEnv", "rollouts"),
     Live("custom_envs.<tag>.env_config", {"num_turns": 1}, "rollouts"),
@@ -290,6 +296,6 @@ SFT: tuple[Live, ...] = (
     Live("num_epochs", 2, "weights"),
     Live("use_dynamic_batching_in_train", False, "calls", {"training_args.gradient_accumulation_steps": 2}),
     Live("max_tokens_per_microbatch_in_train", 30, "calls"),
-    *_TRAINING,
-    *(Live(line.key, line.value, line.place, {key.lstrip("."): 2 for key in line.under}) for line in _ADAPTERS),
+    *(replace(line, under={key.lstrip("."): value for key, value in line.under.items()}) for line in (*_TRAINING, *_ADAPTERS)),
+    replace(_CODED, under={"pretrain": "$coded_model"}),
 )

@@ -1,0 +1,158 @@
+"""Model names of the Hugging Face hub: from `ORG/NAME` to a folder on this machine, downloaded once.
+
+A name is looked up only where it can be no folder's, and only its weights, config, tokenizer and template are fetched.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import ModelError
+
+HOW_TO_NAME = "set `pretrain` to a Hugging Face model folder, or to a name on the hub, ORG/NAME"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_TEXT = ("*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+_WEIGHTS = ("model*.safetensors", "adapter_model.safetensors")
+_PICKLES = ("pytorch_model*.bin",)
+_SUBFOLDERS = "*/*"
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+def looks_like_hub_name(name: str) -> bool:
+    """Whether a name is `ORG/NAME` and no folder stands, or would stand, at that path.
+
+    >>> looks_like_hub_name("Qwen/Qwen2.5-0.5B-Instruct"), looks_like_hub_name("runs/a/model"), looks_like_hub_name("./model")
+    (True, False, False)
+    """
+    return bool(_HUB_NAME.fullmatch(name)) and not Path(name).exists() and not Path(name).parent.is_dir()
+
+
+def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = False) -> Path | None:
+    """The folder of a hub name in the hub's cache, None where it isn't there whole. Nothing is downloaded."""
+    if Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(
+            snapshot_download(name, local_files_only=True, allow_patterns=[*_TEXT, *_WEIGHTS], ignore_patterns=_SUBFOLDERS)
+        )
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    wanted = [*_WEIGHTS, *(_PICKLES if allow_pickle else ())]
+    has_code = not allow_code or any(folder.glob("*.py")) or "auto_map" not in _text(folder / "config.json")
+    return folder if has_code and any(any(folder.glob(pattern)) for pattern in wanted) else None
+
+
+def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool = False) -> Path:
+    """The folder of a path or a hub name. What isn't in the hub's cache is downloaded, with its progress on stderr; an
+    interrupted download goes on where it stopped. `allow_code` fetches the repository's Python files too, `allow_pickle`
+    pickled weights where it has no others.
+
+    Raises:
+        ModelError: there is no such folder, or the hub doesn't give it.
+    """
+    path, text = Path(name).expanduser(), str(name)
+    if not text.strip() or "\0" in text:
+        raise ModelError(f"{text!r} names no model; {HOW_TO_NAME}")
+    if path.is_dir():
+        return path
+    if (cached := cached_folder(text, allow_code, allow_pickle)) is not None:
+        return cached
+    if not looks_like_hub_name(text):
+        if path.is_file():
+            raise ModelError(f"{path}: is a file; name the folder around it")
+        parent = f" (not looked up on the hub, because {path.parent}/ is a folder here)" if _HUB_NAME.fullmatch(text) else ""
+        raise ModelError(
+            f"{path}: no such model folder{parent}; make one with `turnwise make-model --out {path}`, or {HOW_TO_NAME}"
+        )
+    return _download(text, allow_code, allow_pickle)
+
+
+def how_to_fetch(name: str) -> str:
+    """What to do on a machine without network."""
+    folder = name.rpartition("/")[2]
+    return (
+        f"on a machine with network run `hf download {name} --local-dir {folder}`, copy the folder {folder} here and set "
+        "`pretrain` to its path"
+    )
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    site = constants.ENDPOINT
+    try:
+        sizes = {file.rfilename: file.size or 0 for file in HfApi().model_info(name, files_metadata=True).siblings or ()}
+        patterns = _patterns(name, sizes, allow_code, allow_pickle)
+        files = [file for file in sizes if "/" not in file and any(Path(file).match(pattern) for pattern in patterns)]
+        size = sum(sizes[file] for file in files)
+        print(
+            f"{name}: no folder here, so {len(files)} files ({size / 1e6:,.1f} MB) are downloaded from {site} to "
+            f"{constants.HF_HUB_CACHE}",
+            file=sys.stderr,
+            flush=True,
+        )
+        folder = snapshot_download(name, allow_patterns=patterns, ignore_patterns=_SUBFOLDERS, tqdm_class=_progress())
+    except ModelError:
+        raise
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{name}: its owners ask for an agreement first; accept it at {site}/{name}, then run `hf auth login` (or set "
+            "HF_TOKEN) and start again"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"{name}: there is no such folder here and no such model on the hub ({site}); check the spelling, or run "
+            "`hf auth login` if it is private"
+        ) from error
+    except OfflineModeIsEnabled as error:
+        raise ModelError(f"{name}: isn't on this machine, and HF_HUB_OFFLINE is set; {how_to_fetch(name)}") from error
+    except Exception as error:  # boundary: whatever goes wrong between two machines
+        if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+            raise ModelError(f"{name}: the hub ({site}) refuses it to you; run `hf auth login` (or set HF_TOKEN)") from error
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ModelError(
+            f"{name}: isn't whole on this machine, and the hub ({site}) didn't give it: {reason}. The same command goes on "
+            f"where the download stopped; without network, {how_to_fetch(name)}"
+        ) from error
+    return Path(folder)
+
+
+def _patterns(name: str, files: dict[str, int], allow_code: bool, allow_pickle: bool) -> list[str]:
+    """Which files are fetched.
+
+    Raises:
+        ModelError: the repository has no weights that may be read.
+    """
+    patterns = [*_TEXT, *_WEIGHTS, *(["*.py"] if allow_code else [])]
+    if not any(Path(file).match(pattern) for file in files if "/" not in file for pattern in _WEIGHTS):
+        if not allow_pickle:
+            raise ModelError(
+                f"{name}: has no safetensors weights on the hub; take another model, or set model_args.allow_pickle: true "
+                "if it has pickled ones (pytorch_model.bin) and you trust its owners"
+            )
+        patterns += _PICKLES
+    return patterns
+
+
+def _progress() -> type[Any]:
+    """Bars on a terminal; elsewhere (a log file, a job) a line every few seconds."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Progress(tqdm):  # type: ignore[misc, unused-ignore]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            if not sys.stderr.isatty():
+                kwargs |= {"disable": False, "mininterval": _SECONDS_BETWEEN_LINES}
+            super().__init__(*args, **kwargs)
+
+    return Progress

@@ -1,0 +1,262 @@
+"""What can be known of a model folder without loading it, and without torch: files that can't be read, sizes that can't be.
+
+`turnwise config` and every load ask the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import ModelError
+from turnwise.hub import HOW_TO_NAME, cached_folder, looks_like_hub_name, model_folder
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_JSON_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    _INDEX,
+)
+_COUNTS = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_EMBEDDING = "model.embed_tokens.weight"
+"""Its name in models of the Llama family, whose embedding is vocab_size × hidden_size."""
+_MAX_HEADER = 100_000_000
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What a model folder may do that can run somebody's code: nothing, unless a setting says so."""
+
+    remote_code: bool = False
+    """Python files of the folder are run (`model_args.trust_remote_code`)."""
+    pickle: bool = False
+    """Weights are unpickled where there are no safetensors (`model_args.allow_pickle`)."""
+
+    def folder(self, name: str | Path) -> Path:
+        """`model_folder` with what this trusts."""
+        return model_folder(name, self.remote_code, self.pickle)
+
+
+NOTHING = Trust()
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object of a file.
+
+    Raises:
+        ModelError: it can't be read as one, with the place.
+    """
+    try:
+        content = json.loads(file.read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            f"{file}: isn't UTF-8 text (byte {error.start}); write it anew from the model it belongs to"
+        ) from error
+    except (ValueError, RecursionError, OSError) as error:
+        reason = "its values are nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ModelError(f"{file}: is no readable JSON: {reason}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file}: holds a {type(content).__name__}; expected an object, {{…}}")
+    return content
+
+
+def base_of_adapter(path: str | Path) -> str | None:
+    """The base model that the folder of a LoRA adapter names; None where the path is no such folder.
+
+    Raises:
+        ModelError: it names none, or one that isn't there, or itself, or there are no weights beside it.
+    """
+    first = folder = folder_here(path)
+    if folder is None or not (folder / ADAPTER_CONFIG).is_file():
+        return None
+    seen = [folder.resolve()]
+    base = _named_base(folder)
+    found = base
+    while (folder := folder_here(found)) is not None and (folder / ADAPTER_CONFIG).is_file():
+        if folder.resolve() in seen:
+            raise ModelError(
+                f"{first}: its base model leads back to {folder}; write the model that the adapter was trained on into "
+                f"base_model_name_or_path of {folder / ADAPTER_CONFIG}"
+            )
+        seen.append(folder.resolve())
+        found = _named_base(folder)
+    return base
+
+
+def _named_base(folder: Path) -> str:
+    file = folder / ADAPTER_CONFIG
+    base = read_object(file).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ModelError(f"{file}: names no base_model_name_or_path; write there the model that the adapter was trained on")
+    if folder_here(base) is None and not looks_like_hub_name(base):
+        raise ModelError(
+            f"{folder}: its base model {base} isn't there, and an adapter is nothing without it; bring it back, or write where "
+            f"it is now into base_model_name_or_path of {file}"
+        )
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        pickled = " (adapter_model.bin is a pickle, which isn't read)" if (folder / "adapter_model.bin").is_file() else ""
+        raise ModelError(f"{folder}: is no whole adapter, it has no {ADAPTER_WEIGHTS}{pickled}")
+    return base
+
+
+def folder_here(name: str | Path) -> Path | None:
+    """The folder of a path or hub name, where it is on this machine."""
+    path = Path(name).expanduser()
+    return path if path.is_dir() else cached_folder(str(name))
+
+
+def check_model(name: str, trust: Trust = NOTHING) -> None:
+    """`check_folder` of a model where it is on this machine; an adapter's base model with it.
+
+    Raises:
+        ModelError: it can't be loaded.
+    """
+    if not name.strip() or "\0" in name:
+        raise ModelError(f"{name!r} names no model; {HOW_TO_NAME}")
+    folder = folder_here(name)
+    if folder is None:
+        return
+    base = base_of_adapter(folder)
+    if base is None:
+        check_folder(folder, trust)
+    else:
+        check_model(base, trust)
+
+
+def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
+    """Refuses a model folder that can't be loaded, as far as its small files and the headers of its weights say so.
+
+    Raises:
+        ModelError: with the file, what it holds, and what to change.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder}: is no model folder, it has no config.json; name the folder of a Hugging Face model")
+    contents = {name: read_object(folder / name) for name in _JSON_FILES if (folder / name).is_file()}
+    config = contents["config.json"]
+    file = folder / "config.json"
+    text_config = config.get("text_config")
+    for section in (config, text_config if isinstance(text_config, dict) else {}):
+        _check_sizes(file, section)
+    _check_pickles(folder, trust)
+    sizes = {**config, **(text_config if isinstance(text_config, dict) else {})}
+    _check_weights(file, sizes, _shapes(folder, contents.get(_INDEX)))
+    if "tokenizer.json" in contents:
+        require_rows(folder, sizes.get("vocab_size"), _num_ids(contents["tokenizer.json"]))
+
+
+def require_rows(folder: str | Path, num_rows: Any, num_ids: int) -> None:
+    """Refuses a model whose embedding has fewer rows than the tokenizer has ids.
+
+    Raises:
+        ModelError: it has.
+    """
+    if isinstance(num_rows, int) and num_rows < num_ids:
+        raise ModelError(
+            f"{folder}: vocab_size of config.json is {num_rows:,}, and its tokenizer has ids up to {num_ids - 1:,}; take the "
+            "tokenizer that belongs to the weights"
+        )
+
+
+def _check_sizes(file: Path, config: Mapping[str, Any]) -> None:
+    for name in _COUNTS:
+        value = config.get(name)
+        if name in config and not isinstance(value, list | None) and (type(value) is not int or value < 1):
+            raise ModelError(f"{file}: {name} is {value!r}; it must be a whole number of at least 1")
+    heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
+        raise ModelError(
+            f"{file}: {heads} attention heads can't share {shared} key-value heads; num_attention_heads must be a multiple of "
+            "num_key_value_heads"
+        )
+
+
+def _check_pickles(folder: Path, trust: Trust) -> None:
+    pickled = next((name for name in _PICKLES if (folder / name).is_file()), None)
+    has_tensors = (folder / _WEIGHTS).is_file() or (folder / _INDEX).is_file()
+    if pickled and not has_tensors and not trust.pickle:
+        raise ModelError(
+            f"{folder}: has no {_WEIGHTS}, and {pickled} is a pickle, which can hold code; take the model with safetensors "
+            "weights, or set model_args.allow_pickle: true if you trust where it comes from"
+        )
+
+
+def _shapes(folder: Path, index: Mapping[str, Any] | None) -> Shapes:
+    """The shape of every tensor in the safetensors files; none where there are none."""
+    if (folder / _WEIGHTS).is_file():
+        return dict(_header(folder / _WEIGHTS))
+    if index is None:
+        return {}
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelError(f"{folder / _INDEX}: has no weight_map of tensors and files; fetch it again")
+    shapes: Shapes = {}
+    for name in sorted(set(weight_map.values())):
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder / name}: isn't there, and {_INDEX} names it; fetch it again")
+        shapes |= _header(folder / name)
+    return shapes
+
+
+def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each tensor of a safetensors file, whose first 8 bytes are the length of a JSON header."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, _MAX_HEADER):
+            raise ModelError(f"{file}: is cut or no safetensors file ({size:,} bytes); fetch or write it again")
+        text = stream.read(length)
+    try:
+        tensors = {name: value for name, value in json.loads(text).items() if name != "__metadata__"}
+        end = max((value["data_offsets"][1] for value in tensors.values()), default=0)
+        shapes = [(name, tuple(value["shape"])) for name, value in tensors.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise ModelError(f"{file}: its header isn't that of a safetensors file; fetch or write it again") from error
+    if 8 + length + end != size:
+        raise ModelError(f"{file}: is cut: it has {size:,} bytes, and its header tells of {8 + length + end:,}; fetch it again")
+    yield from shapes
+
+
+def _check_weights(file: Path, sizes: Mapping[str, Any], shapes: Shapes) -> None:
+    """Compares with the weights what would otherwise be found after the whole model was built."""
+    layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
+    asked = sizes.get("num_hidden_layers")
+    if layers and isinstance(asked, int) and asked > max(layers) + 1:
+        raise ModelError(
+            f"{file}: num_hidden_layers is {asked}, and the weights beside it have {max(layers) + 1}; set it to that"
+        )
+    rows = shapes.get(_EMBEDDING, ())
+    for name, size in zip(("vocab_size", "hidden_size"), rows, strict=False):
+        if isinstance(asked := sizes.get(name), int) and asked != size:
+            shape = " × ".join(f"{number:,}" for number in rows)
+            raise ModelError(f"{file}: {name} is {asked:,}, and {_EMBEDDING} beside it is {shape}; set it to {size}")
+
+
+def _num_ids(tokenizer: Mapping[str, Any]) -> int:
+    """One more than the highest id of a tokenizer.json, 0 where its form is unknown."""
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    ids = [*vocab.values()] if isinstance(vocab, dict) else [len(vocab) - 1] if isinstance(vocab, list) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    return max((number for number in ids if isinstance(number, int)), default=-1) + 1
