@@ -23,7 +23,7 @@ def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """Everything that makes the config impossible, all at once, but for `sibling_problems`."""
     shared = [*model_problems(config), *_trackers(config)]
     if isinstance(config, SFTConfig):
-        return [*shared, *_sft(config), *_context(config, config.model_args)]
+        return [*shared, *_sft(config)]
     checks = (
         _environments,
         _sizes,
@@ -38,18 +38,7 @@ def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
         asynchrony,
         _deterministic,
     )
-    context = _context(config, config.actor_train.model_args)
-    return [*shared, *context, *(problem for check in checks for problem in check(config))]
-
-
-def _context(config: AgenticConfig | SFTConfig, model: ModelArgs) -> Iterator[Problem]:
-    facts = config.model_facts()
-    if facts and config.sequence_length > facts.context_length:
-        yield Problem.at(
-            "sequence_length",
-            f"{config.sequence_length} tokens are {config.sequence_length - facts.context_length} more than the "
-            f"{facts.context_length} that {model.model_name_or_path} can hold by its config.json",
-        )
+    return [*shared, *(problem for check in checks for problem in check(config))]
 
 
 def _sft(config: SFTConfig) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from turnwise.model_folder import check_model
 
 
 def model_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Folders that are here and can't be loaded. One that isn't here may still be made, or downloaded."""
+    """Folders that can't be loaded or can't hold a sequence. One that isn't here may still be made, or downloaded."""
     if isinstance(config, SFTConfig):
         roles = {"": config.model_args}
     else:
@@ -23,3 +23,11 @@ def model_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
             check_model(name, model.trust)
         except ModelError as error:
             yield Problem.at("pretrain" if name == config.pretrain else f"{prefix}model_args.model_name_or_path", str(error))
+    facts = config.model_facts()
+    if facts and config.sequence_length > facts.context_length:
+        path = next(iter(roles.values())).model_name_or_path
+        yield Problem.at(
+            "sequence_length",
+            f"{config.sequence_length} tokens are {config.sequence_length - facts.context_length} more than the "
+            f"{facts.context_length} that {path} can hold by its config.json",
+        )
