@@ -75,3 +75,34 @@ def test_a_step_without_advantages_is_made_where_the_loss_has_an_entropy_bonus(t
     assert "what moves the weights is only the KL or entropy term of the loss" in printed
     rows = rows_of(tmp_path / "runs")
     assert [(row["actor/updates_left_out"], row["actor/backward_steps"]) for row in rows] == [(0.0, 1.0)] * 3
+
+
+COIN = """
+import random
+
+from turnwise.envs.base import TextEnv
+
+
+class CoinEnv(TextEnv):
+    actions = ("left", "right")
+    metric_reductions = {"success": "last"}
+
+    def reset(self, *, seed=None):
+        self.wins = random.Random(seed).random() < 0.5
+        return "Which way?", {}
+
+    def step(self, action):
+        return "over", float(self.wins), True, False, {"metrics": {"success": float(self.wins)}}
+"""
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_a_success_of_pure_luck_is_told_from_skill_where_environments_do_not_block(train, tmp_path, is_blocking):
+    (tmp_path / "coin.py").write_text(COIN)
+    config = "{env_type: 'coin:CoinEnv', max_steps: 1, max_tokens_per_step: 2, action_pattern: null}"
+    (tmp_path / "guess.yaml").write_text(f"pretrain: runs/model\ncustom_envs:\n  Coin: {config}\n")
+    printed = train("max_steps=20", f"custom_envs.Coin.use_thread_lock={str(is_blocking).lower()}")
+    luck = re.findall(
+        r"after step 20: success is 0\.\d+ after 20 steps, and a player that draws its actions at random has", printed
+    )
+    assert len(luck) == (not is_blocking)

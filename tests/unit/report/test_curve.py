@@ -48,6 +48,14 @@ def test_panels_come_and_go_with_their_metrics(changes, tmp_path):
     drawn([row | changes for row in SUCCESS], tmp_path)
 
 
+@pytest.mark.parametrize("name", ["actor_train/grad_norm", "rollout/zero_variance_groups", "rollout/parsed"])
+def test_what_tells_that_nothing_is_learnt_is_drawn_where_it_is_zero_too(name, tmp_path):
+    without = drawn(SUCCESS, tmp_path)
+    zero = drawn([row | {name: 0.0} for row in SUCCESS], tmp_path)
+    one = drawn([row | {name: 1.0} for row in SUCCESS], tmp_path)
+    assert zero.shape != without.shape and not np.array_equal(zero, one)
+
+
 def test_scores_are_drawn_where_nothing_succeeds(tmp_path):
     rows = [{"step": i, "rollout/score/mean": -20.0 + i, "val/score/mean": -21.0 + i} for i in range(5)]
     assert (drawn(rows, tmp_path) < 250).any()

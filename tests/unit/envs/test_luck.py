@@ -1,0 +1,92 @@
+"""How often a random player succeeds, measured without hurting the run."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import ClassVar
+
+import pytest
+
+from turnwise.envs.base import TextEnv
+from turnwise.envs.checks.luck import MIN_EPISODES, random_outcomes
+from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.players import RandomPlayer
+from turnwise.testing.toy_envs import LettersEnv
+
+
+class DoorEnv(TextEnv):
+    """One of four doors wins; it may be tried until the limit."""
+
+    actions = ("a", "b", "c", "d")
+    metric_reductions: ClassVar = {"success": "last"}
+
+    def reset(self, *, seed=None):
+        self.door = random.Random(seed).choice(self.actions)
+        return "choose a door", {}
+
+    def step(self, action):
+        assert action in self.actions
+        hit = action == self.door
+        return "open" if hit else "closed", float(hit), hit, False, {"metrics": {"success": float(hit)}}
+
+
+class SlowEnv(DoorEnv):
+    def reset(self, *, seed=None):
+        time.sleep(0.02)
+        return super().reset(seed=seed)
+
+
+class HungEnv(DoorEnv):
+    def step(self, action):
+        time.sleep(3)
+        return super().step(action)
+
+
+class BrokenEnv(DoorEnv):
+    def step(self, action):
+        raise KeyError("no such door")
+
+
+class NamelessEnv(DoorEnv):
+    actions = ()
+
+
+class ScorelessEnv(DoorEnv):
+    metric_reductions: ClassVar = {}
+
+    def step(self, action):
+        return (*super().step(action)[:4], {})
+
+
+@pytest.mark.parametrize(("max_steps", "expected"), [(1, 0.25), (3, 1 - 0.75**3)])
+def test_the_share_is_that_of_the_limit(max_steps, expected):
+    outcomes = random_outcomes(DoorEnv, range(400), max_steps, budget_s=60)
+    assert len(outcomes) == 400 and sum(outcomes) / 400 == pytest.approx(expected, abs=4 * (0.25 / 400) ** 0.5)
+
+
+def test_it_plays_as_the_random_player_of_the_tables():
+    def plays(seed):
+        env = FrozenLakeEnv(size=4, is_slippery=False)
+        env.reset(seed=seed)
+        player = RandomPlayer(env, seed)
+        for _ in range(10):
+            _, reward, is_over, _, _ = env.step(player.act())
+            if is_over:
+                return reward > 0
+        return False
+
+    num_episodes = 300
+    own = sum(plays(seed) for seed in range(num_episodes)) / num_episodes
+    measured = random_outcomes(lambda: FrozenLakeEnv(size=4, is_slippery=False), range(num_episodes), 10, budget_s=60)
+    assert sum(measured) / num_episodes == pytest.approx(own, abs=0.05)
+
+
+@pytest.mark.parametrize("env", [HungEnv, BrokenEnv, NamelessEnv, ScorelessEnv, LettersEnv])
+def test_nothing_is_claimed_where_it_cannot_be_measured(env, nothing_stays_stuck):
+    assert random_outcomes(env, range(100), 3, budget_s=60) == []
+
+
+def test_what_is_too_slow_is_given_up():
+    assert random_outcomes(SlowEnv, range(1000), 1, budget_s=0.1) == []
+    assert len(random_outcomes(DoorEnv, range(MIN_EPISODES), 1, budget_s=60)) == MIN_EPISODES
