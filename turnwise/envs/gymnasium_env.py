@@ -117,19 +117,22 @@ class GymnasiumEnv(TextEnv):
         self._quiet: Callable[[], AbstractContextManager[None]] = silenced if known.prints else nullcontext
         self._observation: Any = None
         self._shown: str | Observation | None = None
+        self.plays_all = False
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
         """Starts the episode of `seed`, or with a `split` of the first seed after it whose start belongs there.
 
-        Raises:
-            EnvironmentFault: the environment has too few starts for a `split`.
+        Where there are too few for a `split`, all are played.
         """
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
+        self.plays_all = False
         for candidate in candidate_seeds(self._seed, f"gymnasium's {self._id}", self._split):
             with self._quiet():
                 self._observation, _ = self._env.reset(seed=candidate)
             if in_split(str(self.state_key()), self._split):
                 break
+        else:
+            self.plays_all = True
         self._shown = self._observe()
         return self._shown, {"env_instruction": self._instruction}
 

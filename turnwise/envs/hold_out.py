@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Set
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from turnwise.errors import EnvironmentFault
 from turnwise.types import Split, derive_seed
+
+logger = logging.getLogger(__name__)
 
 MAX_DRAWS = 64
 """Seeds that are tried before giving up: a quarter of many tasks validates, so that 64 tries miss once in 10⁸ times."""
+
+
+@runtime_checkable
+class SharesTasks(Protocol):
+    """An environment that may have too few tasks to hold any out."""
+
+    plays_all: bool
+    """Whether its last episode is of the other split, because no task of its own was found."""
 
 
 def fingerprint(value: Any) -> str:
@@ -32,17 +43,18 @@ def in_split(content: str, split: Split | None) -> bool:
 
 
 def candidate_seeds(seed: int, env_name: str, split: Split | None) -> Iterator[int]:
-    """`seed`, then those to try where its task belongs to the other split.
-
-    Raises:
-        EnvironmentFault: none of `MAX_DRAWS` was taken.
-    """
+    """`seed`, then those to try where its task belongs to the other split; where none of `MAX_DRAWS` was taken, `seed` again:
+    an environment with so few tasks plays all of them, and a warning says so."""
     for draw in range(MAX_DRAWS):
         yield derive_seed(seed, draw) if draw else seed
-    raise EnvironmentFault(
-        f"{env_name} has too few tasks to share out: none of {MAX_DRAWS} seeds starts one for split {split!r}; set split: null "
-        "in env_config, and training and validation differ by seed only"
-    )
+    _say_that_all_are_played(env_name)
+    yield seed
+
+
+@lru_cache
+def _say_that_all_are_played(env_name: str) -> None:
+    """Once a process."""
+    logger.warning("%s has too few tasks to hold any out: training and validation play the same tasks", env_name)
 
 
 def _canonical(value: Any) -> str:

@@ -85,20 +85,23 @@ class ReasoningGymEnv(TextEnv):
         self._task: dict[str, Any] = {}
         self._num_answers = 0
         self._best = 0.0
+        self.plays_all = False
 
     def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Asks the question of `seed`, or with a `split` of the first seed after it whose question belongs there.
 
-        Raises:
-            EnvironmentFault: the dataset has too few questions for a `split`.
+        Where there are too few for a `split`, all are played.
         """
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
+        self.plays_all = False
         for candidate in candidate_seeds(self._seed, f"reasoning_gym's {self._name}", self._split):
             # Some seed numpy's stream for each question, and some print while they make one.
             with alone():
                 self._task = self._dataset[candidate % len(self._dataset)]
             if in_split(self._task["question"], self._split):
                 break
+        else:
+            self.plays_all = True
         self._num_answers, self._best = 0, 0.0
         return self._task["question"], {"env_instruction": self._instruction}
 

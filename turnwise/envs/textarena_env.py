@@ -94,20 +94,26 @@ class TextArenaEnv(TextEnv):
         self._seed = 0
         self._path: list[str] | None = None
         self._shown = ""
+        self.plays_all = False
 
     def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Starts the game of `seed`, or with a `split` of the first seed after it whose start belongs there.
 
+        Where there are too few for a `split`, all are played.
+
         Raises:
-            EnvironmentFault: the game has too few starts for a `split`, or none with its `kwargs`.
+            EnvironmentFault: the game has none with its `kwargs`.
         """
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
+        self.plays_all = False
         for candidate in candidate_seeds(self._seed, f"textarena's {self._id}", self._split):
             with self._alone(), _takes(self._id, self._kwargs):
                 self._game.reset(num_players=1, seed=candidate)
             start = fingerprint(self._game.state.game_state)
             if in_split(start, self._split):
                 break
+        else:
+            self.plays_all = True
         self._path = [start]
         rules, news = self._news()
         self._shown = news or "The game begins."

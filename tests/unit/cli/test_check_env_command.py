@@ -173,3 +173,76 @@ def test_bad_input_is_a_sentence(lake, capsys, arguments, message):
     said = capsys.readouterr()
     assert message in said.err and said.err.count("error: ") == 1 and "Traceback" not in said.err
     assert said.out == ""
+
+
+def test_an_unknown_action_that_pays_better_than_most_is_a_finding(examined):
+    status, said = examined("gymnasium", "id=Taxi-v4")
+    assert status == 0
+    row = re.search(r"no action +warning +(.*?)rewards", " ".join(said.split()))
+    assert row and "pays better than" in row.group(1) and "format_penalty" in row.group(1)
+    _, said = examined("gymnasium", "id=Taxi-v4", "format_penalty=-11")
+    assert re.search(r"no action +ok", said)
+
+
+def test_what_ends_an_episode_is_compared_with_episodes(examined, folder):
+    source = """
+from turnwise.envs.base import TextEnv
+
+
+class Leaver(TextEnv):
+    metric_reductions = {"success": "last"}
+    actions = ("on", "back")
+
+    def reset(self, *, seed=None):
+        self.left = 4
+        return f"Road {seed}.", {}
+
+    def step(self, action):
+        self.left -= 1
+        metrics = {"metrics": {"success": 0.0}}
+        if action not in self.actions:
+            return "You left.", -0.5, True, False, metrics
+        return "Go.", -0.25, self.left == 0, False, metrics
+"""
+    (folder / "leaver.py").write_text(source)
+    _, said = examined("leaver:Leaver")
+    assert "pays better than 100% of episodes" in " ".join(said.split())
+
+
+def test_what_nobody_played_is_not_called_fit(examined, folder):
+    source = """
+from turnwise.envs.base import TextEnv
+
+
+class Shop(TextEnv):
+    metric_reductions = {"success": "last"}
+
+    def reset(self, *, seed=None):
+        return f"Customer {seed} wants tea.", {}
+
+    def step(self, action):
+        hit = action == '{"buy": "tea", "count": 1}'
+        return "Sold.", float(hit), hit, False, {"metrics": {"success": float(hit)}}
+"""
+    (folder / "shop.py").write_text(source)
+    status, said = examined("shop:Shop")
+    assert status == 0 and "not examined" in said.splitlines()[-1] and "is fit" not in said
+    for check in ("rewards", "metrics", "episodes", "observations"):
+        assert re.search(rf"{check} +– .*examined", said), check
+    (folder / "actions.txt").write_text('{"buy": "tea", "count": 1}\n{"buy": "milk", "count": 2}\n')
+    status, said = examined("shop:Shop", "--actions-file", str(folder / "actions.txt"))
+    assert status == 0 and "is fit to train in" in said.splitlines()[-1] and re.search(r"random play +ok", said)
+
+
+def test_few_tasks_are_told_as_training_tells_them(examined):
+    for arguments, advice in (
+        (["id=CliffWalking-v1"], "tasks are the same"),
+        (["id=CliffWalking-v1", "split=null"], "take `split`"),
+    ):
+        status, said = examined("gymnasium", *arguments)
+        assert status == 0 and advice in " ".join(said.split())
+
+
+def test_an_environment_of_a_later_version_is_not_among_the_known(capsys):
+    assert main(["check-env", "no_such_environment"]) == 2
+    assert "webshop" not in capsys.readouterr().err

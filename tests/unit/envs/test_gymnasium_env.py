@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from turnwise.envs.gymnasium_env import GymnasiumEnv
-from turnwise.envs.hold_out import fingerprint, in_split
+from turnwise.envs.hold_out import _say_that_all_are_played, fingerprint, in_split
 from turnwise.errors import EnvironmentFault, NotAvailableError
 from turnwise.types import Observation
 
@@ -132,10 +132,14 @@ def test_training_and_validation_start_in_different_states() -> None:
     assert len(starts["train"]) > 100 and len(starts["val"]) > 50 and not starts["train"] & starts["val"]
 
 
-def test_an_environment_with_one_start_cannot_hold_any_out() -> None:
-    walks = [GymnasiumEnv("CliffWalking-v1", split=split) for split in ("train", "val")]
-    with pytest.raises(EnvironmentFault, match=r"CliffWalking-v1 has too few tasks.*split: null"):
-        [walk.reset(seed=0) for walk in walks]
+@pytest.mark.parametrize("name", ["CliffWalking-v1", "MiniGrid-Empty-5x5-v0"])
+def test_an_environment_with_one_start_plays_it_in_both_splits_and_says_so(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    _say_that_all_are_played.cache_clear()
+    walks = [GymnasiumEnv(name, split=split) for split in ("train", "val")]
+    assert len({walk.reset(seed=seed)[0] for walk in walks for seed in range(3)}) == 1
+    assert sum(walk.plays_all for walk in walks) == 1
+    [said] = caplog.messages
+    assert f"{name} has too few tasks to hold any out" in said
 
 
 def test_pictures_are_for_people_or_for_the_model() -> None:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from turnwise.envs.checks.players import Choose, expert_of, random_of
 from turnwise.envs.checks.session import BrokenCall, CheckedEnv, Clock
 from turnwise.envs.checks.times import times
 from turnwise.envs.contract import is_picture
+from turnwise.envs.hold_out import SharesTasks
 from turnwise.protocols import Env
 from turnwise.types import Reduction, Split, derive_seed
 
@@ -77,6 +78,11 @@ class Examination:
         self._scripted: list[Episode] = []
 
     @property
+    def is_played(self) -> bool:
+        """Whether somebody knew an action, so that what follows from actions was examined."""
+        return bool(self._played)
+
+    @property
     def num_calls(self) -> int:
         """Calls of `reset` and `step` so far."""
         return sum(len(self._clock.of(method).wall_s) for method in ("reset", "step"))
@@ -92,11 +98,13 @@ class Examination:
             self.name = first.name
             self._reductions = dict(first.reductions)
         starts: dict[Split, list[Moment]] = {"train": [], "val": []}
+        plays_all = False
         for split, moments in starts.items():
             with self._opened(split) as env:
                 moments += (env.reset(seed) for seed in self._seeds(split))
+                plays_all |= isinstance(env.env, SharesTasks) and env.env.plays_all
         yield findings.starts(starts["train"])
-        yield findings.splits(starts["train"], starts["val"], self._takes_split, self._settings.is_split_given)
+        yield findings.splits(starts["train"], starts["val"], self._takes_split, self._settings.is_split_given, plays_all)
 
     def _random_play(self) -> Iterator[Finding]:
         def choose(env: CheckedEnv, seed: int) -> Choose | None:
@@ -106,8 +114,8 @@ class Examination:
         if self._random:
             yield findings.player("random play", self._random, self._reductions)
         else:
-            advice = "name them with --actions a,b,c, or give the environment an attribute `actions`"
-            yield Finding("random play", "skipped", "nobody says which actions there are", advice)
+            advice = "name them with --actions a,b,c or --actions-file FILE, or give the environment an attribute `actions`"
+            yield Finding("random play", "skipped", "not examined: nobody says which actions there are", advice)
 
     def _scripted_play(self) -> Iterator[Finding]:
         def choose(env: CheckedEnv, seed: int) -> Choose | None:
@@ -169,8 +177,8 @@ class Examination:
                     advice = "what can't be understood moves nothing, or costs a penalty; an exception fails the episode"
                     yield Finding("no action", "error", f"{broken.problem} (action {action!r})", advice, trace=broken.trace)
                     return
-                answers.append(f"reward {moment.reward:.3g}{' and the end' if moment.is_over else ''}")
-        yield Finding("no action", "ok", f"unparsed text gets {answers[0]}, an unknown action {answers[1]}")
+                answers.append(("an unknown action" if action else "unparsed text", moment))
+        yield findings.unreadable(answers, self._played)
 
     def _readings(self) -> Iterator[Finding]:
         """All that can be read off the episodes."""
@@ -179,7 +187,13 @@ class Examination:
             yield findings.rewards(played)
             yield findings.metrics(played, self._reductions)
             yield findings.lengths(played, settings.max_steps)
-        yield findings.observations(played, settings.count_tokens, settings.token_budget)
+        else:
+            for check in ("rewards", "metrics", "episodes"):
+                yield Finding(check, "skipped", "not examined: nobody played")
+        seen = findings.observations(played, settings.count_tokens, settings.token_budget)
+        if not self._played and seen.verdict == "ok":
+            seen = replace(seen, verdict="skipped", result=f"{seen.result}; those after an action weren't examined")
+        yield seen
         yield findings.state_keys(played)
 
     def _render(self) -> Iterator[Finding]:
@@ -200,7 +214,7 @@ class Examination:
         with self._opened() as env:
             env.reset(self._seed("train", 0))
             env.close()
-        yield Finding("close", "ok", "bears to be called twice")
+        yield Finding("close", "ok", "may be called twice")
 
     def _times(self) -> Iterator[Finding]:
         counts = [len(episode.actions) for episode in self._played] or [1]

@@ -69,12 +69,18 @@ def starts(moments: Sequence[Moment]) -> Finding:
     return Finding("other seeds", "ok", result, figures=figures)
 
 
-def splits(train: Sequence[Moment], val: Sequence[Moment], takes_split: bool, is_given: bool = False) -> Finding:
-    """Whether validation starts occur among those of training, by content. A `split` that `is_given` is the same for both."""
+def splits(
+    train: Sequence[Moment], val: Sequence[Moment], takes_split: bool, is_given: bool = False, plays_all: bool = False
+) -> Finding:
+    """Whether validation starts occur among those of training, by content. A `split` that `is_given` is the same for
+    both; an environment that `plays_all` has too few tasks to hold any out."""
     known = {content(moment) for moment in train}
     num_shared = sum(content(moment) in known for moment in val)
     figures = {"takes_split": takes_split, "num_train": len(train), "num_val": len(val), "num_shared": num_shared}
     result = f"{num_shared} of {len(val)} validation starts occur among {len(train)} of training"
+    if plays_all:
+        advice = "training and validation tasks are the same: success in validation says nothing about new tasks"
+        return Finding("train/val", "warning", f"{result}: too few tasks to hold any out", advice, figures)
     if takes_split and is_given:
         advice = "take `split` out of the arguments where the environment can hold tasks out"
         return Finding("train/val", "warning", f"{result}; `split` is given, so only seeds differ", advice, figures)
@@ -105,6 +111,24 @@ def rewards(episodes: Sequence[Episode]) -> Finding:
         advice = "equal scores teach nothing: easier tasks, rewards on the way, or a start from demonstrations"
         return Finding("rewards", "warning", result, advice, figures)
     return Finding("rewards", "ok", result, figures=figures)
+
+
+def unreadable(answers: Sequence[tuple[str, Moment]], episodes: Sequence[Episode]) -> Finding:
+    """What text that is no action gets: less than most actions, or it is what training learns to say."""
+    told = [f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers]
+    steps, scores = [step.reward for episode in episodes for step in episode.steps], [episode.score for episode in episodes]
+    result = ", ".join(told)
+    if not steps:
+        return Finding("no action", "ok", f"{result}; what actions get wasn't examined")
+    for name, moment in answers:
+        # What ends the episode saves all that would have followed.
+        what, beside = ("episodes", scores) if moment.is_over else ("actions", steps)
+        worse = _share(moment.reward > value for value in beside)
+        if worse > 0.5:
+            result += f"; {name} pays better than {worse:.0%} of {what}, which get {min(beside):.3g} … {max(beside):.3g}"
+            advice = f"give it less than {min(beside):.3g}, such as by a format_penalty: training would learn to say nothing"
+            return Finding("no action", "warning", result, advice, {"better_than": worse})
+    return Finding("no action", "ok", result)
 
 
 def metrics(episodes: Sequence[Episode], reductions: Mapping[str, Reduction]) -> Finding:

@@ -19,11 +19,16 @@ class Report:
 
     env: str
     findings: tuple[Finding, ...]
+    is_played: bool = True
+    """Whether any action was tried that the environment understands."""
 
     @property
     def verdict(self) -> Verdict:
+        """`skipped` where nothing is wrong with what was examined, and hardly anything was."""
         verdicts = {finding.verdict for finding in self.findings}
-        return "error" if "error" in verdicts else "warning" if "warning" in verdicts else "ok"
+        if "error" in verdicts or not self.is_played:
+            return "error" if "error" in verdicts else "skipped"
+        return "warning" if "warning" in verdicts else "ok"
 
     def to_json(self) -> dict[str, Any]:
         return {"env": self.env, "verdict": self.verdict, "findings": [finding.to_json() for finding in self.findings]}
@@ -56,7 +61,7 @@ def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: Che
                 break
     if not any(row.verdict == "error" for row in rows):
         rows.insert(0, Finding("returns", "ok", f"{examination.num_calls:,} calls of reset and step return what they should"))
-    return Report(examination.name, tuple(rows))
+    return Report(examination.name, tuple(rows), examination.is_played)
 
 
 def _of_broken(broken: BrokenCall) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from turnwise.envs.checks.findings import Finding
 from turnwise.envs.checks.session import Clock, Timings
@@ -20,7 +21,8 @@ NUM_WAITING = 16
 def times(clock: Clock, mean_steps: float, num_cores: int) -> list[Finding]:
     """The times of `step` and of a start, and whether the environment may be called between two steps of the sampler."""
     step, start = clock.of("step"), _start(clock)
-    return [_step(step, start, mean_steps, num_cores), _row("start time", start)]
+    rows = [_row("step time", step), _row("start time", start)]
+    return rows if rows[0].verdict == "skipped" else _judged(rows[0], rows[1], step, start, mean_steps, num_cores)
 
 
 def duration(seconds: float) -> str:
@@ -33,25 +35,27 @@ def duration(seconds: float) -> str:
     return f"{count:.1f} {unit}" if count < 10 else f"{count:.0f} {unit}"
 
 
-def _step(step: Timings, start: Timings, mean_steps: float, num_cores: int) -> Finding:
-    row = _row("step time", step)
-    if row.verdict == "skipped":
-        return row
+def _judged(
+    step_row: Finding, start_row: Finding, step: Timings, start: Timings, mean_steps: float, num_cores: int
+) -> list[Finding]:
+    """The rows with their verdict: what blocks is named, the step or the start."""
     start_s = _median(start.wall_s)
-    turn_s = row.figures["mean_s"] + start_s / max(mean_steps, 1.0)
-    is_quick = turn_s <= COOPERATIVE_S and row.figures["p99_s"] <= TAIL_S and start_s <= BLOCK_S
-    figures = {**row.figures, "turn_s": turn_s, "is_async": step.is_async}
-    if step.is_async:
-        return Finding(row.check, "ok", f"{row.result}: coroutines", figures={**figures, "is_cooperative": True})
-    figures["is_cooperative"] = is_quick
-    if is_quick:
-        return Finding(row.check, "ok", f"{row.result}: cooperative", figures=figures)
-    waits = sum(step.cpu_s) + sum(start.cpu_s) < 0.5 * (sum(step.wall_s) + sum(start.wall_s))
-    if waits:
+    turn_s = step_row.figures["mean_s"] + start_s / max(mean_steps, 1.0)
+    is_step_quick = step_row.figures["mean_s"] <= COOPERATIVE_S and step_row.figures["p99_s"] <= TAIL_S
+    is_quick = is_step_quick and turn_s <= COOPERATIVE_S and start_s <= BLOCK_S
+    figures = {**step_row.figures, "turn_s": turn_s, "is_async": step.is_async, "is_cooperative": is_quick or step.is_async}
+    if step.is_async or is_quick:
+        how = "coroutines" if step.is_async else "cooperative"
+        return [replace(step_row, result=f"{step_row.result}: {how}", figures=figures), start_row]
+    slow_row = start_row if is_step_quick else step_row
+    if sum(step.cpu_s) + sum(start.cpu_s) < 0.5 * (sum(step.wall_s) + sum(start.wall_s)):
         advice = f"it waits: max_env_num_per_worker: {NUM_WAITING} lets so many wait at once"
     else:
         advice = f"it computes: make it quicker, or max_env_num_per_worker: {num_cores}, which helps outside Python's own lock"
-    return Finding(row.check, "warning", f"{row.result}: blocking", advice, figures)
+    blocking = replace(slow_row, verdict="warning", result=f"{slow_row.result}: blocking", advice=advice)
+    if is_step_quick:
+        return [replace(step_row, figures=figures), blocking]
+    return [replace(blocking, figures=figures), start_row]
 
 
 def _start(clock: Clock) -> Timings:
