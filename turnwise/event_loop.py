@@ -94,7 +94,7 @@ class WatchedRunner:
                     self._runner.run(turn.keep(main, results))
             finally:
                 self._stopwatch.add(LOOP, "turning", started)
-                if inspect.iscoroutine(main) and inspect.getcoroutinestate(main) == inspect.CORO_CREATED:
+                if inspect.getcoroutinestate(main) == inspect.CORO_CREATED:
                     main.close()  # Ctrl-C came first: nobody is to be told that it was never awaited
             return results[0]
 

@@ -1,0 +1,32 @@
+"""Ctrl-C while an event loop begins to turn."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import warnings
+
+import pytest
+
+from turnwise.event_loop import WatchedRunner
+from turnwise.watchdog import Watchdog
+
+
+async def main():
+    await asyncio.sleep(0)
+
+
+def test_what_ctrl_c_keeps_from_beginning_is_no_coroutine_that_was_never_awaited():
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        runner = WatchedRunner(Watchdog())
+        loop = runner._runner.get_loop()
+        # Twice, as the first one only cancels: before the loop has come to the first step of its main task.
+        loop.call_soon(signal.raise_signal, signal.SIGINT)
+        loop.call_soon(signal.raise_signal, signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(main())
+        runner.close()
+        gc.collect()
+    assert [str(warning.message) for warning in warned if "never awaited" in str(warning.message)] == []
