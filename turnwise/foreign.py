@@ -24,6 +24,7 @@ class Foreign:
     """Around a call: notes it where `episode` says of which, and turns what would end the process into an `EnvironmentFault`.
 
     Ctrl-C, cancellation and deadlines go through, exceptions too unless they `are_faults`, which say where they were raised.
+    No coroutine or future bears StopIteration.
     """
 
     __slots__ = ("_are_faults", "_call", "_episode", "_line")
@@ -37,7 +38,8 @@ class Foreign:
 
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
         CALLS.end(self._line)
-        if fault is None or (isinstance(fault, Exception) and not self._are_faults) or _is_from_outside(fault):
+        is_ordinary = isinstance(fault, Exception) and not isinstance(fault, StopIteration) and not self._are_faults
+        if fault is None or is_ordinary or _is_from_outside(fault):
             return
         if isinstance(fault, SystemExit):
             what = f"called sys.exit({fault.code!r})"

@@ -50,13 +50,20 @@ class DaemonThread:
         self._thread.join(timeout_s)
 
     def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while (call := self._next()) is not None:
             result, function = call
             if result.set_running_or_notify_cancel():
                 try:
                     result.set_result(function())
                 except BaseException as error:  # boundary: the thread that waits for the result gets what was raised
                     result.set_exception(error)
+
+    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        while True:
+            try:
+                return self._calls.get()
+            except SystemExit:  # an `interrupt` of a call that has just come back by itself
+                continue
 
 
 class DaemonExecutor(ThreadPoolExecutor):

@@ -161,18 +161,25 @@ class ThreadSession(EnvSession):
         async with self.settings.watchdog.waiting(waiter, its_turn, timeout_s, "deadlines.env_s"):
             await self._places.acquire()
         started = self.settings.stopwatch.now()
-        call = self._thread.start(function, *args)
+        call = self._thread.start(self._called, name, function, *args)
         try:
-            with Foreign(name, self._episode):
-                async with self.settings.limit(self.tag, name):
-                    result = await asyncio.wrap_future(call)
-                    return await result if inspect.isawaitable(result) else result
+            async with self.settings.limit(self.tag, name):
+                result = await asyncio.wrap_future(call)
+                if not inspect.isawaitable(result):
+                    return result
+                with Foreign(name, self._episode):
+                    return await result
         finally:
             self.settings.stopwatch.add("environments in threads", name, started)
             self._is_stuck = not call.done()
             if self._is_stuck:
                 self._thread.interrupt()
             self._give_place_back(call)
+
+    def _called(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """In the thread: not everything that may be raised there can pass through a future."""
+        with Foreign(name, self._episode):
+            return function(*args)
 
     def _give_place_back(self, call: Future[Any]) -> None:
         if self._is_stuck and self.settings.use_thread_lock:

@@ -28,6 +28,7 @@ def fail(error):
 
 WAYS = {
     "SystemExit": lambda: sys.exit(0),
+    "StopIteration": lambda: next(iter(())),
     "GeneratorExit": lambda: fail(GeneratorExit()),
     "KeyboardInterrupt": lambda: fail(KeyboardInterrupt()),
     "CancelledError": lambda: fail(asyncio.CancelledError()),
@@ -117,15 +118,15 @@ def job(tiny_model, tmp_path, monkeypatch):
     return write
 
 
-RAISED = ["SystemExit", "GeneratorExit", "KeyboardInterrupt", "CancelledError", "Odd"]
+RAISED = ["SystemExit", "GeneratorExit", "KeyboardInterrupt", "CancelledError", "Odd", "StopIteration"]
 
 
 @pytest.mark.parametrize("way", RAISED)
 @pytest.mark.parametrize("at", ["reset", "step", "close"])
 @pytest.mark.parametrize("found", ["Mine", "Awaited", "threads"])
 def test_what_is_no_exception_fails_its_episode(job, capsys, way, at, found):
-    if at == "close" and found == "Awaited":
-        pytest.skip("close is no coroutine")
+    if found == "Awaited" and (at == "close" or way == "StopIteration"):
+        pytest.skip("close is no coroutine, and Python lets no StopIteration out of one")
     manager = {"max_failed_fraction": 1.0} | ({"max_env_num_per_worker": 4} if found == "threads" else {})
     # Two are made to see whether they can be, and then the first group.
     config = job("Mine" if found == "threads" else found, manager, at=at, way=way, after=6 if at != "close" else 2)
@@ -138,7 +139,7 @@ def test_what_is_no_exception_fails_its_episode(job, capsys, way, at, found):
     assert statuses.count("failed") >= 4 and (at == "close" or statuses.count("truncated") + statuses.count("finished") == 4)
 
 
-@pytest.mark.parametrize("way", [*RAISED[:2], *RAISED[3:], "ValueError"])
+@pytest.mark.parametrize("way", ["SystemExit", "GeneratorExit", "CancelledError", "Odd", "ValueError"])
 @pytest.mark.parametrize("at", ["__init__", "close"])
 @pytest.mark.parametrize("verb", ["rollout", "train"])
 def test_the_start_names_an_environment_that_can_not_be_made(job, capsys, way, at, verb):
