@@ -51,7 +51,7 @@ def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type, no
         where = traceback.extract_tb(fault.__traceback__)[-1]
         raise error(
             f"{key} {entry_point!r}: importing {module_name} failed with {type(fault).__name__}: {fault} "
-            f"({where.filename}, line {where.lineno}); mend it, or name another {noun}"
+            f"({where.filename}, line {where.lineno}); fix it, or name another {noun}"
         ) from fault
     finally:
         CALLS.end(line)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class TurnwiseError(Exception):
-    """Base of all errors that a user can mend. The command line prints them as one message without a traceback."""
+    """Base of all errors that a user can fix. The command line prints them as one message without a traceback."""
 
 
 class ConfigError(TurnwiseError, ValueError):

@@ -34,7 +34,7 @@ class CallSettings:
     max_in_threads: int = 0
     """Calls of blocking environments at the same time; 0 = they are cooperative."""
     use_thread_lock: bool = False
-    """For blocking environments that can't bear two calls at a time, not even one beside a call that is stuck."""
+    """For blocking environments that can take one call at a time, and none beside a call that is stuck."""
     place_timeout_s: float | None = None
     """Seconds that a blocking environment waits for its turn to be called."""
     watchdog: Watchdog = field(default_factory=Watchdog)

@@ -38,7 +38,7 @@ def tried(template: ChatTemplate) -> ChatTemplate:
     fault = _fault(json.dumps(asked, default=str))
     if fault:
         raise ChatTemplateError(
-            f"{renderer.where} {fault} on conversations of up to 100 turns: it seems to loop; mend it, or give the model "
+            f"{renderer.where} {fault} on conversations of up to 100 turns: it seems to loop; fix it, or give the model "
             "another chat template"
         )
     return template

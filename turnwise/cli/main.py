@@ -20,7 +20,7 @@ EXIT_ERROR = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns the exit status: 0, 2 for an error that the user can mend, 130 after Ctrl-C or SIGTERM.
+    """Runs one verb and returns the exit status: 0, 2 for an error that the user can fix, 130 after Ctrl-C or SIGTERM.
 
     The command itself (no `arguments`) runs under the eyes of a parent process.
     """
@@ -46,7 +46,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def exit_status(run: Callable[[], int | None]) -> int:
-    """Runs something and prints the errors that a user can mend as one message, without a traceback."""
+    """Runs something and prints the errors that a user can fix as one message, without a traceback."""
     from turnwise.tracking.terminal import warnings_on_terminal  # behind the fork: the parent process stays small
 
     try:

@@ -74,7 +74,8 @@ class CustomEnv(Section):
     """Special tokens that are spelt out in a user message, so in an observation too, become those tokens; false = they stay
     ordinary text, and no environment can forge a turn [true; false for environments that relay foreign text]."""
     use_thread_lock: bool = False
-    """It blocks and bears one call at a time: each environment in a thread of its own, called one after the other."""
+    """It blocks, and only one may be called at a time. Each environment gets a thread of its own, and they are called one after
+    the other."""
     tools: list[str] | None = None
     """Names of the tools that the model may call."""
 

@@ -96,7 +96,7 @@ def critic_strategy(
     if head is not None and not head.weight.requires_grad and not head.weight.any():
         raise ConfigError(
             f"critic.model_args.freeze_module_prefix: {', '.join(arguments.freeze_module_prefix or ())} freeze the value head, "
-            f"which is 0 everywhere: all values would stay alike; leave it out, or name a value model as reward_pretrain"
+            f"which is 0 everywhere: all values would stay the same; leave it out, or name a value model as reward_pretrain"
         )
     return train_strategy(config, "critic", model, device, stopwatch, adapters)
 

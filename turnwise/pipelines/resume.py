@@ -92,7 +92,7 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
     point = find_resume_point(config)
     if point is None:
         is_expected = config.resume_from_checkpoint is not False
-        notes = [f"resume_from_checkpoint: {config.exp_name} has no checkpoint yet; this run starts anew"]
+        notes = [f"resume_from_checkpoint: {config.exp_name} has no checkpoint yet; this run starts from the beginning"]
         return _new_folder(config), notes if is_expected else []
     notes = [*point.faults, _describe_changes(config, point)]
     num_done = read_state(point.checkpoint)["step"]
@@ -149,7 +149,7 @@ def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
         else:
             return folder, faults
     listed = "".join(f"\n  - {fault}" for fault in faults)
-    raise CheckpointError(f"no checkpoint is whole:{listed}\nStart anew with resume_from_checkpoint=false")
+    raise CheckpointError(f"no checkpoint is whole:{listed}\nStart from the beginning with resume_from_checkpoint=false")
 
 
 def _saved_at(folder: Path) -> tuple[float, int]:

@@ -77,7 +77,7 @@ class ModelRole:
         self.is_base = is_base
 
     def without_adapter(self, name: str, plan: BatchPlan) -> ModelRole:
-        """The model under this one's LoRA adapter, as a role of its own on the same workers, whose calls bear their name."""
+        """The model under this one's LoRA adapter, as a role of its own on the same workers, whose calls carry its name."""
         return ModelRole(name, self.workers, plan, is_base=True)
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:

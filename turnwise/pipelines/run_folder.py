@@ -173,7 +173,7 @@ def _length_of_steps(file: Path, num_done: int) -> int:
             try:
                 step = json.loads(line)["step"]
             except (ValueError, KeyError, TypeError) as fault:
-                raise CheckpointError(f"{file}, line {number} is damaged ({fault}); mend or remove it to go on") from fault
+                raise CheckpointError(f"{file}, line {number} is damaged ({fault}); repair or remove it to go on") from fault
             if step >= num_done:
                 break
             length += len(line)

@@ -42,7 +42,7 @@ class GroupFilter:
             where = traceback.extract_tb(fault.__traceback__)[-1]
             raise RolloutError(
                 f"group_filter {self.name} raised {type(fault).__name__}: {fault} ({where.filename}, line {where.lineno}) on "
-                f"{group.task.id}; mend it, or leave group_filter out"
+                f"{group.task.id}; fix it, or leave group_filter out"
             ) from fault
         # A function that forgets to return, or a coroutine, would silently keep nothing, or everything.
         if not isinstance(is_kept, bool | np.bool_):

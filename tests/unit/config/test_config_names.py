@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from turnwise.config import AgenticConfig, parse_config
-from turnwise.config.coming_from import systems
+from turnwise.config import parse_config
 from turnwise.errors import ConfigError
-from turnwise.spec import PG_VARIANTS
 
 MINIMAL: dict[str, Any] = {"pretrain": "models/none", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
 
@@ -77,27 +75,3 @@ def test_sampling_belongs_to_the_role_that_samples(place: str) -> None:
     assert "belongs in actor_train" not in said
     if "temprature" not in place:
         assert "actor_infer.generating_args.temperature" in said
-
-
-def has_key(section: Any, parts: list[str]) -> bool:
-    from turnwise.config.load import _section_at
-
-    for index, part in enumerate(parts):
-        if part == "<tag>":
-            section = _section_at(AgenticConfig, ("custom_envs",))
-            continue
-        if parts[:index] == ["pg_args"]:
-            return any(part in spec.parameters for spec in PG_VARIANTS.values())
-        if section is None or part not in section.model_fields:
-            return False
-        section = _section_at(section, (part,)) if part != "custom_envs" else section
-    return True
-
-
-ENTRIES = [(theirs, ours, how) for system in systems().values() for theirs, (ours, how) in system["keys"].items()]
-
-
-@pytest.mark.parametrize(("theirs", "ours", "how"), ENTRIES, ids=lambda value: None)
-def test_every_entry_names_a_key_that_there_is(theirs: str, ours: str, how: str) -> None:
-    assert not ours or has_key(AgenticConfig, ours.split(".")), f"{theirs}: {ours}"
-    assert how

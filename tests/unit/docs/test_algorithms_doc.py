@@ -46,6 +46,18 @@ def test_the_table_has_the_defaults(name, spec):
     assert ("siblings" in needs) == spec.compares_siblings and ("critic" in needs) == ("values" in spec.needs)
 
 
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_section_says_in_plain_words_what_it_does_before_its_equation(name):
+    first = PAGE.split(f"\n### `{name}`\n")[1].strip().split("\n\n")[0]
+    assert first.endswith((".", "?")) and not set("=Σγλδ−₊") & set(first), first
+
+
+def test_the_conventions_that_others_have_otherwise_are_said():
+    section = PAGE.split("### Where implementations differ")[1].split("\n## ")[0]
+    for said in ("Groups of one", "exp(old − samp)", "reciprocal", "±20"):
+        assert said in section
+
+
 def test_the_page_links_what_there_is():
     folder = Path(__file__).parents[3] / "docs"
     assert {target for target in re.findall(r"\]\(([^)#]+)\)", PAGE) if not (folder / target).exists()} <= {"losses.md"}

@@ -334,7 +334,7 @@ def test_a_defect_is_an_error_that_names_it(make: Any, check: str, message: str)
     ("make", "check", "message"),
     [
         (SilentMetricEnv, "metrics", "never reported: distance"),
-        (HidingEnv, "state_key", "of turns look alike and aren't"),
+        (HidingEnv, "state_key", "of turns look the same but are in different states"),
         (MergingEnv, "state_key", "of turns share a key and look different"),
         (ChattyEnv, "observations", "an episode at most 8. of 60"),
         (EmptyEnv, "observations", "are empty"),

@@ -252,7 +252,7 @@ def test_checkpoints_in_a_folder_of_their_own_are_found_again(make_config, whole
 
 def test_without_a_checkpoint_true_starts_anew_and_a_path_is_refused(make_config, tmp_path, caplog):
     assert measured(run(make_config(resume_from_checkpoint=True, max_steps=1)).folder)[0]["step"] == 0
-    assert "has no checkpoint yet; this run starts anew" in caplog.text
+    assert "has no checkpoint yet; this run starts from the beginning" in caplog.text
     with pytest.raises(CheckpointError, match="there is no checkpoint; give a folder checkpoint-N"):
         run(make_config(resume_from_checkpoint=str(tmp_path / "nowhere")))
 

@@ -162,7 +162,9 @@ class Examination:
                     yield _differs("siblings", "siblings disturb each other", found, advice)
                     return
             num_groups += 1
-        yield Finding("siblings", "ok", f"{NUM_SIBLINGS} side by side start and go on alike, under {num_groups} seeds")
+        yield Finding(
+            "siblings", "ok", f"{NUM_SIBLINGS} side by side start the same and stay the same, under {num_groups} seeds"
+        )
 
     def _unreadable_actions(self) -> Iterator[Finding]:
         answers = []

@@ -232,7 +232,13 @@ def state_keys(episodes: Sequence[Episode]) -> Finding:
         )
     if hidden:
         advice = "the model can't tell these states apart: show more, or accept that it must remember"
-        return Finding("state_key", "warning", f"{result}; {hidden:.0%} of turns look alike and aren't", advice, figures)
+        return Finding(
+            "state_key",
+            "warning",
+            f"{result}; {hidden:.0%} of turns look the same but are in different states",
+            advice,
+            figures,
+        )
     return Finding("state_key", "ok", f"{result}, one to one", figures=figures)
 
 

@@ -1,0 +1,96 @@
+"""docs/coming_from.md is made from the table that answers unknown keys, and from the schema's own defaults.
+
+`python tests/unit/docs/test_coming_from.py` writes its tables anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.config.coming_from import systems
+from turnwise.config.load import _section_at
+from turnwise.spec import PG_VARIANTS
+
+FILE = Path(__file__).parents[3] / "docs" / "coming_from.md"
+LAKE = {"pretrain": "x", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}, "rollout_batch_size": 64}
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def ours(key: str) -> Any:
+    value: Any = parse_config(LAKE)[0]
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else value.__dict__[part]
+    return value
+
+
+def tables(name: str) -> Iterator[str]:
+    system = systems()[name]
+    yield f"| {name} | here | how the value converts |"
+    yield "|---|---|---|"
+    for theirs, (key, how) in system["keys"].items():
+        yield f"| `{theirs}` | {f'`{key}`' if key else 'nothing'} | {how} |"
+    yield ""
+    yield f"| default of {name} | there | key here | default here |"
+    yield "|---|---|---|---|"
+    for theirs, value, key in system["defaults"]:
+        yield f"| `{theirs}` | {shown(value)} | `{key}` | {shown(ours(key))} |"
+
+
+def rewritten(text: str) -> str:
+    """The page with every marked block replaced."""
+
+    def block(match: re.Match[str]) -> str:
+        return "\n".join([match[1], "", *tables(match[2]), "", "<!-- end -->"])
+
+    return re.sub(r"(<!-- table of (.+?) -->).*?<!-- end -->", block, text, flags=re.DOTALL)
+
+
+def test_no_row_differs_from_what_the_program_knows() -> None:
+    page = FILE.read_text(encoding="utf-8")
+    assert rewritten(page) == page, "write it anew: python tests/unit/docs/test_coming_from.py"
+
+
+@pytest.mark.parametrize("name", systems())
+def test_every_system_has_its_table(name: str) -> None:
+    assert f"<!-- table of {name} -->" in FILE.read_text(encoding="utf-8")
+
+
+def test_it_is_linked() -> None:
+    assert "(coming_from.md)" in (FILE.parent / "README.md").read_text(encoding="utf-8")
+
+
+def has_key(section: Any, parts: list[str]) -> bool:
+    for index, part in enumerate(parts):
+        if part == "<tag>":
+            section = _section_at(AgenticConfig, ("custom_envs",))
+            continue
+        if parts[:index] == ["pg_args"]:
+            return any(part in spec.parameters for spec in PG_VARIANTS.values())
+        if section is None or part not in section.model_fields:
+            return False
+        section = _section_at(section, (part,)) if part != "custom_envs" else section
+    return True
+
+
+ENTRIES = [(theirs, ours, how) for system in systems().values() for theirs, (ours, how) in system["keys"].items()]
+
+
+@pytest.mark.parametrize(("theirs", "ours", "how"), ENTRIES, ids=lambda value: None)
+def test_every_entry_names_a_key_that_there_is(theirs: str, ours: str, how: str) -> None:
+    assert not ours or has_key(AgenticConfig, ours.split(".")), f"{theirs}: {ours}"
+    assert how
+
+
+if __name__ == "__main__":
+    FILE.write_text(rewritten(FILE.read_text(encoding="utf-8")), encoding="utf-8")
