@@ -48,7 +48,7 @@ class Foreign:
         place = traceback.extract_tb(trace)[-1]
         raise EnvironmentFault(
             f"{self._call} {what} ({place.filename}, line {place.lineno}); "
-            + ("mend it there" if isinstance(fault, Exception) else "let it raise an Exception, which fails one episode")
+            + ("fix it there" if isinstance(fault, Exception) else "let it raise an Exception, which fails one episode")
         ) from fault
 
 
