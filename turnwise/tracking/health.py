@@ -8,6 +8,7 @@ binomial would miss.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -55,26 +56,11 @@ class Outcomes(NamedTuple):
     num_episodes: int
 
 
-class Point(NamedTuple):
-    """One training step, NaN where it doesn't know."""
+class Figures(dict[str, float]):
+    """A step's metrics, NaN where one wasn't measured: comparisons with it are false."""
 
-    alike: bool
-    """No token has an advantage; with a critic, whose errors are always some: all episodes score the same."""
-    is_critic: bool
-    score: float
-    success: float
-    usable: float
-    """Answers that were an action: parsed, and valid to the environment."""
-    entropy: float
-    response_length: float
-    cut: float
-    grad_norm: float
-    num_steps: float
-    num_skipped: float
-    left_out: float
-    drift: float
-    ess: float
-    staleness: float
+    def __missing__(self, name: str) -> float:
+        return math.nan
 
 
 class Validation(NamedTuple):
@@ -89,7 +75,10 @@ class History:
     """What the conditions look at, of all steps so far."""
 
     def __init__(self) -> None:
-        self.points: list[Point] = []
+        self.num_steps = 0
+        self.points: deque[Figures] = deque(maxlen=BLOCK)
+        self.success: list[float] = []
+        """Of all steps."""
         self.validations: list[Validation] = []
         self.has_differed = False
         self.lowest_entropy = math.inf
@@ -98,24 +87,26 @@ class History:
 
     def add(self, row: Row) -> None:
         if (held_out := _mean_of(row, "val/env/", "/success")) == held_out:
-            self.validations.append(Validation(len(self.points), held_out, row.get("val/num_episodes", 0.0)))
+            self.validations.append(Validation(self.num_steps, held_out, row.get("val/num_episodes", 0.0)))
         if not any(name.startswith("rollout/") for name in row):
             return
-        self.points.append(_point(row))
-        self.has_differed = self.has_differed or not self.points[-1].alike
-        recent = [point.entropy for point in self.last(SOME)]
+        self.num_steps += 1
+        self.points.append(_figures(row))
+        self.success.append(self.points[-1]["success"])
+        self.has_differed = self.has_differed or not self.points[-1]["alike"]
+        recent = [point["entropy"] for point in self.last(SOME)]
         if len(recent) == SOME and all(map(math.isfinite, recent)):
             self.lowest_entropy = min(self.lowest_entropy, fmean(recent))
         block = self.successes(-BLOCK)
         if len(block) == BLOCK and (not self.best or fmean(block) > fmean(self.best)):
             self.best = block
 
-    def last(self, number: int) -> Sequence[Point]:
-        return self.points[-number:] if len(self.points) >= number else ()
+    def last(self, number: int) -> Sequence[Figures]:
+        return list(self.points)[-number:] if len(self.points) >= number else ()
 
     def successes(self, start: int | None = None, stop: int | None = None) -> Sequence[float]:
         """Of a slice of the steps, those that are known."""
-        return [point.success for point in self.points[start:stop] if math.isfinite(point.success)]
+        return [success for success in self.success[start:stop] if math.isfinite(success)]
 
     @property
     def error(self) -> float:
@@ -156,13 +147,13 @@ def condition(heading: str, advice: str) -> Callable[[Check], Condition]:
 def groups_alike(history: History) -> str | None:
     # Where groups have differed before, or nearly all succeed, they may be alike by chance for a while.
     last = history.last(BLOCK if history.has_differed or history.is_solved(FEW) else FEW)
-    if not last or not all(point.alike for point in last):
+    if not last or not all(point["alike"] for point in last):
         return None
-    score = fmean(point.score for point in last)
-    if last[-1].is_critic:
+    score = _mean(last, "rollout/score/mean")
+    if last[-1]["is_critic"]:
         return f"in {len(last)} steps every episode scored {score:g}, so that all the critic can pass on is its own error"
     seen = f"in {len(last)} steps no token had an advantage: in each group all episodes scored alike (mean score {score:g})"
-    if all(point.left_out for point in last):
+    if all(point["actor/updates_left_out"] > 0 for point in last):
         return f"{seen}; the updates were left out"
     return f"{seen}; what moves the weights is only the KL or entropy term of the loss"
 
@@ -173,8 +164,8 @@ def groups_alike(history: History) -> str | None:
 )
 def answers_unparsable(history: History) -> str | None:
     last = history.last(FEW - 1)
-    if last and all(point.usable < 1 - MOSTLY for point in last):
-        return f"in {len(last)} steps {1 - fmean(point.usable for point in last):.0%} of the answers held no valid action"
+    if last and all(point["usable"] < 1 - MOSTLY for point in last):
+        return f"in {len(last)} steps {1 - _mean(last, 'usable'):.0%} of the answers held no valid action"
     return None
 
 
@@ -186,8 +177,8 @@ def entropy_collapsed(history: History) -> str | None:
     if not last or history.is_solved(SOME):
         return None
     # Also of rollouts: an update that is left out measures no entropy. NaN compares as false.
-    if all(point.entropy * point.response_length < MIN_NATS for point in last):
-        return f"the entropy is {fmean(point.entropy for point in last):.4f} nats a token: siblings answer alike"
+    if all(point["entropy"] * point["rollout/response_length/mean"] < MIN_NATS for point in last):
+        return f"the entropy is {_mean(last, 'entropy'):.4f} nats a token: siblings answer alike"
     return None
 
 
@@ -198,8 +189,8 @@ def entropy_collapsed(history: History) -> str | None:
 def entropy_blown_up(history: History) -> str | None:
     last, low = history.last(SOME), history.lowest_entropy
     bound = max(BLOWN_FACTOR * low, low + BLOWN_NATS)
-    if last and all(point.entropy > bound for point in last):
-        return f"the entropy rose from {low:.2f} to {last[-1].entropy:.2f} nats a token: the policy is turning into noise"
+    if last and all(point["entropy"] > bound for point in last):
+        return f"the entropy rose from {low:.2f} to {last[-1]['entropy']:.2f} nats a token: the policy is turning into noise"
     return None
 
 
@@ -223,11 +214,11 @@ def success_lost(history: History) -> str | None:
 )
 def gradient(history: History) -> str | None:
     last = history.last(FEW)
-    if not last or any(not point.num_steps for point in last):
+    if not last or any(not point["actor/backward_steps"] for point in last):
         return None
-    if all(point.num_skipped >= point.num_steps for point in last):
+    if all(point["actor/skipped_steps"] >= point["actor/backward_steps"] for point in last):
         return f"in {len(last)} steps no gradient was finite, and every optimiser step was left out"
-    if all(point.grad_norm == 0 and not point.alike for point in last):
+    if all(point["actor_train/grad_norm"] == 0 and not point["alike"] for point in last):
         return f"in {len(last)} steps the gradient was 0 though tokens had advantages"
     return None
 
@@ -238,12 +229,14 @@ def gradient(history: History) -> str | None:
 )
 def log_probs_drift(history: History) -> str | None:
     last = history.last(SOME)
-    if not last or not all(point.drift > DRIFT_NATS or point.ess < DRIFT_ESS for point in last):
+    if not last or not all(
+        point["actor/train_infer_diff_token_mean"] > DRIFT_NATS or point["actor/train_infer_ess"] < DRIFT_ESS for point in last
+    ):
         return None
-    ages = [point.staleness for point in last if point.staleness > 0]
+    ages = [point["actor/staleness_mean"] for point in last if point["actor/staleness_mean"] > 0]
     old = f"; the tokens are {fmean(ages):.1f} policy versions old" if ages else ""
-    seen = fmean(point.drift for point in last)
-    return f"sampler and trainer differ by {seen:.3f} nats a token (ESS {fmean(point.ess for point in last):.2f}){old}"
+    seen = _mean(last, "actor/train_infer_diff_token_mean")
+    return f"sampler and trainer differ by {seen:.3f} nats a token (ESS {_mean(last, 'actor/train_infer_ess'):.2f}){old}"
 
 
 @condition(
@@ -252,8 +245,8 @@ def log_probs_drift(history: History) -> str | None:
 )
 def responses_cut(history: History) -> str | None:
     last = history.last(SOME)
-    if last and all(point.cut >= CUT for point in last) and not history.is_solved(SOME):
-        return f"{fmean(point.cut for point in last):.0%} of the responses end at their length limit instead of an end token"
+    if last and all(point["rollout/length_limited"] >= CUT for point in last) and not history.is_solved(SOME):
+        return f"{_mean(last, 'rollout/length_limited'):.0%} of the responses end at their length limit instead of an end token"
     return None
 
 
@@ -288,7 +281,7 @@ def _no_better_than(play: Callable[[], Outcomes | None]) -> Condition:
     )
     def no_better_than_random(history: History) -> str | None:
         known, now = history.successes(0, BLOCK), history.successes(-BLOCK)
-        if len(history.points) < RANDOM_AFTER or len(known) < BLOCK or len(now) < BLOCK:
+        if history.num_steps < RANDOM_AFTER or len(known) < BLOCK or len(now) < BLOCK:
             return None
         if fmean(now) - fmean(known) > NUM_RISE_ERRORS * history.error:
             return None
@@ -297,7 +290,7 @@ def _no_better_than(play: Callable[[], Outcomes | None]) -> Condition:
         random = played[0]
         if random is None or fmean(now) > random.success + RANDOM_MARGIN:
             return None
-        own = f"success is {fmean(now):.2f} after {len(history.points)} steps"
+        own = f"success is {fmean(now):.2f} after {history.num_steps} steps"
         return f"{own}, and a player that draws its actions at random has {random.success:.2f} ({random.num_episodes} episodes)"
 
     return no_better_than_random
@@ -347,33 +340,30 @@ class Health:
         return sentences
 
 
-def _point(row: Row) -> Point:
-    unknown = math.nan
-    low, high = row.get("critic/advantages/min", unknown), row.get("critic/advantages/max", unknown)
-    is_critic = "critic/values/mean" in row
-    if is_critic:
-        low, high = row.get("rollout/score/min", unknown), row.get("rollout/score/max", unknown)
+def _figures(row: Row) -> Figures:
+    """With what the conditions ask for and no metric says: whether all scores were alike, so that no token has an advantage,
+    and the share of answers that were an action, parsed and valid to the environment."""
+    figures = Figures(row)
+    figures.setdefault("rollout/score/mean", figures["rollout/unfiltered_score/mean"])
+    names = ("rollout/score/min", "rollout/score/max")
+    # The advantages of a critic are never all 0: its errors are in them.
+    figures["is_critic"] = "critic/values/mean" in row
+    low, high = (
+        figures[name] for name in (names if figures["is_critic"] else ("critic/advantages/min", "critic/advantages/max"))
+    )
     # Where a filter has left nothing, all groups were rejected.
     is_empty = row.get("rollout/filtered", 0) > 0 and "rollout/score/mean" not in row
-    valid = _mean_of(row, "env/", "/action_is_valid")
-    usable = [share for share in (row.get("rollout/parsed", unknown), valid) if math.isfinite(share)]
-    return Point(
-        alike=is_empty or (low == high and (is_critic or low == 0)),
-        is_critic=is_critic,
-        score=row.get("rollout/score/mean", row.get("rollout/unfiltered_score/mean", unknown)),
-        success=_mean_of(row, "env/", "/success"),
-        usable=min(usable, default=unknown),
-        entropy=row.get("actor/entropy", -row.get("rollout/log_prob/mean", unknown)),
-        response_length=row.get("rollout/response_length/mean", unknown),
-        cut=row.get("rollout/length_limited", unknown),
-        grad_norm=row.get("actor_train/grad_norm", unknown),
-        num_steps=row.get("actor/backward_steps", 0.0),
-        num_skipped=row.get("actor/skipped_steps", 0.0),
-        left_out=row.get("actor/updates_left_out", 0.0),
-        drift=row.get("actor/train_infer_diff_token_mean", unknown),
-        ess=row.get("actor/train_infer_ess", unknown),
-        staleness=row.get("actor/staleness_mean", 0.0),
-    )
+    figures["alike"] = is_empty or (low == high and (bool(figures["is_critic"]) or low == 0))
+    usable = (figures["rollout/parsed"], _mean_of(row, "env/", "/action_is_valid"))
+    figures["usable"] = min((share for share in usable if math.isfinite(share)), default=math.nan)
+    figures["success"] = _mean_of(row, "env/", "/success")
+    # An update that is left out measures no entropy.
+    figures["entropy"] = row.get("actor/entropy", -figures["rollout/log_prob/mean"])
+    return figures
+
+
+def _mean(points: Iterable[Figures], name: str) -> float:
+    return fmean(point[name] for point in points)
 
 
 def _mean_of(row: Row, start: str, end: str) -> float:
