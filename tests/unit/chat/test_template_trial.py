@@ -56,3 +56,19 @@ def test_variables_of_the_template_reach_what_is_learnt(config, capsys):
     assert "more than sequence_length 64" in capsys.readouterr().err.replace("\n", " ")
     assert main(["sft", str(path), "template_kwargs={moood: x}"]) == 2
     assert "template_kwargs.moood" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", ["model", "scripted"])
+def test_variables_of_the_template_reach_what_is_played(config, tmp_path, capsys, policy):
+    _, model = config
+    (model / "chat_template.jinja").write_text(CHATML.replace("'<|im_start|>' + m.role", "(mood or '') + m.role"))
+    lake = tmp_path / "lake.yaml"
+    lake.write_text(
+        f"pretrain: {model}\nsequence_length: 256\ntemplate_kwargs: {{mood: cheerful}}\ncustom_envs:\n  Lake:\n"
+        "    env_type: frozen_lake\n    env_config: {env_instruction: ''}\n    max_steps: 1\n    max_tokens_per_step: 8\n"
+        "    agent_system_template: ''\n    agent_template: '{observation}'\n"
+    )
+    chosen = ["--policy", str(model)] if policy == "model" else ["--policy", "scripted", "--tokenizer", str(model)]
+    assert main(["play", str(lake), *chosen]) == 0
+    shown = capsys.readouterr().out
+    assert "cheerfuluser" in shown
