@@ -24,7 +24,7 @@ class Foreign:
     """Around a call: notes it where `episode` says of which, and turns what would end the process into an `EnvironmentFault`.
 
     Ctrl-C, cancellation and deadlines go through, exceptions too unless they `are_faults`, which say where they were raised.
-    No coroutine or future bears StopIteration.
+    No coroutine or future can carry StopIteration.
     """
 
     __slots__ = ("_are_faults", "_call", "_episode", "_line")

@@ -35,7 +35,7 @@ class Failures:
                 f"{total} episode{'s' if total > 1 else ''} of this batch failed for good, more than "
                 f"max_failed_fraction allows ({self.allowed:g}). The most frequent error ({count}×):\n"
                 f"{self._examples[kind]}\n"
-                "Mend the environment, or raise max_failed_fraction or max_env_retries of its environment manager."
+                "Fix the environment, or raise max_failed_fraction or max_env_retries of its environment manager."
             )
 
 

@@ -43,6 +43,15 @@ def test_lora_and_frozen_parameters_can_be_trained() -> None:
     assert ineffective(config_of(**with_lora(lora_alpha=4.0))) == []
 
 
+@pytest.mark.parametrize("target", ["all-linear", ["all-linear"]], ids=str)
+def test_all_linear_is_all(target: str | list[str]) -> None:
+    assert config_of(**with_lora(lora_target=target)).actor_train.model_args.lora_target == ["all"]
+    sft = parse_config(SFT | {"model_args": {"lora_rank": 4, "lora_target": target}}, SFTConfig)[0]
+    assert sft.model_args.lora_target == ["all"]
+    with pytest.raises(ConfigError, match="all is every linear module; name it alone"):
+        config_of(**with_lora(lora_target=["all-linear", "q_proj"]))
+
+
 def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(availability, "find_spec", lambda name: None if name == "peft" else object())
     sentence = "model_args.lora_rank: LoRA needs peft, which isn't installed; pip install 'turnwise[rl]'."

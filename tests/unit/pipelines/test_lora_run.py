@@ -144,6 +144,14 @@ def test_the_table_says_what_is_trained(build):
     assert "AdamW at 0.01" in said["optimiser"]
 
 
+def test_all_linear_trains_every_linear_module_but_the_head(build):
+    targets = []
+    for asked in ("all-linear", None):
+        folder = finished(build({"lora_target": asked}, max_steps=1)).checkpoints.newest
+        targets.append(set(json.loads((folder / "adapter_config.json").read_text())["target_modules"]))
+    assert targets[0] == targets[1] >= {"q_proj", "down_proj"} and "lm_head" not in targets[0]
+
+
 def test_a_checkpoint_is_a_peft_folder_with_a_tokenizer(build):
     pipeline = finished(build(max_steps=1))
     folder = pipeline.checkpoints.newest

@@ -1,0 +1,20 @@
+"""Words that a reader stumbled over stay out of what users read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+STUMBLED = re.compile(r"\b(bears?|mend(s|ed)?|the patience|go on alike|starts? anew|alike and aren't)\b", re.IGNORECASE)
+
+
+def test_what_users_read_is_plain() -> None:
+    files = [*ROOT.glob("turnwise/**/*.py"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.yaml"), ROOT / "README.md"]
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in files
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if STUMBLED.search(line)
+    ]
+    assert found == []
