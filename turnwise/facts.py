@@ -33,6 +33,8 @@ class StrategyFacts:
     recomputes_activations: bool = False
     adapters: str = ""
     """Rank, scale and modules of what is trained in place of the model's own parameters; empty where those are."""
+    saved_bytes: int = 0
+    """That `save` writes, about."""
     counts: TokenCounts = field(default_factory=TokenCounts)
     """Of all passes so far."""
 

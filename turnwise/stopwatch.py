@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 LOOP, ENGINE, ENVIRONMENTS = "event loop", "engine", "environments"
 """Tracks: the event loop turns, and while it does, the engine computes or environments are called on it."""
 IDLE, HELD = "idle", "held"
 """Tracks: or nobody has anything to do, while episodes play or while none does."""
+
+
+@dataclass(slots=True)
+class Work:
+    """What somebody has to do before the run goes on, and how far it is."""
+
+    unit: str
+    """`episodes` or `micro-batches`."""
+    total: int
+    done: int = 0
+    tokens: int = 0
+    """Of the micro-batches that are done."""
 
 
 class Stopwatch:
@@ -26,11 +39,21 @@ class Stopwatch:
         self.totals: dict[str, float] = {}
         self.num_playing = 0
         """Groups of episodes that play now."""
+        self.num_sampled = 0
+        """Tokens that servers have sampled."""
+        self.work: Work | None = None
+        """What the phase that goes on waits for."""
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **facts: Any) -> None:
         """Something called `name` has run on `track` from `started` to `ended`, in seconds of `now`, or until now. Each track
         has one thread."""
         self._spent(track, (self.now() if ended is None else ended) - started)
+
+    def did_batch(self, num_tokens: int) -> None:
+        """A micro-batch of the present work is done."""
+        if self.work is not None:
+            self.work.done += 1
+            self.work.tokens += num_tokens
 
     def close(self) -> None:
         """What is kept is written."""

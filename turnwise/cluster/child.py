@@ -10,26 +10,30 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any
 
-from turnwise.cluster.messages import RECORD, Answer, Ask, Make, Message, SetUp, Shared, Span, Take, dumps, loads
+from turnwise.cluster.messages import DONE, RECORD, Answer, Ask, Make, Message, SetUp, Shared, Span, Take, dumps, loads
 from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
 from turnwise.errors import WorkerError
 from turnwise.stopwatch import Stopwatch
 
 
 class KeptStopwatch(Stopwatch):
-    """Keeps its spans until they are sent."""
+    """Keeps its spans until they are sent. What is done of the present work is sent at once, by `send`."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[bytes], None]) -> None:
         super().__init__()
         self.spans: list[Span] = []
+        self._send = send
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **facts: Any) -> None:
         self.spans.append(Span(track, name, started, self.now() if ended is None else ended, facts))
+
+    def did_batch(self, num_tokens: int) -> None:
+        self._send(DONE + b"%d" % num_tokens)
 
 
 class Wire:
@@ -76,7 +80,7 @@ def serve(connection: Connection, stacks: Connection) -> None:
     wire = Wire(connection)
     logging.getLogger().handlers[:] = [SentRecords(wire)]
     logging.captureWarnings(True)
-    child = Child()
+    child = Child(wire.send)
     while True:
         try:
             message = wire.receive()
@@ -95,10 +99,10 @@ def serve(connection: Connection, stacks: Connection) -> None:
 class Child:
     """The workers by their roles."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[bytes], None]) -> None:
         self._workers: dict[str, Any] = {}
         self._shared: dict[tuple[str, str], SharedTensors] = {}
-        self._stopwatch = KeptStopwatch()
+        self._stopwatch = KeptStopwatch(send)
         self._unsent: tuple[SharedTensors, int] | None = None
         """What is shared with the answer for the first time, and its descriptor."""
 

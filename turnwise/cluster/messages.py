@@ -16,6 +16,8 @@ from turnwise.stopwatch import Stopwatch
 
 RECORD = b"log"
 """Before a pickled log record. What comes else is an Answer, which begins with a pickle's own first byte."""
+DONE = b"did"
+"""Before the number of tokens of a micro-batch that is done, in decimal digits."""
 _NUMPY_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
 
 

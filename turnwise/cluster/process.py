@@ -19,7 +19,7 @@ from textwrap import indent
 from typing import Any
 
 from turnwise.cluster.local import require_one_device
-from turnwise.cluster.messages import RECORD, Answer, Ask, Make, Message, SetUp, Shared, Take, dumps, loads
+from turnwise.cluster.messages import DONE, RECORD, Answer, Ask, Make, Message, SetUp, Shared, Take, dumps, loads
 from turnwise.cluster.nursery import prepare_processes
 from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import DeadlineError, WorkerError
@@ -134,8 +134,11 @@ class TrainerProcess:
         self._busy_with = name
         try:
             self._connection.send_bytes(pickled)
-            while (data := self._connection.recv_bytes()).startswith(RECORD):
-                _log(data.removeprefix(RECORD))
+            while (data := self._connection.recv_bytes()).startswith((RECORD, DONE)):
+                if data.startswith(DONE):
+                    self._stopwatch.did_batch(int(data.removeprefix(DONE)))
+                else:
+                    _log(data.removeprefix(RECORD))
         except (EOFError, OSError):
             self._is_gone = True
             raise WorkerError(f"{name}: the trainer's process has ended: {self._fate()}") from None

@@ -19,6 +19,7 @@ from turnwise.config.resolve import estimator_of
 from turnwise.config.roles import ModelArgs, Role, TrainingArgs
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
+from turnwise.config.smaller import bytes_text, checkpoints
 from turnwise.errors import counted, nearest
 from turnwise.hub import looks_like_hub_name
 from turnwise.model_folder import base_of_adapter, folder_here
@@ -102,6 +103,7 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
         yield "critic's", _critic(config)
     if facts:
         yield "memory", _memory(config, facts)
+        yield "checkpoints", checkpoints(config, facts)
     yield "validation", validation(config)
     yield "profile", "deterministic" if config.deterministic else "not asked to be bit-identical (deterministic: true asks)"
     yield "tracking", tracking(config)
@@ -223,11 +225,10 @@ def _step(config: AgenticConfig) -> Iterator[Row]:
     total = config.num_training_steps("actor_train") * config.optimizer_steps_per_batch()
     in_all = f"the schedule counts {total} in all" if most > 1 else f"{counted(total, 'optimiser step')} in all"
     yield "optimiser", f"{_optimizer_steps(config, 'actor_train')}{epochs}; {in_all}"
-    sampled = max((_most_sampled(config, tag) for tag in manager.tags), default=config.sequence_length)
     yield (
         "tokens",
         (
-            f"at most {batch * most * config.sequence_length:,} a step, of which sampled {batch * sampled:,}; "
+            f"at most {batch * most * config.sequence_length:,} a step, of which sampled {batch * most_sampled(config):,}; "
             f"contexts of {config.sequence_length}, responses of {_responses(config)}"
         ),
     )
@@ -248,11 +249,13 @@ def _optimizer_steps(config: AgenticConfig, role: str) -> str:
     return f"{steps} × {counted(min(size, config.rollout_batch_size * most), 'sample')}"
 
 
-def _most_sampled(config: AgenticConfig, tag: str) -> int:
-    """Tokens that one episode can sample."""
-    env, length = config.custom_envs[tag], config.sequence_length
-    response = config.max_new_tokens("train", tag)
-    return env.max_steps * min(response, length) if env.mode == "step" else min(env.max_steps * response, length)
+def most_sampled(config: AgenticConfig) -> int:
+    """Tokens that one episode of training can sample."""
+    length, most = config.sequence_length, []
+    for tag in config.train_env_manager.tags:
+        env, response = config.custom_envs[tag], config.max_new_tokens("train", tag)
+        most.append(env.max_steps * min(response, length) if env.mode == "step" else min(env.max_steps * response, length))
+    return max(most, default=length)
 
 
 def _responses(config: AgenticConfig) -> str:
@@ -357,14 +360,6 @@ def _critic_memory(arguments: ModelArgs, facts: ModelFacts) -> int:
         return TRAINED_BYTES * facts.num_value_parameters
     adapters = facts.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
     return BYTES["fp32"] * facts.num_value_parameters + TRAINED_BYTES * adapters
-
-
-def bytes_text(number: int) -> str:
-    """
-    >>> bytes_text(1_500_000), bytes_text(8_000_000_000)
-    ('1.5 MB', '8.0 GB')
-    """
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
 def validation(config: AgenticConfig) -> str:

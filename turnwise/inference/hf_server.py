@@ -137,6 +137,7 @@ class HFServer:
             started = self._stopwatch.now()
             cache = self._sample_token(request, cache)
             self._stopwatch.add(ENGINE, "token", started)
+            self._stopwatch.num_sampled += 1
             reason = self._finish_reason(request)
             if reason is not None:
                 return reason

@@ -10,7 +10,8 @@ import torch
 
 from turnwise.cluster.process import ProcessCluster
 from turnwise.config import AgenticConfig, Applied, SFTConfig, ineffective
-from turnwise.config.describe import Row, algorithm_rows, asynchronous, bytes_text, sampling, tags_of, tracking, validation
+from turnwise.config.describe import Row, algorithm_rows, asynchronous, sampling, tags_of, tracking, validation
+from turnwise.config.smaller import bytes_text
 from turnwise.errors import counted
 from turnwise.facts import LoadedModel, ServerFacts, StrategyFacts
 from turnwise.model_folder import base_of_adapter
@@ -174,7 +175,8 @@ def _limit(plan: BatchPlan, max_tokens: int | None) -> str:
 def _checkpoints(checkpoints: Checkpoints) -> str:
     every = f"every {counted(checkpoints.save_steps, 'step')} and at the end" if checkpoints.save_steps else "at the end"
     kept = f"the newest {checkpoints.max_to_keep} kept" if checkpoints.max_to_keep else "all kept"
-    return f"{every}, {kept}, in {checkpoints.path}"
+    size = f"about {bytes_text(checkpoints.num_bytes)} each, "
+    return f"{every}, {size}{kept}, in {checkpoints.path}"
 
 
 def _split(cluster: ProcessCluster) -> str:

@@ -17,7 +17,7 @@ from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.applied import logged
+from turnwise.pipelines.applied import facts_of, logged
 from turnwise.pipelines.build_cluster import begin_schedule, build_cluster, build_schedule, check_losses
 from turnwise.pipelines.build_health import build_health
 from turnwise.pipelines.build_roles import batch_plan, critic_strategy, frozen_strategy, policy_strategy
@@ -111,24 +111,27 @@ def _assemble(
     # A trainer in another process loads its own model.
     model = None if policy.is_trained_apart else policy.model
     trained = partial(policy_strategy, config, device, policy.tokenizer, folder.path, model=model)
-    actor_train = ModelRole("actor_train", cluster.spawn("actor_train", trained), batch_plan(config, "actor_train"))
+    make_role = partial(ModelRole, stopwatch=policy.stopwatch)
+    actor_train = make_role("actor_train", cluster.spawn("actor_train", trained), batch_plan(config, "actor_train"))
     weights = partial(actor_train.workers.call, "weights", route="rank0")
     reference = None
     if "ref_logprobs" in algorithm.needs and config.is_reference_in_policy:
         reference = actor_train.without_adapter("reference", batch_plan(config, "reference"))
     elif "ref_logprobs" in algorithm.needs:
         frozen = partial(frozen_strategy, config, device)
-        reference = ModelRole("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"))
+        reference = make_role("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"))
     critic = None
     if "values" in algorithm.needs:
         valued = partial(critic_strategy, config, device, policy.tokenizer, folder.path)
-        critic = ModelRole("critic", cluster.spawn("critic", valued), batch_plan(config, "critic"))
+        critic = make_role("critic", cluster.spawn("critic", valued), batch_plan(config, "critic"))
     source, num_steps = build_source(config, policy, algorithm.needs, rollouts)
     pictures = build_pictures(config, folder.path.name)
     parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
     if algorithm.running is not None:
         parts["running"] = algorithm.running
-    contents = Contents(actor_train.workers, policy.tokenizer, {"critic": critic.workers} if critic else {}, parts)
+    others = {"critic": critic.workers} if critic else {}
+    num_bytes = sum(facts_of(role).saved_bytes for role in (actor_train, critic) if role)
+    contents = Contents(actor_train.workers, policy.tokenizer, others, parts, num_bytes)
     checkpoints = build_checkpoints(config, folder, num_steps, contents)
     return AgenticPipeline(
         pipeline_config=config,
@@ -153,7 +156,7 @@ def _assemble(
         event_loop=policy.event_loop,
         cluster=cluster,
         log=RunLog(
-            build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet),
+            build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, policy.stopwatch),
             policy.stopwatch,
             build_health(config, is_playing=rollouts is None),
         ),

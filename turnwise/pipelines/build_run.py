@@ -11,15 +11,19 @@ import numpy as np
 import torch
 
 from turnwise.config import AgenticConfig, SFTConfig, dump_yaml
+from turnwise.config.describe import most_sampled
+from turnwise.config.smaller import smaller_steps
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.checkpoints import Checkpoints, Contents
 from turnwise.pipelines.resume import checkpoints_folder, open_run
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.protocols import Tracker
+from turnwise.stopwatch import Stopwatch
 from turnwise.tracking.columns import Columns
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.live import stdout_tracker
+from turnwise.tracking.pace import Pace
 from turnwise.tracking.tensorboard import TensorBoardTracker
 from turnwise.types import derive_seed
 
@@ -27,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 def build_trackers(
-    config: AgenticConfig | SFTConfig, folder: RunFolder, columns: Columns, num_steps: int, is_quiet: bool
+    config: AgenticConfig | SFTConfig, folder: RunFolder, columns: Columns, num_steps: int, is_quiet: bool, stopwatch: Stopwatch
 ) -> list[Tracker]:
-    """`metrics.jsonl` always, and what `track_with` names; a quiet run prints no steps."""
+    """`metrics.jsonl` always, and what `track_with` names; a quiet run prints no steps. `stopwatch` knows a phase's work."""
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
     if "tensorboard" in config.track_with:
         # Arguments stand under the tracker's name, or alone where there is only one tracker to take them.
@@ -37,8 +41,9 @@ def build_trackers(
         log_dir = Path(arguments.get("log_dir", folder.tensorboard)).absolute()
         trackers.append(TensorBoardTracker(log_dir, first_step=folder.num_done))
     if "stdout" in config.track_with and not is_quiet:
-        view = stdout_tracker(config.exp_name, columns, num_steps, every=config.logging_steps, num_done=folder.num_done)
-        trackers.append(view)
+        most = most_sampled(config) if isinstance(config, AgenticConfig) else 0
+        pace = Pace(num_steps, folder.num_done, stopwatch, most, smaller_steps(config))
+        trackers.append(stdout_tracker(config.exp_name, columns, num_steps, every=config.logging_steps, pace=pace))
     return trackers
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from turnwise.algorithms.controllers import make_kl_controller
 from turnwise.config import AgenticConfig, Applied, require, unavailable_to_play
-from turnwise.config.describe import sampling
+from turnwise.config.describe import most_sampled, sampling
 from turnwise.pipelines.applied import applied_play, log_applied
 from turnwise.pipelines.build import build_algorithm
 from turnwise.pipelines.build_rollouts import (
@@ -26,6 +26,7 @@ from turnwise.pipelines.build_rollouts import (
 from turnwise.pipelines.collect import Collection
 from turnwise.pipelines.evaluate import Evaluation, evaluate
 from turnwise.rollout.settings import SchedulerSettings
+from turnwise.tracking.terminal import progress_on_terminal
 from turnwise.types import SamplingParams, Split
 
 Mode = Literal["sampled", "greedy"]
@@ -78,7 +79,9 @@ def evaluate_modes(
                 how = ", then ".join(_how(config, mode) for mode in plan.modes)
                 on_start(applied_play(config, policy.servers, scheduler, "val", how))
             num_tasks = plan.num_tasks or config.val_batch_size // config.val_env_manager.group_size
-            groups = scheduler.get_batch(num_tasks * settings.group_size)
+            with progress_on_terminal(policy.stopwatch, 0) as begin_phase:
+                begin_phase(f"{mode} episodes of {name}")
+                groups = scheduler.get_batch(num_tasks * settings.group_size)
             pictures.write(name if is_own else f"{name}-{mode}", groups)
             yield mode, evaluate(groups)
 
@@ -122,7 +125,8 @@ def collect_rollouts(
     with _saved_policy(config, split, model_path, needs) as policy:
         scheduler = build_scheduler(config, policy, split, settings=scheduler_settings(config, split, needs))
         on_start(applied_play(config, policy.servers, scheduler, split, sampling(config, split)))
-        collection.play(scheduler, num_batches, size)
+        with progress_on_terminal(policy.stopwatch, most_sampled(config)) as begin_phase:
+            collection.play(scheduler, num_batches, size, begin_phase)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from turnwise.config import SFTConfig, require, unavailable
 from turnwise.data.demonstrations import read_demonstrations
 from turnwise.errors import DataError
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype
-from turnwise.pipelines.applied import logged
+from turnwise.pipelines.applied import facts_of, logged
 from turnwise.pipelines.build_lora import prepare_training
 from turnwise.pipelines.build_roles import optimizer_settings
 from turnwise.pipelines.build_run import begin, build_checkpoints, build_trackers, set_profile
@@ -23,6 +23,7 @@ from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sft import SFTPipeline
+from turnwise.stopwatch import Stopwatch
 from turnwise.tracking.columns import SFT_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.training.cross_entropy import CrossEntropy
@@ -45,6 +46,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     every = config.samples_per_optimizer_step
     num_steps = config.num_epochs * -(-len(train_samples) // every)
     total_steps = min(num_steps, config.max_steps or num_steps)
+    stopwatch = Stopwatch()
     model = load_model(path, device=device, attn_implementation=arguments.attn_implementation, trust=trust)
     strategy = TorchStrategy(
         model,
@@ -54,6 +56,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
         dtype=parse_dtype(arguments.dtype),
         device=device,
         is_gradient_checkpointing=not arguments.disable_gradient_checkpointing,
+        stopwatch=stopwatch,
     )
     max_tokens = config.max_tokens_per_microbatch_in_train
     plan = BatchPlan(
@@ -64,9 +67,12 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
         max_tokens_train=max_tokens if config.use_dynamic_batching_in_train else None,
         max_tokens_infer=max_tokens,
     )
-    sft = ModelRole("sft", LocalCluster().spawn("sft", lambda _: strategy), plan)
+    sft = ModelRole("sft", LocalCluster().spawn("sft", lambda _: strategy), plan, stopwatch)
     contents = Contents(
-        sft.workers, tokenizer, parts={"random": GlobalRandomState(), "demonstrations": Fingerprint(train_samples)}
+        sft.workers,
+        tokenizer,
+        parts={"random": GlobalRandomState(), "demonstrations": Fingerprint(train_samples)},
+        num_bytes=facts_of(sft).saved_bytes,
     )
     checkpoints = build_checkpoints(config, folder, total_steps, contents)
     pipeline = SFTPipeline(
@@ -76,7 +82,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
         val_samples=val_samples,
         loss=CrossEntropy(),
         tokenizer=tokenizer,
-        log=RunLog(build_trackers(config, folder, SFT_COLUMNS, total_steps, is_quiet)),
+        log=RunLog(build_trackers(config, folder, SFT_COLUMNS, total_steps, is_quiet, stopwatch)),
         folder=folder,
         checkpoints=checkpoints,
         interrupts=Interrupts(),

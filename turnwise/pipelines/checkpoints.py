@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from turnwise.config.smaller import bytes_text
 from turnwise.errors import CheckpointError
 from turnwise.models.load import load_tokenizer, remove_folder, written_whole
 from turnwise.protocols import Stateful, Workers
@@ -61,6 +64,8 @@ class Contents:
     tokenizer: PreTrainedTokenizerBase
     others: Mapping[str, Workers] = field(default_factory=dict)
     parts: Mapping[str, Stateful] = field(default_factory=dict)
+    num_bytes: int = 0
+    """That it takes on the disk, about."""
 
 
 class Checkpoints:
@@ -100,6 +105,11 @@ class Checkpoints:
         self._remember()
 
     @property
+    def num_bytes(self) -> int:
+        """Of one checkpoint, about."""
+        return self._contents.num_bytes
+
+    @property
     def is_due(self) -> bool:
         """Whether to save now."""
         return self.num_done == self.num_steps or (self.save_steps > 0 and self.num_done % self.save_steps == 0)
@@ -118,8 +128,10 @@ class Checkpoints:
         folder = self.path / f"checkpoint-{self.num_done}"
         if self._num_saved == self.num_done:
             return folder
+        logger.info("writing %s, about %s", folder, bytes_text(self.num_bytes))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._require_space()
             if folder.exists():
                 set_aside(folder)
             with written_whole(folder) as partial:
@@ -129,6 +141,11 @@ class Checkpoints:
         self._num_saved = self.num_done
         self._prune()
         return folder
+
+    def _require_space(self) -> None:
+        if self.num_bytes > shutil.disk_usage(self.path).free:
+            reason = f"{os.strerror(errno.ENOSPC)} (it takes about {bytes_text(self.num_bytes)})"
+            raise OSError(errno.ENOSPC, reason)
 
     def _write(self, folder: Path) -> None:
         contents = self._contents

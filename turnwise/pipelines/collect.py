@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,17 @@ class Collection:
     def is_empty(self) -> bool:
         return self._num_written == 0
 
-    def play(self, scheduler: RolloutScheduler, num_batches: int, num_trajectories: int) -> None:
-        """Plays `num_batches` batches. What is played when something ends it early, Ctrl-C or an error, is written as well."""
+    def play(
+        self,
+        scheduler: RolloutScheduler,
+        num_batches: int,
+        num_trajectories: int,
+        begin_phase: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """Plays `num_batches` batches. What is played when something ends it early, Ctrl-C or an error, is written as well.
+        `begin_phase` is told of each."""
         for step in range(num_batches):
+            begin_phase(f"batch {step + 1} of {num_batches}")
             started = time.perf_counter()
             try:
                 scheduler.get_batch(num_trajectories)

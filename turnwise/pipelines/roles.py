@@ -11,6 +11,7 @@ from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
 from turnwise.errors import NotAvailableError
 from turnwise.facts import StrategyFacts
 from turnwise.protocols import WHOLE_STEP, Loss, NeedsAdvantages, Output, PreparesStep, StepPart, StreamsStep, Workers
+from turnwise.stopwatch import Stopwatch, Work
 from turnwise.token_counts import TokenCounts
 from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
 
@@ -67,18 +68,21 @@ class BatchPlan:
 class ModelRole:
     """`actor_train`, `reference` or `critic`, on whatever workers they run.
 
-    `is_base` stands for the model under the LoRA adapter of these workers.
+    `is_base` stands for the model under the LoRA adapter of these workers. `stopwatch` learns how many micro-batches there are.
     """
 
-    def __init__(self, name: str, workers: Workers, plan: BatchPlan, is_base: bool = False) -> None:
+    def __init__(
+        self, name: str, workers: Workers, plan: BatchPlan, stopwatch: Stopwatch | None = None, is_base: bool = False
+    ) -> None:
         self.name = name
         self.workers = workers
         self.plan = plan
+        self.stopwatch = stopwatch or Stopwatch()
         self.is_base = is_base
 
     def without_adapter(self, name: str, plan: BatchPlan) -> ModelRole:
         """The model under this one's LoRA adapter, as a role of its own on the same workers, whose calls carry its name."""
-        return ModelRole(name, self.workers, plan, is_base=True)
+        return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True)
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:
         """Fills `into` of every sample with this model's log-probs of its tokens; what the passes computed."""
@@ -120,9 +124,13 @@ class ModelRole:
         seed = derive_seed(self.plan.seed, self.name, "shuffle", step)
         metrics: list[Metric] = []
         plan = optimizer_steps(len(samples), self.plan.samples_per_step, seed, self.plan.num_epochs)
-        for number, indices in enumerate(indices for epoch in plan for indices in epoch):
+        parts = [[samples[i] for i in indices] for epoch in plan for indices in epoch]
+        if len(parts) > 1:
+            num_batches = sum(len(self.plan.cut(part, self.plan.max_tokens_train)) for part in parts)
+            self.stopwatch.work = Work("micro-batches", num_batches)
+        for number, part in enumerate(parts):
             position = self.plan.position(step, number, len(samples))
-            metrics += self.optimizer_step([samples[i] for i in indices], loss, position, derive_seed(seed, number))
+            metrics += self.optimizer_step(part, loss, position, derive_seed(seed, number))
         return metrics
 
     def optimizer_step(self, samples: Sequence[Sample], loss: Loss, position: float, seed: int = 0) -> list[Metric]:
@@ -188,6 +196,9 @@ class ModelRole:
 
     def _counted(self, kind: str, method: str, batches: Sequence[Batch], **arguments: Any) -> tuple[Any, list[Metric]]:
         """What the workers return for the batches, and the shares of padding and of merged prefixes in what they computed."""
+        work = self.stopwatch.work
+        if work is None or work.done >= work.total:
+            self.stopwatch.work = Work("micro-batches", len(batches))
         before = self._num_computed()
         results = self._call(method, batches, **arguments)
         counts = self._num_computed().minus(before)

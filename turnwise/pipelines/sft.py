@@ -68,14 +68,17 @@ class SFTPipeline:
     def validate(self) -> list[Metric]:
         """Mean negative log-likelihood of an assistant token of the validation demonstrations."""
         metrics = []
-        for sample, logprobs in zip(self.val_samples, self.sft.forward(self.val_samples, "logprobs"), strict=True):
+        with self.log.phase("val"):
+            results = self.sft.forward(self.val_samples, "logprobs")
+        for sample, logprobs in zip(self.val_samples, results, strict=True):
             mask = sample.response_mask
             metrics.append(Metric("sft/val_loss", -float(logprobs[mask].mean()), "mean", weight=float(mask.sum())))
         return metrics
 
     def do_checkpoint(self) -> Path:
         """A model folder with the optimiser's state after the steps that are whole."""
-        return self.checkpoints.save()
+        with self.log.phase("checkpoint"):
+            return self.checkpoints.save()
 
     def close(self) -> None:
         """Closes log, signals and folder, each whatever becomes of the others."""

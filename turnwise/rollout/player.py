@@ -48,7 +48,7 @@ class EpisodeContexts(OpenConversation, Protocol):
 class GroupPlayer:
     """Plays groups on the run's event loop: agents by tag, contexts by the id of an episode.
 
-    `watchdog` ends episodes that run past their deadline.
+    `watchdog` ends episodes that run past their deadline. `on_end` is called whenever one is over.
     """
 
     def __init__(
@@ -58,12 +58,14 @@ class GroupPlayer:
         sampling: SamplingParams,
         settings: SchedulerSettings,
         watchdog: Watchdog,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
         self._agents = agents
         self._contexts = contexts
         self._sampling = sampling
         self._watchdog = watchdog
+        self._on_end = on_end
 
     async def play(self, task: Task, index: int, note_failure: NoteFailure = lambda failed: None) -> Group:
         """The task's group, number `index`. Cancelled, it leaves no episode behind. An episode that fails for good is noted at
@@ -92,6 +94,8 @@ class GroupPlayer:
             asyncio.create_task(noted(sibling, sampling), name=f"episode {task.id}/{sibling}")
             for sibling, sampling in enumerate(samplings)
         ]
+        for episode in episodes:
+            episode.add_done_callback(lambda ended: None if ended.cancelled() else self._on_end())
         try:
             if redundancy:
                 await _quickest(episodes[: size + redundancy], size)

@@ -20,7 +20,7 @@ from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import Part, Rejection, played_of
 from turnwise.schedule import Schedule, Taken
-from turnwise.stopwatch import Stopwatch
+from turnwise.stopwatch import Stopwatch, Work
 from turnwise.types import Group, SamplingParams, Trajectory
 from turnwise.watchdog import Watchdog
 
@@ -60,7 +60,9 @@ class RolloutScheduler:
         self.settings = settings
         self._run_async = run_async
         self._tasks = tasks
-        self._player = GroupPlayer(agents, contexts, sampling, settings, watchdog or Watchdog())
+        self._player = GroupPlayer(agents, contexts, sampling, settings, watchdog or Watchdog(), self._count_episode)
+        self._work = Work("episodes", 0)
+        """Of the batch that is asked for."""
         self._is_fixed = is_fixed
         self._keep = keep
         self._schedule = schedule or Schedule()
@@ -128,6 +130,9 @@ class RolloutScheduler:
             self._schedule.begin_validation()
             self._buffer = self._new_buffer()
         before = self._buffer.state_dict()
+        num_ahead = sum(self._buffer.has_finished(index) for index in self._played)
+        num_episodes = num_trajectories // self.group_size * (self.group_size + self.settings.has_greedy_sibling)
+        self._work = Work("episodes", num_episodes, done=num_ahead * self.group_size)
         self.finished, self.rejected = [], []
         self._failures.allowed = self.settings.max_failed_fraction * num_trajectories
         part, parts = Part([], is_last=False), list[list[int]]()
@@ -156,6 +161,7 @@ class RolloutScheduler:
     async def _collect(self, parts: list[list[int]], is_streamed: bool) -> Part:
         """The next part of the batch, whose indices are added to `parts`; with the last one the batch leaves the buffer. A part
         that is the batch is ordered by index: synchronously it doesn't depend on the order in which groups end."""
+        self._stopwatch.work = self._work
         async with AsyncExitStack() as on_error:
             on_error.push_async_callback(self._stop)
             is_last = await self._settled(parts, is_streamed)
@@ -232,6 +238,8 @@ class RolloutScheduler:
             self._stopwatch.num_playing -= 1
         self._failing.pop(index, None)
         group.rejected = self._rejection(group)
+        if group.rejected:
+            self._work.done -= len(played_of(group))
         return group
 
     def _fail(self, index: int, failed: list[Trajectory]) -> None:
@@ -243,6 +251,9 @@ class RolloutScheduler:
         group = self._failing.setdefault(index, Group(self._tasks.task(index), [], index, rejected="failed"))
         group.trajectories += failed
         self._failures.add(failed)
+
+    def _count_episode(self) -> None:
+        self._work.done += 1
 
     def _rejection(self, group: Group) -> Rejection | None:
         """Why a group that was played is replaced."""

@@ -15,8 +15,9 @@ from rich.segment import ControlType
 
 from turnwise.protocols import Tracker
 from turnwise.tracking.columns import Columns
+from turnwise.tracking.pace import Pace
 from turnwise.tracking.screen import Screen
-from turnwise.tracking.terminal import TerminalTracker
+from turnwise.tracking.terminal import TerminalTracker, Ticker
 
 REFRESH_PER_S = 2
 """How often a thread of rich draws the screen. A drawing takes about a millisecond of the run's time."""
@@ -38,9 +39,11 @@ class LiveTracker:
             # A standard error that goes to a file must still go there.
             redirect_stderr=sys.stderr.isatty(),
         )
+        self._ticker = Ticker(self._advise)
         self._take_down = weakref.finalize(self, self._live.stop)
 
     def begin_phase(self, name: str) -> None:
+        self._ticker.start()
         self._screen.begin_phase(name, time.monotonic())
         self._put_up()
 
@@ -52,8 +55,12 @@ class LiveTracker:
         self._put_up()
 
     def close(self) -> None:
+        self._ticker.end()
         self._screen.close(time.monotonic())
         self._take_down()
+
+    def _advise(self) -> None:
+        self._screen.pace.advise(time.monotonic())
 
     def _put_up(self) -> None:
         if self._take_down.alive and not self._live.is_started:
@@ -93,10 +100,10 @@ class _ResizableLive(Live):
 
 
 def stdout_tracker(
-    title: str, columns: Columns, num_steps: int, every: int, num_done: int = 0, console: Console | None = None
+    title: str, columns: Columns, num_steps: int, every: int, console: Console | None = None, pace: Pace | None = None
 ) -> Tracker:
     """The live view where standard output is a terminal that can move its cursor, plain lines elsewhere."""
     console = console or Console()
     if console.file.isatty() and not console.is_dumb_terminal:
-        return LiveTracker(Screen(title, columns, num_steps, num_done), console)
-    return TerminalTracker(columns, num_steps, every)
+        return LiveTracker(Screen(title, columns, num_steps, pace=pace), console)
+    return TerminalTracker(columns, num_steps, every, pace=pace)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from turnwise.errors import counted
 from turnwise.tracking.columns import Column, Columns
+from turnwise.tracking.pace import Pace, duration
 
 MAX_SHOWN_LINES = 8
 """Lines of a sample at most, so that the whole stays on one screen."""
@@ -20,24 +21,21 @@ _MIN_BAR_WIDTH = 8
 """A shorter bar of the whole run is left out."""
 _BARS = "▁▂▃▄▅▆▇█"
 _PHASE_STYLES = ("cyan", "blue", "magenta", "yellow", "green", "red")
-_NUM_RECENT = 20
 
 
 class Screen:
-    """The state of one run and its picture. Times are seconds of any one clock, handed in by the caller.
+    """The state of one run and its picture. Times are seconds of any one clock, handed in by the caller; `pace` has a stopwatch
+    that knows how far a phase is.
 
     The part that changes with a step is laid out once a step; `render` adds the lines that a clock moves.
     """
 
-    def __init__(self, title: str, columns: Columns, num_steps: int, num_done: int = 0) -> None:
+    def __init__(self, title: str, columns: Columns, num_steps: int, num_done: int = 0, pace: Pace | None = None) -> None:
+        self.pace = pace or Pace(num_steps, num_done)
         self._title = title
         self._columns = columns
-        self._num_steps = num_steps
-        self._num_done = num_done
         self._history: dict[str, list[tuple[int, float]]] = {}
-        self._ends: list[float] = []
         self._closed_at: float | None = None
-        self._phase, self._phase_began_at = "", 0.0
         self._styles: dict[str, str] = {}
         self._shown = Text()
         self._last_step: tuple[Mapping[str, float], float] = {}, 0.0
@@ -45,10 +43,7 @@ class Screen:
         self._body, self._body_width = Text(), 0
 
     def begin_phase(self, name: str, now: float) -> None:
-        """The run starts with its first phase."""
-        if not self._ends:
-            self._ends.append(now)
-        self._phase, self._phase_began_at = name, now
+        self.pace.begin_phase(name, now)
 
     def show(self, text: str) -> None:
         """Keeps the first lines of `text`; what a terminal would take for a command is written out."""
@@ -60,15 +55,13 @@ class Screen:
 
     def log(self, step: int, metrics: Mapping[str, float], now: float) -> None:
         """Takes over the figures of a step that is done."""
-        interval_s = now - self._ends[-1] if self._ends else 0.0
-        self._ends.append(now)
-        self._num_done = min(step + 1, self._num_steps)
+        interval_s = self.pace.end_step(step, now)
         for column in self._columns.all:
             value = column.read(metrics)
             if value is not None:
                 self._history.setdefault(column.name, []).append((step, value))
         # What comes after the last step is its validation: the phases stay those of a step.
-        if step < self._num_steps or not self._last_step[0]:
+        if step < self.pace.num_steps or not self._last_step[0]:
             self._last_step = metrics, interval_s
         self._body_width = 0
 
@@ -80,19 +73,20 @@ class Screen:
         text = Text(no_wrap=True, overflow="ellipsis")
         self._add_header(text, now, width)
         if self._closed_at is None:
-            text.append(_label("now")).append(f"{_spoken(self._phase)} {now - self._phase_began_at:.1f} s")
+            _add_parts(text.append(_label("now")), [Text(part) for part in self.pace.describe(now)], width)
         else:
-            word = "done" if self._num_done == self._num_steps else "stopped"
-            text.append(_label(word)).append(f"after {duration(self._closed_at - self._ends[0] if self._ends else 0.0)}")
-        if self._ends[1:] and self._body_width != width:
+            word = "done" if self.pace.num_done == self.pace.num_steps else "stopped"
+            text.append(_label(word)).append(f"after {duration(self.pace.elapsed(self._closed_at))}")
+        if self.pace.has_step and self._body_width != width:
             self._body, self._body_width = self._lay_out(*self._last_step, width), width
         return text.append_text(self._body).append_text(self._shown)
 
     def _add_header(self, text: Text, now: float, width: int) -> None:
         """Steps and the time left come first; the bar, then the title, make room for them."""
-        share = self._num_done / max(self._num_steps, 1)
-        step, end = f"step {self._num_done}/{self._num_steps}  ", f"{share:.0%}  "
-        left = self._time_left(now)
+        num_done, num_steps = self.pace.num_done, self.pace.num_steps
+        share = num_done / max(num_steps, 1)
+        step, end = f"step {num_done}/{num_steps}  ", f"{share:.0%}  "
+        left = self.pace.time_left(now) if self._closed_at is None else ""
         room = width - len(step) - len(end) - len(left)
         bar = min(room - len(self._title) - 4, _BAR_WIDTH)
         title = self._title if bar >= _MIN_BAR_WIDTH else self._title[: max(room - 2, 0)]
@@ -101,17 +95,6 @@ class Screen:
             filled = round(share * bar)
             text.append("━" * filled, "green").append("─" * (bar - filled), "dim").append("  ")
         text.append(end).append(left, "bold").append("\n")
-
-    def _time_left(self, now: float) -> str:
-        """From the steps' own times, so that validations and checkpoints count in their share."""
-        if self._closed_at is not None or self._num_done == self._num_steps:
-            return ""
-        recent = self._ends[-_NUM_RECENT - 1 :]
-        if len(recent) < 2:
-            return "time left unknown"
-        mean_s = (recent[-1] - recent[0]) / (len(recent) - 1)
-        left_s = mean_s * (self._num_steps - self._num_done) - (now - recent[-1])
-        return f"{duration(max(left_s, 0.0))} left"
 
     def _lay_out(self, metrics: Mapping[str, float], interval_s: float, width: int) -> Text:
         text = Text()
@@ -178,16 +161,6 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not low < high:
         return _BARS[3] * len(values)
     return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in values)
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(65), duration(3 * 3600 + 125)
-    ('1:05', '3:02:05')
-    """
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
 def _add_parts(text: Text, parts: Sequence[Text], width: int) -> None:

@@ -5,23 +5,82 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from turnwise.tracking.columns import Columns
+from turnwise.stopwatch import Stopwatch
+from turnwise.tracking.columns import Column, Columns
+from turnwise.tracking.pace import Pace
+
+SILENCE_S = 30.0
+"""After which a phase that goes on says how far it is."""
+_TICK_S = 1.0
+
+
+class Ticker:
+    """Calls a method every second on a thread, from `start` until `end` or until its object is gone."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=_tick, args=(weakref.WeakMethod(call), self._ended), name="ticker", daemon=True)
+
+    def start(self) -> None:
+        """Again is harmless."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+
+
+def _tick(call: weakref.WeakMethod[Callable[[], None]], ended: threading.Event) -> None:
+    while not ended.wait(_TICK_S):
+        method = call()
+        if method is None:
+            return
+        with suppress(OSError, ValueError):  # standard output may be closed
+            method()
+        del method
 
 
 class TerminalTracker:
-    """Prints the columns that the step has, every `every` steps and whenever something was validated."""
+    """Prints the columns that the step has, every `every` steps and whenever something was validated; in between, where nothing
+    was printed for a while, how far the present phase is."""
 
-    def __init__(self, columns: Columns, num_steps: int, every: int = 1, file: TextIO | None = None) -> None:
+    def __init__(
+        self, columns: Columns, num_steps: int, every: int = 1, file: TextIO | None = None, pace: Pace | None = None
+    ) -> None:
         self._columns = columns
         self._num_steps = num_steps
         self._every = max(every, 1)
         self._file = file
+        self._pace = pace or Pace(num_steps)
+        self._printed_at = time.monotonic()
+        self._ticker = Ticker(self.tick)
+
+    def begin_phase(self, name: str) -> None:
+        self._ticker.start()
+        self._pace.begin_phase(name, time.monotonic())
+
+    def show(self, text: str) -> None:
+        pass
+
+    def tick(self, now: float | None = None) -> None:
+        """Looks whether something is to be said."""
+        now = time.monotonic() if now is None else now
+        self._pace.advise(now)
+        if now - self._printed_at < SILENCE_S:
+            return
+        step = f"step {self._pace.num_done + 1}/{self._num_steps}: " if self._pace.num_done < self._num_steps else ""
+        phase, *rest = self._pace.describe(now)
+        self._print([f"  {step}{phase}", *rest, self._pace.time_left(now)], now)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._pace.end_step(step, time.monotonic())
         is_validation = self._columns.validation.read(metrics) is not None
         if step % self._every and not is_validation and step != self._num_steps - 1:
             return
@@ -32,10 +91,14 @@ class TerminalTracker:
             value = column.read(metrics)
             if value is not None:
                 cells.append(f"{column.title} {column.text(value)}")
-        print("  ".join(cells), file=self._file or sys.stdout, flush=True)
+        self._print(cells, time.monotonic())
 
     def close(self) -> None:
-        pass
+        self._ticker.end()
+
+    def _print(self, cells: Sequence[str], now: float) -> None:
+        self._printed_at = now
+        print("  ".join(cells).rstrip() + "\n", end="", file=self._file or sys.stdout, flush=True)
 
 
 class TerminalHandler(logging.Handler):
@@ -79,6 +142,17 @@ class TerminalHandler(logging.Handler):
 
     def _say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Iterator[Callable[[str], None]]:
+    """Says on standard error how far a phase is that takes long, for what plays without training; is told their names."""
+    nothing = Columns((), Column("", "", ""), (), ())
+    tracker = TerminalTracker(nothing, 0, file=sys.stderr, pace=Pace(0, 0, stopwatch, tokens_per_episode))
+    try:
+        yield tracker.begin_phase
+    finally:
+        tracker.close()
 
 
 @contextmanager

@@ -177,8 +177,16 @@ class TorchStrategy:
             optimizer="" if self._settings is None else self._settings.describe() + clipping,
             recomputes_activations=bool(self._checkpointed),
             adapters="" if self._adapters is None else self._adapters.describe(),
+            saved_bytes=self._saved_bytes(),
             counts=self._outputs.counts,
         )
+
+    def _saved_bytes(self) -> int:
+        """The weights, or adapters alone, and the two moments of Adam of what is trained."""
+        tensors = list(self.model.parameters())
+        trained = sum(tensor.nbytes for tensor in tensors if tensor.requires_grad)
+        saved = trained if self._adapters else sum(tensor.nbytes for tensor in tensors)
+        return saved + (2 * trained if self._optimizer is not None else 0)
 
     def _run(self, batch: Batch, outputs: frozenset[Output]) -> ModelOutputs:
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
@@ -199,6 +207,7 @@ class TorchStrategy:
 
     def _note(self, name: str, started: float, batch: Batch) -> None:
         self._stopwatch.add("trainer", name, started, samples=len(batch.lengths), tokens=batch.num_tokens)
+        self._stopwatch.did_batch(batch.num_tokens)
 
     def _to_device(self, batch: Batch) -> Batch:
         return batch.map(lambda array: torch.as_tensor(array, device=self.device))

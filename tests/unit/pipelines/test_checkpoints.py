@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
+import pytest
+import yaml
+
+from turnwise.cli.main import main
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import CheckpointError
+from turnwise.models.make import make_model
 from turnwise.pipelines.checkpoints import (
     Checkpoints,
     Contents,
@@ -48,7 +53,7 @@ class Number:
         self.value = state["value"]
 
 
-def checkpoints(path, worker=None, *, parts=None, others=None, tokenizer=None, **limits):
+def checkpoints(path, worker=None, *, parts=None, others=None, tokenizer=None, num_bytes=0, **limits):
     def workers(it):
         return LocalCluster().spawn("role", lambda _: it)
 
@@ -57,6 +62,7 @@ def checkpoints(path, worker=None, *, parts=None, others=None, tokenizer=None, *
         tokenizer or byte_tokenizer(),
         others={name: workers(it) for name, it in (others or {}).items()},
         parts=parts or {},
+        num_bytes=num_bytes,
     )
     return Checkpoints(path, **{"save_steps": 1, "max_to_keep": 0, "num_steps": 9} | limits, contents=contents)
 
@@ -184,3 +190,41 @@ def test_another_tokenizer_is_refused(tmp_path):
     other.chat_template += " "
     with pytest.raises(CheckpointError, match="another tokenizer or chat template"):
         checkpoints(tmp_path, tokenizer=other).restore(folder)
+
+
+def test_a_disk_that_can_not_hold_it_is_refused_before_anything_is_written(tmp_path):
+    saver = checkpoints(tmp_path / "c", num_bytes=10**18)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*1000000000\.0 GB.*max_ckpt_to_keep"):
+        save(saver, 1)
+    assert not list((tmp_path / "c").iterdir())
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 32, "lora_target": "all"}])
+def test_its_size_is_said_before_it_is_written(tmp_path, capsys, changes):
+    make_model("tiny", tmp_path / "model", ["<answer>Left</answer> 0 1 2 3 " * 20])
+    values = {
+        "pretrain": str(tmp_path / "model"),
+        "output_dir": str(tmp_path / "runs"),
+        "max_steps": 1,
+        "sequence_length": 384,
+        "rollout_batch_size": 4,
+        "track_with": [],
+        "actor_train": {"model_args": changes},
+        "train_env_manager": {"num_env_groups": 1, "group_size": 4},
+        "custom_envs": {"Toy": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
+    }
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(values))
+    assert main(["config", str(tmp_path / "toy.yaml")]) == 0
+    advised = size_in(capsys.readouterr().out)
+    assert main(["train", str(tmp_path / "toy.yaml")]) == 0
+    said = size_in(capsys.readouterr().out)
+    [folder] = (tmp_path / "runs").glob("*/*/checkpoints/checkpoint-1")
+    written = sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".safetensors", ".pt"))
+    for size in (advised, said):
+        assert size == pytest.approx(written, rel=0.05, abs=100_000)
+
+
+def size_in(text):
+    """Bytes, from the row of the table."""
+    [number] = re.findall(r"^checkpoints +.*about ([\d.]+) MB each", text, re.MULTILINE)
+    return float(number) * 1e6

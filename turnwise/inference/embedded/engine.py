@@ -69,6 +69,8 @@ class Engine:
         """What the last step has admitted, and where."""
         self.num_steps = 0
         """That have computed something."""
+        self.num_sampled = 0
+        """Tokens."""
         self._runner = runner
         self._max_length = max_length
         self._max_step_tokens = max_step_tokens
@@ -202,6 +204,7 @@ class Engine:
 
     def _advance(self, slots: IntArray, token_ids: IntArray, logprobs: FloatArray) -> list[Finished]:
         rows, state = self._rows, self._rows.state
+        self.num_sampled += len(slots)
         lengths = state["length"][slots]
         rows.ids[slots, lengths] = token_ids
         rows.logprobs[slots, lengths] = logprobs

@@ -226,10 +226,11 @@ class EmbeddedServer:
 
     def _step(self) -> None:
         try:
-            started, num_steps = self._stopwatch.now(), self._engine.num_steps
+            started, num_steps, num_sampled = self._stopwatch.now(), self._engine.num_steps, self._engine.num_sampled
             self._engine.admissions = self._schedule.admissions
             finished = self._engine.step()
             self._stopwatch.add(ENGINE, "step", started, **self._engine.last_step._asdict())
+            self._stopwatch.num_sampled += self._engine.num_sampled - num_sampled
         except Exception as error:  # boundary: whatever the model raises fails the requests of this batch, not the server
             for request in self._engine.fail_running():
                 failure = ServerError(f"the engine failed on the batch of conversation {request.request_id!r}: {error}")

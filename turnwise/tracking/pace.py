@@ -1,0 +1,156 @@
+"""How far the present phase of a run is, and how long its steps take: no clock and no terminal in here."""
+
+from __future__ import annotations
+
+import logging
+
+from turnwise.stopwatch import Stopwatch
+
+logger = logging.getLogger(__name__)
+
+LONG_STEP_S = 120.0
+"""A step that takes longer is worth a sentence about smaller ones."""
+_SURE_S = 15.0
+"""Of a phase, before what is left of it is believed enough for that sentence."""
+_NUM_RECENT = 20
+_BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")
+"""Phases that not every step has, or that are over at once."""
+
+
+class Pace:
+    """The steps of a run and the phase that goes on. Times are seconds of any one clock, handed in by the caller.
+
+    Args:
+        stopwatch: knows the work of the phase.
+        tokens_per_episode: that one can sample at most, 0 where that isn't known.
+        advice: what makes a step smaller, in a sentence; said once where a step takes minutes.
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        num_done: int = 0,
+        stopwatch: Stopwatch | None = None,
+        tokens_per_episode: int = 0,
+        advice: str = "",
+    ) -> None:
+        self.num_steps = num_steps
+        self.num_done = num_done
+        self.phase = ""
+        self._stopwatch = stopwatch or Stopwatch()
+        self._tokens_per_episode = tokens_per_episode
+        self._advice = advice
+        self._phase_began = 0.0
+        self._step_began: float | None = None
+        self._num_sampled = 0
+        """When the phase began."""
+        self._ends: list[float] = []
+        """Of the steps, after the start of the run."""
+
+    def begin_phase(self, name: str, now: float) -> None:
+        """The run starts with its first phase."""
+        if not self._ends:
+            self._ends.append(now)
+        if self._step_began is None and name not in _BESIDE_STEPS:
+            self._step_began = now
+        self.phase, self._phase_began = name, now
+        self._stopwatch.work, self._num_sampled = None, self._stopwatch.num_sampled
+
+    def end_step(self, step: int, now: float) -> float:
+        """The seconds since the end of the step before."""
+        self._ends.append(now)
+        self.num_done = min(step + 1, self.num_steps)
+        self._step_began = None
+        return now - self._ends[-2] if len(self._ends) > 1 else 0.0
+
+    def elapsed(self, now: float) -> float:
+        """Seconds of the run."""
+        return now - self._ends[0] if self._ends else 0.0
+
+    @property
+    def has_step(self) -> bool:
+        """Whether a step has ended."""
+        return len(self._ends) > 1
+
+    def describe(self, now: float) -> list[str]:
+        """The phase, its time, and what is known of its work: how much of it is done, how fast, and what is left."""
+        elapsed = now - self._phase_began
+        parts = [f"{self.phase.replace('_', ' ')} {elapsed:.1f} s"]
+        work = self._stopwatch.work
+        if work is None or not work.total:
+            return parts
+        parts.append(f"{min(work.done, work.total)}/{work.total} {work.unit}")
+        tokens = self._tokens()
+        if tokens and elapsed:
+            parts.append(f"{tokens:,} tokens, {tokens / elapsed:,.0f}/s")
+        left = self._phase_left(now)
+        if left:
+            parts.append(f"{'at most ' if work.unit == 'episodes' else ''}{duration(left)} more")
+        return parts
+
+    def time_left(self, now: float) -> str:
+        """From the steps' own times, so that validations and checkpoints count in their share; before the first has ended, from
+        how far it is."""
+        num_left = self.num_steps - self.num_done
+        if num_left <= 0:
+            return ""
+        recent = self._ends[-_NUM_RECENT - 1 :]
+        if len(recent) > 1:
+            mean_s = (recent[-1] - recent[0]) / (len(recent) - 1)
+            return f"{duration(max(mean_s * num_left - (now - recent[-1]), 0.0))} left"
+        step_s = self._first_step_s(now)
+        if step_s is None or self._step_began is None:
+            return "time left unknown"
+        left = duration(max(step_s * num_left - (now - self._step_began), 0.0))
+        return f"about {left} left" if self.phase == "train" else f"about {left} + training left"
+
+    def advise(self, now: float) -> None:
+        """Warns, once, of steps that take minutes, with what makes them smaller."""
+        if self.has_step:
+            step_s = self._ends[1] - self._ends[0]
+            what = "the first step took"
+        elif self._first_step_s(now) is not None and now - self._phase_began >= _SURE_S:
+            step_s = self._first_step_s(now) or 0.0
+            what = f"up to the end of its {self.phase.replace('_', ' ')} a step takes about"
+        else:
+            return
+        if self._advice and step_s > LONG_STEP_S:
+            logger.warning("%s %s; %s", what, duration(step_s), self._advice)
+        if step_s > LONG_STEP_S or self.has_step:
+            self._advice = ""
+
+    def _tokens(self) -> int:
+        """Of the phase so far."""
+        work = self._stopwatch.work
+        if work is None:
+            return 0
+        return self._stopwatch.num_sampled - self._num_sampled if work.unit == "episodes" else work.tokens
+
+    def _share(self) -> float:
+        """How much of the phase's work is done, at least."""
+        work = self._stopwatch.work
+        if work is None or not work.total:
+            return 0.0
+        most = work.total * self._tokens_per_episode if work.unit == "episodes" else 0
+        return min(max(work.done / work.total, self._tokens() / most if most else 0.0), 1.0)
+
+    def _phase_left(self, now: float) -> float | None:
+        share, elapsed = self._share(), now - self._phase_began
+        return elapsed * (1 - share) / share if share and elapsed >= 1.0 else None
+
+    def _first_step_s(self, now: float) -> float | None:
+        """What the step takes up to the end of its present phase."""
+        left = self._phase_left(now)
+        if self._step_began is None or left is None or self.phase in _BESIDE_STEPS:
+            return None
+        return now - self._step_began + left
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(65), duration(3 * 3600 + 125)
+    ('1:05', '3:02:05')
+    """
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
