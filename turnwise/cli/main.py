@@ -113,6 +113,12 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument("--out", required=True, metavar="DIR", help="folder to write")
     export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"), help="of its weights (default: fp32)")
 
+    compare = _verb(verbs, "compare", "compare_command", "what came of several runs, the settings in which they differ, curves")
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or one of an experiment with all of its runs")
+    metric = "a name of metrics.jsonl, `*` for any one part; may be given several times (else success, score or loss)"
+    compare.add_argument("--metric", action="append", default=[], metavar="NAME", help=metric)
+    compare.add_argument("--out", metavar="FILE", help="draw the curves side by side into this picture")
+
     make = _verb(verbs, "make-model", "make_model_command", "make a model folder with random weights and its tokenizer")
     make.add_argument("--size", default="tiny", help="preset (default: tiny)")
     make.add_argument("--out", required=True, metavar="DIR", help="folder to write")

@@ -55,16 +55,17 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
     >>> [str(d) for d in differences({"seed": 1, "critic": {"a": 2}}, {"seed": 2, "critic": {"a": 2, "b": True}})]
     ['seed: 1 → 2 (tasks, tokens and the order of training follow from it)', 'critic.b: unset → True']
     """
-    before, after = dict(_leaves(saved)), dict(_leaves(now))
+    before, after = dict(leaves(saved)), dict(leaves(now))
     keys = [key for key in dict.fromkeys([*after, *before]) if key not in _EXPECTED]
     return [Difference(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`(dotted key, value)` of every setting."""
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{key}.")
+            yield from leaves(value, f"{key}.")
         else:
             yield key, value
 

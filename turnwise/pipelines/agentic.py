@@ -100,7 +100,7 @@ class AgenticPipeline:
             log.add(system_metrics(samples, clock.elapsed_s, num_trajectories=self.train_rollout_scheduler.num_episodes))
             self.journal.append(step, groups + self.train_rollout_scheduler.rejected)
             if step % config.logging_steps == 0:
-                log.show(log_samples(step, groups, self.tokenizer.decode))
+                log.show(*log_samples(step, groups, self.tokenizer.decode))
             log.end_step(step, groups)
             if self.checkpoints.is_due:
                 self.do_checkpoint()

@@ -12,6 +12,8 @@ import torch
 
 from turnwise.config import AgenticConfig, SFTConfig, dump_yaml
 from turnwise.config.describe import most_sampled
+from turnwise.config.differences import leaves
+from turnwise.config.dump import resolved_values
 from turnwise.config.smaller import smaller_steps
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.checkpoints import Checkpoints, Contents
@@ -39,7 +41,7 @@ def build_trackers(
         # Arguments stand under the tracker's name, or alone where there is only one tracker to take them.
         arguments = config.tracker_kwargs.get("tensorboard", config.tracker_kwargs)
         log_dir = Path(arguments.get("log_dir", folder.tensorboard)).absolute()
-        trackers.append(TensorBoardTracker(log_dir, first_step=folder.num_done))
+        trackers.append(TensorBoardTracker(log_dir, folder.num_done, dict(leaves(resolved_values(config)))))
     if "stdout" in config.track_with and not is_quiet:
         most = most_sampled(config) if isinstance(config, AgenticConfig) else 0
         pace = Pace(num_steps, folder.num_done, stopwatch, most, smaller_steps(config))

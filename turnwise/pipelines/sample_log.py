@@ -16,19 +16,21 @@ MAX_PROMPT, MAX_TEXT, MAX_TURNS = 4000, 1000, 12
 Decode = Callable[[IntArray], str]
 
 
-def log_samples(step: int, groups: Sequence[Group], decode: Decode) -> str:
-    """Logs the best and the worst trajectory of the step, turn by turn; returns the best one in a few lines.
+def log_samples(step: int, groups: Sequence[Group], decode: Decode) -> tuple[str, str]:
+    """Logs the best and the worst trajectory of the step, turn by turn; returns the best one in a few lines, and all.
 
     Args:
         decode: ids → text with its special tokens, so that the log shows what the model saw.
     """
     played = [t for g in groups for t in g.trajectories if t.turns]
     if not played:
-        return ""
+        return "", ""
     best, worst = max(played, key=lambda t: t.score), min(played, key=lambda t: t.score)
+    texts = []
     for title, trajectory in (("best", best), ("worst", worst))[: 1 if best is worst else 2]:
-        logger.info("step %d, %s trajectory\n%s", step, title, describe(trajectory, decode))
-    return f"best episode of step {step + 1}: {summary(best)}"
+        texts.append(f"step {step}, {title} trajectory\n{describe(trajectory, decode)}")
+        logger.info("%s", texts[-1])
+    return f"best episode of step {step + 1}: {summary(best)}", "\n".join(texts)
 
 
 def describe(trajectory: Trajectory, decode: Decode) -> str:

@@ -72,6 +72,29 @@ def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mappi
     return path
 
 
+def compared_curves(panels: Mapping[str, Sequence[Sequence[Point]]], labels: Sequence[str], path: Path) -> Path:
+    """A panel for each metric with the curves of all runs, smoothed where they have many points; `panels` has them by title."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1 + 3 * len(panels)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for number, (title, curves) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(len(panels), 1, number)
+        for index, (label, points) in enumerate(zip(labels, curves, strict=True)):
+            if points:
+                marker = "o" if len(points) < 20 else ""
+                axes.plot(
+                    *_columns(_smooth(points)), color=f"C{index}", linewidth=1.5, marker=marker, markersize=3, label=label
+                )
+        axes.set_ylabel(title)
+        axes.set_xlabel("step", fontsize=8)
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize=7)
+    figure.savefig(path, dpi=150)
+    return path
+
+
 def _draw_success(axes: Axes, rows: Sequence[Row], baselines: Mapping[str, float]) -> None:
     """Success, or the scores of environments that know none."""
     train, held_out = _series(rows, r"env/[^/]+/success"), _series(rows, r"val/env/[^/]+/success")

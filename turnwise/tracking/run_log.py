@@ -46,6 +46,13 @@ class TakesSentences(Protocol):
     def say(self, sentences: Mapping[str, str]) -> None: ...
 
 
+@runtime_checkable
+class KeepsTexts(Protocol):
+    """What a tracker adds that keeps sample texts."""
+
+    def keep(self, text: str) -> None: ...
+
+
 @dataclass(slots=True)
 class Clock:
     """How long a phase took, 0 until it is over."""
@@ -82,10 +89,13 @@ class RunLog:
     def add(self, metrics: Iterable[Metric]) -> None:
         self._metrics += metrics
 
-    def show(self, text: str) -> None:
-        """Lines for people who look on; nothing keeps them."""
+    def show(self, brief: str, whole: str) -> None:
+        """A few lines for people who look on, and the whole text for trackers that keep it."""
         for watcher in self._watchers:
-            watcher.show(text)
+            watcher.show(brief)
+        for tracker in self._trackers:
+            if isinstance(tracker, KeepsTexts):
+                tracker.keep(whole)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Clock]:

@@ -1,19 +1,21 @@
-"""Metrics as TensorBoard scalars."""
+"""Metrics, settings and sample texts for TensorBoard."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 class TensorBoardTracker:
-    """Writes scalars to `folder`, one event a step; look at them with `tensorboard --logdir FOLDER`.
+    """Writes scalars to `folder`, one event a step, `settings` as hyperparameters and what `keep` is given as texts; look at
+    them with `tensorboard --logdir FOLDER`.
 
     A run that goes on at `first_step` takes back what an earlier one wrote of that step and later ones.
     """
 
-    def __init__(self, folder: Path, first_step: int = 0) -> None:
+    def __init__(self, folder: Path, first_step: int = 0, settings: Mapping[str, Any] | None = None) -> None:
         # Imported here, so that only runs that track with it pay. Torch's SummaryWriter makes an event of every scalar, which
         # takes ten times as long.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -26,10 +28,48 @@ class TensorBoardTracker:
             # TensorBoard drops the events of older files from this step on.
             start = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))
+        self._text = ""
+        if settings:
+            self._add_settings(settings)
+
+    def _add_settings(self, settings: Mapping[str, Any]) -> None:
+        from tensorboard.plugins.hparams import metadata
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+
+        start = SessionStartInfo(start_time_secs=time.time())
+        for name, value in settings.items():
+            if isinstance(value, bool):
+                start.hparams[name].bool_value = value
+            elif isinstance(value, (int, float)):
+                start.hparams[name].number_value = value
+            else:
+                start.hparams[name].string_value = str(value)
+        what = metadata.create_summary_metadata(HParamsPluginData(session_start_info=start))
+        self._add([self._summary.Value(tag=metadata.SESSION_START_INFO_TAG, metadata=what, tensor=metadata.NULL_TENSOR)])
+
+    def keep(self, text: str) -> None:
+        """Writes the text with the step that ends next."""
+        self._text = text
+
+    def _text_value(self) -> Any:
+        import numpy as np
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+        from tensorboard.util.tensor_util import make_tensor_proto
+
+        # Indented, so that what the model wrote isn't read as Markdown.
+        lines = "\n".join(f"    {line}" for line in self._text.splitlines())
+        tensor = make_tensor_proto(np.array([lines.encode()], dtype=object))
+        return self._summary.Value(tag="samples", metadata=create_summary_metadata("samples", ""), tensor=tensor)
+
+    def _add(self, values: list[Any], step: int = 0) -> None:
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+        if self._text:
+            values.append(self._text_value())
+            self._text = ""
+        self._add(values, step)
         self._writer.flush()
 
     def close(self) -> None:

@@ -58,12 +58,13 @@ def test_long_episodes_and_texts_are_cut_and_counted():
 def test_the_best_and_the_worst_are_logged_and_the_best_is_handed_back(caplog):
     groups = [Group(TASK, [trajectory(turn(f"t{reward}", reward=reward)) for reward in (0.5, 2.0, -1.0)])]
     with caplog.at_level(logging.INFO):
-        shown = log_samples(4, groups, decode)
+        shown, whole = log_samples(4, groups, decode)
     best, worst = (record.getMessage() for record in caplog.records)
     assert "step 4, best trajectory" in best and "'t2.0'" in best
+    assert whole == f"{best}\n{worst}"
     assert "step 4, worst trajectory" in worst and "'t-1.0'" in worst
     assert shown.startswith("best episode of step 5: train/Lake/0") and "P _ / _ G → 't2.0'  +2" in shown
-    assert log_samples(4, [Group(TASK, [trajectory(status="failed")])], decode) == ""
+    assert log_samples(4, [Group(TASK, [trajectory(status="failed")])], decode) == ("", "")
 
 
 def test_a_summary_has_one_line_a_turn_and_an_end():

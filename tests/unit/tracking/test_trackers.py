@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import logging
 
+import yaml
+
+from turnwise.cli.main import main
 from turnwise.tracking.columns import AGENTIC_COLUMNS, SFT_COLUMNS
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.run_log import RunLog
@@ -90,7 +93,7 @@ def test_onlookers_hear_of_phases_and_lines_in_their_order():
     onlooker = Onlooker()
     log = RunLog([Memory(), onlooker])
     with log.phase("rollout"):
-        log.show("an episode")
+        log.show("an episode", "an episode turn by turn")
     log.end_step(7)
     *told, (step, row) = onlooker.rows
     assert told == ["rollout", "an episode", "log"]
@@ -120,3 +123,36 @@ def test_a_resumed_run_replaces_the_steps_that_it_does_again(tmp_path):
             tracker.log(step, {"x": value})
         tracker.close()
     assert scalars(tmp_path, "x") == [(0, 0.5), (1, 0.5), (2, 0.25), (3, 0.25)]
+
+
+def test_a_training_run_leaves_settings_and_sample_texts_in_tensorboard(tiny_model, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    values = {
+        "pretrain": str(tiny_model),
+        "output_dir": str(tmp_path),
+        "max_steps": 2,
+        "seed": 7,
+        "sequence_length": 384,
+        "rollout_batch_size": 4,
+        "track_with": ["tensorboard"],
+        "train_env_manager": {"num_env_groups": 1, "group_size": 4},
+        "custom_envs": {"Toy": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
+    }
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(values))
+    assert main(["train", str(tmp_path / "toy.yaml")]) == 0
+    [folder] = tmp_path.glob("*/*/tensorboard")
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    plugins = events.PluginTagToContent
+    [start] = plugins("hparams").values()
+    settings = HParamsPluginData.FromString(start).session_start_info.hparams
+    assert settings["seed"].number_value == 7 and settings["train_env_manager.group_size"].number_value == 4
+    assert settings["adv_estimator"].string_value == "grpo" and settings["deterministic"].bool_value is False
+    assert list(plugins("text")) == ["samples"]
+    first, second = events.Tensors("samples")
+    assert (first.step, second.step) == (0, 1)
+    text = first.tensor_proto.string_val[0].decode()
+    assert "step 0, best trajectory" in text and "turn 1" in text and all(line.startswith("    ") for line in text.splitlines())
+    assert len(scalars(folder, "rollout/score/mean")) == 2

@@ -1,0 +1,135 @@
+"""`turnwise compare`: runs side by side, whatever their length, and one sentence for what is no run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from turnwise.cli.main import main
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    def make(name, rows, settings=None, exp_name="exp"):
+        folder = tmp_path / exp_name / name
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text(
+            "".join(json.dumps({"step": step, **row}) + "\n" for step, row in enumerate(rows))
+        )
+        if settings is not None:
+            (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+        return str(folder)
+
+    return make
+
+
+def trained(successes, validations=()):
+    """Rows of a run: success of each step, and of validations at the first steps; the last row is a validation alone."""
+    rows = [
+        {
+            "rollout/score/mean": success / 2,
+            "env/Lake/success": success,
+            "rollout/total_tokens": 1000.0,
+            "system/samples": 8.0 * (step + 1),
+            "time/step_wall": 2.0,
+        }
+        for step, success in enumerate(successes)
+    ]
+    for step, success in enumerate(validations):
+        rows[step]["val/env/Lake/success"] = success
+    return rows
+
+
+@pytest.fixture
+def compare(capsys):
+    def call(*arguments, status=0):
+        assert main(["compare", *arguments]) == status
+        captured = capsys.readouterr()
+        return captured.out if status == 0 else captured.err
+
+    return call
+
+
+def test_runs_of_different_lengths_stand_side_by_side(compare, make_run):
+    slow = {"max_steps": 4, "seed": 1, "actor_train": {"training_args": {"learning_rate": 1e-5}}, "gamma": 1.0}
+    fast = {"max_steps": 4, "seed": 1, "actor_train": {"training_args": {"learning_rate": 1e-3}}, "gamma": 1.0}
+    first = make_run("a", trained([0.1, 0.2, 0.4, 0.3], [0.25, 0.75, 0.5]), slow)
+    second = make_run("b", trained([0.5, 0.9]), fast)
+    head, one, two, *rest = compare(first, second).splitlines()
+    assert " ".join(head.split()).startswith("run steps val final val best success final")
+    assert one.split() == ["[1]", "exp/a", "4", "0.500", "0.750", "0.300", "0.400", "0.150", "0.200", "32", "4,000", "0:08"]
+    assert two.split() == ["[2]", "exp/b", "2", "of", "4", "-", "-", "0.900", "0.900", "0.450", "0.450", "16", "2,000", "0:04"]
+    assert any(line.split() == ["actor_train.training_args.learning_rate", "1e-05", "0.001"] for line in rest)
+    assert not any("seed" in line or "gamma" in line for line in rest)
+
+
+def test_an_experiment_s_folder_means_all_of_its_runs(compare, make_run, tmp_path):
+    for name in ("a", "b", "c"):
+        make_run(name, trained([0.5]), {"seed": 1})
+    text = compare(str(tmp_path / "exp"))
+    assert "[3] exp/c" in " ".join(text.split()) and "the runs have the same settings" in text
+
+
+def test_a_final_value_is_a_mean_where_every_step_has_one(compare, make_run):
+    run = make_run("a", trained([0.0] * 16 + [1.0, 0.0, 1.0, 0.0]))
+    values = compare(run, "--metric", "env/*/success").splitlines()[1].split()
+    assert values[3:5] == ["0.5", "0.5"], "two steps of twenty"
+
+
+def test_the_best_loss_is_the_lowest_and_runs_of_fine_tuning_are_runs_too(compare, make_run):
+    run = make_run("a", [{"sft/loss": loss, "sft/val_loss": loss, "time/step_train": 1.0} for loss in (3.0, 1.0, 2.0)])
+    losses = ["2.0000", "1.0000"] * 2
+    assert compare(run).splitlines()[1].split() == ["[1]", "exp/a", "3", *losses, "-", "-", "0:03"]
+
+
+def test_a_line_that_a_kill_cut_is_left_out_and_nan_is_no_value(compare, make_run):
+    run = make_run("a", trained([0.25, 0.5, float("nan")]))
+    with (Path(run) / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "x')
+    assert compare(run, "--metric", "env/Lake/success").splitlines()[1].split()[2:5] == ["3", "0.5", "0.5"]
+
+
+def test_curves_are_drawn_for_runs_of_any_length(compare, make_run, tmp_path):
+    runs = [make_run("a", trained([0.1] * 40, [0.1, 0.2])), make_run("b", trained([0.5]))]
+    assert "curves" in compare(*runs, "--out", str(tmp_path / "curves.png"))
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_settings_that_can_t_be_read_are_said_and_the_rest_is_compared(make_run, capsys):
+    run = make_run("a", trained([0.5]))
+    other = make_run("b", trained([0.5]), {"seed": 1})
+    (Path(run) / "config.yaml").write_bytes(b"\xff\xfe\x00 garbage: [")
+    assert main(["compare", run, other]) == 0
+    captured = capsys.readouterr()
+    assert "config.yaml can't be read" in captured.err and "[2]" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda folder: None, "is no run folder, it holds no metrics.jsonl"),
+        (lambda folder: (folder / "metrics.jsonl").write_text(""), "no step has ended there yet"),
+        (lambda folder: (folder / "metrics.jsonl").write_text("no JSON\n"), "metrics.jsonl is damaged"),
+        (lambda folder: (folder / "metrics.jsonl").write_text("[1]\n"), "metrics.jsonl is damaged"),
+        (lambda folder: (folder / "metrics.jsonl").write_bytes(b"\xff\xfe\n"), "metrics.jsonl is damaged"),
+        (lambda folder: folder.rmdir(), "there is no such folder"),
+    ],
+)
+def test_what_is_no_run_gets_one_sentence(compare, tmp_path, spoil, sentence):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    spoil(folder)
+    said = compare(str(folder), status=2)
+    assert said.startswith("error: ") and sentence in said and len(said.splitlines()) == 1
+
+
+def test_a_metric_that_no_run_has_names_the_nearest(compare, make_run):
+    said = compare(make_run("a", trained([0.5])), "--metric", "env/Lake/sucess", status=2)
+    assert "Did you mean 'env/Lake/success'?" in said
+
+
+def test_a_picture_has_a_picture_s_ending(compare, make_run, tmp_path):
+    assert ".png" in compare(make_run("a", trained([0.5])), "--out", str(tmp_path / "x.txt"), status=2)

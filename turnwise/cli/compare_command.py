@@ -1,0 +1,178 @@
+"""`turnwise compare RUN…`: what came of runs side by side, the settings in which they differ, and their curves."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from turnwise.cli.out_file import writable_file
+from turnwise.config.differences import leaves
+from turnwise.errors import ConfigError, DataError, nearest
+from turnwise.tracking.columns import AGENTIC_COLUMNS, SFT_COLUMNS, Column
+from turnwise.tracking.jsonl import read_metrics
+from turnwise.tracking.pace import duration
+
+_METRICS = (
+    AGENTIC_COLUMNS.validation,
+    AGENTIC_COLUMNS.trends[1],
+    AGENTIC_COLUMNS.trends[0],
+    SFT_COLUMNS.validation._replace(title="val loss"),
+    SFT_COLUMNS.trends[0],
+)
+_WHERE = ("output_dir", "logging_dir", "resume_from_checkpoint", "checkpoint_config.output_dir", "render_save_dir")
+"""Settings that say where a run is, not what it does."""
+_MAX_WIDTH = 24
+"""Characters of a setting's value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run as its folder tells it."""
+
+    path: Path
+    rows: list[dict[str, float]]
+    settings: Mapping[str, Any]
+
+    def series(self, column: Column) -> list[tuple[float, float]]:
+        """`(step, value)` of the steps that have the metric and a finite value of it."""
+        values = [(row["step"], column.read(row)) for row in self.rows]
+        return [(step, value) for step, value in values if value is not None and math.isfinite(value)]
+
+    def total(self, name: str) -> float:
+        return sum(row.get(name, 0.0) for row in self.rows)
+
+    @property
+    def steps(self) -> str:
+        """How many were trained, and of how many where that is known and they aren't all there."""
+        num_steps, planned = sum(_is_step(row) for row in self.rows), self.settings.get("max_steps")
+        return f"{num_steps} of {planned}" if isinstance(planned, int) and num_steps < planned else str(num_steps)
+
+    @property
+    def seconds(self) -> float:
+        """Of all phases: what came after the last step has no wall time of its own."""
+        return sum(
+            row.get("time/step_wall")
+            or sum(value for name, value in row.items() if name.startswith("time/step_") and name != "time/step_total")
+            for row in self.rows
+        )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints a table of the runs, another one of the settings in which they differ, and draws their curves.
+
+    Raises:
+        DataError: a folder isn't that of a run, or no run has the metric.
+    """
+    out = writable_file(options.out, "--out") if options.out else None
+    if out is not None and out.suffix not in (".png", ".pdf", ".svg"):
+        raise ConfigError(f"--out {out}: a picture ends in .png, .pdf or .svg")
+    runs = [read_run(folder) for path in options.runs for folder in _run_folders(Path(path))]
+    columns = [Column(name, "{:.4g}", name) for name in options.metric] or list(_METRICS)
+    columns = [column for column in columns if any(run.series(column) for run in runs)]
+    for name in options.metric:
+        if name not in [column.name for column in columns]:
+            known = sorted({metric for run in runs for row in run.rows for metric in row if metric != "step"})
+            raise DataError(
+                f"--metric {name}: no run has it in its metrics.jsonl.{nearest(name, known)} docs/metrics.md has all"
+            )
+    print(_table(list(_results(runs, columns))))
+    differing = list(_differences(runs))
+    if differing:
+        print("\nsettings that differ\n" + _table([["", *(f"[{n}]" for n, _ in enumerate(runs, 1))], *differing]))
+    elif len(runs) > 1:
+        print("\nthe runs have the same settings")
+    if out is not None and columns:
+        from turnwise.report.curve import compared_curves
+
+        labels = [f"[{number}] {_name(run)}" for number, run in enumerate(runs, 1)]
+        compared_curves({c.title: [run.series(c) for run in runs] for c in columns}, labels, out)
+        print(f"\ncurves: {out}")
+    return 0
+
+
+def _run_folders(path: Path) -> list[Path]:
+    """The run's folder, or those of all runs of an experiment."""
+    if not path.is_dir():
+        raise DataError(f"{path}: there is no such folder; compare takes run folders, output_dir/exp_name/<time>")
+    if (path / "metrics.jsonl").is_file():
+        return [path]
+    found = sorted(file.parent for file in path.glob("*/metrics.jsonl"))
+    if not found:
+        raise DataError(f"{path}: is no run folder, it holds no metrics.jsonl; a run's is output_dir/exp_name/<time>")
+    return found
+
+
+def read_run(path: Path) -> Run:
+    """Raises:
+    DataError: its metrics can't be read, or there are none yet.
+    """
+    try:
+        rows = read_metrics(path / "metrics.jsonl")
+        if any(not isinstance(row, dict) or "step" not in row for row in rows):
+            raise ValueError("a line is no object with a step")
+    except (OSError, ValueError) as fault:
+        raise DataError(f"{path / 'metrics.jsonl'} is damaged ({fault}); leave this run out") from fault
+    if not rows:
+        raise DataError(f"{path}: no step has ended there yet; leave this run out, or wait")
+    try:
+        settings = dict(leaves(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))))
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as fault:
+        reason = str(fault).splitlines()[0]
+        print(f"note: {path / 'config.yaml'} can't be read ({reason}), so its settings aren't compared", file=sys.stderr)
+        settings = {}
+    return Run(path, rows, settings)
+
+
+def _results(runs: Sequence[Run], columns: Sequence[Column]) -> Iterator[list[str]]:
+    """A header, and a line a run: the final and the best value of each metric, and what they took."""
+    heads = [f"{column.title} {what}" for column in columns for what in ("final", "best")]
+    yield ["", "run", "steps", *heads, "episodes", "tokens", "time"]
+    for number, run in enumerate(runs, 1):
+        figures = [text for column in columns for text in _final_and_best(run, column)]
+        episodes = max((row.get("system/samples", 0.0) for row in run.rows), default=0.0)
+        counts = [f"{count:,.0f}" if count else "-" for count in (episodes, run.total("rollout/total_tokens"))]
+        yield [f"[{number}]", _name(run), run.steps, *figures, *counts, duration(run.seconds)]
+
+
+def _final_and_best(run: Run, column: Column) -> tuple[str, str]:
+    """The last value and the best. A metric of every step is averaged over a tenth of the run, since single steps are noise."""
+    values = [value for _, value in run.series(column)]
+    if not values:
+        return "-", "-"
+    width = max(len(values) // 10, 1) if len(values) >= sum(_is_step(row) for row in run.rows) else 1
+    means = [sum(values[i : i + width]) / width for i in range(len(values) - width + 1)]
+    return column.text(means[-1]), column.text((min if "loss" in column.name else max)(means))
+
+
+def _is_step(row: Mapping[str, float]) -> bool:
+    """Whether something was trained in it: the last row of a run is its validation."""
+    return "rollout/score/mean" in row or "sft/loss" in row or "actor/lr" in row
+
+
+def _differences(runs: Sequence[Run]) -> Iterator[list[str]]:
+    """A line a setting: its value in each run."""
+    for key in dict.fromkeys(key for run in runs for key in run.settings if key not in _WHERE):
+        values = ["-" if key not in run.settings else str(run.settings[key]) for run in runs]
+        if len(set(values)) > 1:
+            yield [key, *(value if len(value) <= _MAX_WIDTH else f"{value[: _MAX_WIDTH - 1]}…" for value in values)]
+
+
+def _name(run: Run) -> str:
+    path = run.path.resolve()
+    return f"{path.parent.name}/{path.name}"
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    """Columns two apart: words to the left, figures to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    is_word = [any(char.isalpha() for line in lines[1:] for char in line[i]) for i in range(len(widths))]
+    aligned = ["<" if word or i == 0 else ">" for i, word in enumerate(is_word)]
+    rows = ["  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(line, aligned, widths, strict=True)) for line in lines]
+    return "\n".join(row.rstrip() for row in rows)
