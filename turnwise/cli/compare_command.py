@@ -115,9 +115,9 @@ def read_run(path: Path) -> Run:
     """
     try:
         rows = read_metrics(path / "metrics.jsonl")
-        if any(not isinstance(row, dict) or "step" not in row for row in rows):
-            raise ValueError("a line is no object with a step")
-    except (OSError, ValueError) as fault:
+        if any("step" not in row for row in rows):
+            raise ValueError("a line has no step")
+    except (OSError, ValueError, AttributeError) as fault:
         raise DataError(f"{path / 'metrics.jsonl'} is damaged ({fault}); leave this run out") from fault
     if not rows:
         raise DataError(f"{path}: no step has ended there yet; leave this run out, or wait")

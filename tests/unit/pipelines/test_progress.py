@@ -5,13 +5,27 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 
 import pytest
 import yaml
 
 from turnwise.cli.main import main
 
-TAG = {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 3, "max_tokens_per_step": 16}
+ENV = """
+from turnwise.envs.base import TextEnv
+
+
+class Lengths(TextEnv):
+    metric_reductions = {}
+
+    def reset(self, *, seed=None):
+        return "write something", {}
+
+    def step(self, action):
+        return "go on", float(len(action)), False, False, {}
+"""
+TAG = {"env_type": "lengths:Lengths", "max_steps": 3, "max_tokens_per_step": 16, "action_pattern": None}
 TRAIN = {
     "max_steps": 2,
     "rollout_batch_size": 8,
@@ -33,6 +47,9 @@ def run(tiny_model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("turnwise.tracking.terminal.SILENCE_S", 0.0, raising=False)
     monkeypatch.setattr("turnwise.tracking.terminal._TICK_S", 0.001, raising=False)
     rows = [{"role": "user", "content": "P _ G"}, {"role": "assistant", "content": "<answer>Right</answer>"}]
+    (tmp_path / "lengths.py").write_text(ENV)
+    monkeypatch.delitem(sys.modules, "lengths", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "rows.jsonl").write_text((json.dumps({"messages": rows}) + "\n") * 16)
 
     def call(verb, values, *arguments):
