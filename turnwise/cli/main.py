@@ -114,10 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"), help="of its weights (default: fp32)")
 
     compare = _verb(verbs, "compare", "compare_command", "what came of several runs, the settings in which they differ, curves")
-    compare.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or one of an experiment with all of its runs")
-    metric = "a name of metrics.jsonl, `*` for any one part; may be given several times (else success, score or loss)"
-    compare.add_argument("--metric", action="append", default=[], metavar="NAME", help=metric)
-    compare.add_argument("--out", metavar="FILE", help="draw the curves side by side into this picture")
+    _compare_arguments(compare)
 
     make = _verb(verbs, "make-model", "make_model_command", "make a model folder with random weights and its tokenizer")
     make.add_argument("--size", default="tiny", help="preset (default: tiny)")
@@ -153,6 +150,13 @@ def _verb(verbs: argparse._SubParsersAction, name: str, module: str, help_text: 
     parser = verbs.add_parser(name, help=help_text, description=help_text)
     parser.set_defaults(module=module)
     return parser
+
+
+def _compare_arguments(compare: argparse.ArgumentParser) -> None:
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or one of an experiment with all of its runs")
+    metric = "a name of metrics.jsonl, `*` for any one part; may be given several times (else success, score or loss)"
+    compare.add_argument("--metric", action="append", default=[], metavar="NAME", help=metric)
+    compare.add_argument("--out", metavar="FILE", help="draw the curves side by side into this picture")
 
 
 def _env_arguments(parser: argparse.ArgumentParser) -> None:

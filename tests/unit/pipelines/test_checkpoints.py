@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
+from typing import ClassVar
 
 import pytest
 import yaml
 
 from turnwise.cli.main import main
 from turnwise.cluster.local import LocalCluster
+from turnwise.envs.base import TextEnv
 from turnwise.errors import CheckpointError
 from turnwise.models.make import make_model
 from turnwise.pipelines.checkpoints import (
@@ -200,7 +203,7 @@ def test_a_disk_that_can_not_hold_it_is_refused_before_anything_is_written(tmp_p
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 32, "lora_target": "all"}])
-def test_its_size_is_said_before_it_is_written(tmp_path, capsys, changes):
+def test_its_size_is_said_before_it_is_written(tmp_path, capsys, monkeypatch, changes):
     make_model("tiny", tmp_path / "model", ["<answer>Left</answer> 0 1 2 3 " * 20])
     values = {
         "pretrain": str(tmp_path / "model"),
@@ -211,8 +214,9 @@ def test_its_size_is_said_before_it_is_written(tmp_path, capsys, changes):
         "track_with": [],
         "actor_train": {"model_args": changes},
         "train_env_manager": {"num_env_groups": 1, "group_size": 4},
-        "custom_envs": {"Toy": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
+        "custom_envs": {"Toy": {"env_type": f"{__name__}:Lengths", "max_steps": 1, "action_pattern": None}},
     }
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Lengths.__module__])
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(values))
     assert main(["config", str(tmp_path / "toy.yaml")]) == 0
     advised = size_in(capsys.readouterr().out)
@@ -222,6 +226,18 @@ def test_its_size_is_said_before_it_is_written(tmp_path, capsys, changes):
     written = sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".safetensors", ".pt"))
     for size in (advised, said):
         assert size == pytest.approx(written, rel=0.05, abs=100_000)
+
+
+class Lengths(TextEnv):
+    """Scores that differ, so that there is something to learn and the optimiser has moments."""
+
+    metric_reductions: ClassVar = {}
+
+    def reset(self, *, seed=None):
+        return "write something", {}
+
+    def step(self, action):
+        return "", float(len(action)), True, False, {}
 
 
 def size_in(text):
