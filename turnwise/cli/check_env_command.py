@@ -16,7 +16,7 @@ from turnwise.cli.env_target import NO_MODEL, EnvTarget, given_actions, read_tar
 from turnwise.envs.checks.examination import CheckSettings
 from turnwise.envs.checks.report import Report, check_env
 from turnwise.envs.registry import make_env, takes_split
-from turnwise.errors import ConfigError, EnvironmentFault
+from turnwise.errors import EnvironmentFault
 from turnwise.threads import DaemonThread
 
 EXIT_FINDINGS = 1
@@ -29,7 +29,6 @@ MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("ERR
 
 def run(options: argparse.Namespace) -> int:
     """Examines the environment; returns 1 where something is wrong with it, 0 where it can be trained in."""
-    _check_numbers(options)
     target = read_target(options.env, options.overrides, options.config, options.tag, max_steps=options.max_steps)
     settings = _settings(options, target)
     env_type, arguments = target.env.env_type, target.env.env_config
@@ -43,13 +42,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print(report, target, settings)
     return EXIT_FINDINGS if report.verdict == "error" else 0
-
-
-def _check_numbers(options: argparse.Namespace) -> None:
-    for name in ("episodes", "max_steps", "budget", "timeout"):
-        value = vars(options)[name]
-        if value is not None and value <= 0:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be more than 0")
 
 
 def _settings(options: argparse.Namespace, target: EnvTarget) -> CheckSettings:

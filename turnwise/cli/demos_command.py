@@ -48,10 +48,6 @@ def _check_options(options: argparse.Namespace) -> None:
     Raises:
         ConfigError: a number is out of its range, or an option has no effect with this policy.
     """
-    if options.episodes < 1:
-        raise ConfigError(f"--episodes is {options.episodes}; it must be at least 1")
-    if options.max_steps is not None and options.max_steps < 1:
-        raise ConfigError(f"--max-steps is {options.max_steps}; it must be at least 1")
     if options.error_rate is not None and not 0.0 <= options.error_rate <= 1.0:
         raise ConfigError(f"--error-rate is {options.error_rate}; it is a share, from 0 to 1")
     policy, draws = options.policy, options.policy in ("random", "erring")

@@ -68,10 +68,6 @@ def _report(results: Sequence[Result], json_file: str | None) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("episodes", "samples"):
-        number = vars(options)[name]
-        if number is not None and number < 1:
-            raise ConfigError(f"--{name} is {number}; it must be at least 1")
     if options.samples and options.greedy and not options.sampled:
         raise ConfigError(f"--samples {options.samples} with --greedy alone: greedy episodes of a task are all the same")
     if options.json:

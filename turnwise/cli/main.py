@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from importlib import import_module
 
 from turnwise import __version__
 from turnwise.call_board import CALLS
+from turnwise.cli.command_line import EXIT_NO_READER, MENDABLE, check_options, has_lost_reader, open_standard_streams
 from turnwise.cli.guard import guarded
 from turnwise.errors import TurnwiseError
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The command itself (no `arguments`) runs under the eyes of a parent process.
     """
     with ends_at_once():
+        open_standard_streams()
         parser = build_parser()
         # Overrides may stand behind options too, where argparse's own "*" no longer looks for them.
         options, rest = parser.parse_known_args(arguments)
@@ -41,8 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    run: Callable[[argparse.Namespace], int] = import_module(f"turnwise.cli.{options.module}").run
-    return exit_status(lambda: run(options))
+    def run() -> int:
+        check_options(options)
+        verb: Callable[[argparse.Namespace], int] = import_module(f"turnwise.cli.{options.module}").run
+        return verb(options)
+
+    return exit_status(run)
 
 
 def exit_status(run: Callable[[], int | None]) -> int:
@@ -51,13 +56,17 @@ def exit_status(run: Callable[[], int | None]) -> int:
 
     try:
         with ends_by_signals(), warnings_on_terminal():
-            return run() or 0
+            status = run() or 0
+            sys.stdout.flush()
+            return status
     except TurnwiseError as fault:
         print(f"error: {fault}", file=sys.stderr)
     except OSError as fault:
-        if fault.errno != errno.ENOSPC:
+        if isinstance(fault, BrokenPipeError) and has_lost_reader():
+            return EXIT_NO_READER
+        if fault.errno not in MENDABLE:
             raise
-        print(f"error: {fault}; free some space, then go on with resume_from_checkpoint=true", file=sys.stderr)
+        print(f"error: {fault}; {MENDABLE[fault.errno]}", file=sys.stderr)
     except KeyboardInterrupt:
         CALLS.finish()  # another Ctrl-C has nothing to say
         print("interrupted", file=sys.stderr)
@@ -72,7 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
     train = _verb(verbs, "train", "train_command", "train a policy by reinforcement learning")
-    _config_arguments(train, is_optional=True)
+    _config_arguments(train)
     _quiet_argument(train)
     train.add_argument("--from-rollouts", metavar="FILE", help="train from this rollouts.jsonl, in its order; play nothing")
     train.add_argument(
@@ -148,7 +157,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _verb(verbs: argparse._SubParsersAction, name: str, module: str, help_text: str) -> argparse.ArgumentParser:
     parser = verbs.add_parser(name, help=help_text, description=help_text)
-    parser.set_defaults(module=module)
+    parser.set_defaults(module=module, verb=name)
     return parser
 
 
@@ -189,8 +198,8 @@ def _quiet_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print warnings, errors and where the results are, no steps")
 
 
-def _config_arguments(parser: argparse.ArgumentParser, is_optional: bool = False) -> None:
-    parser.add_argument("config", nargs="?" if is_optional else None, metavar="FILE", help="YAML file")
+def _config_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", nargs="?", metavar="FILE", help="YAML file")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values that replace the file's")
     parser.add_argument("--strict", action="store_true", help="refuse settings that have no effect")
 

@@ -17,10 +17,6 @@ HELP = "an action, or !TEXT for a response as it stands; q leaves"
 
 def run(options: argparse.Namespace) -> int:
     """Plays and prints; 0 however the episode ends."""
-    if options.max_steps is not None and options.max_steps < 1:
-        raise ConfigError(f"--max-steps is {options.max_steps}; it must be at least 1")
-    if options.seed < 0:
-        raise ConfigError(f"--seed is {options.seed}; it must be 0 or more")
     _check_policy(options)
     model = options.policy if Path(options.policy).is_dir() else options.tokenizer or NO_MODEL
     target = read_target(options.env, options.overrides, tag=options.tag, model=model, max_steps=options.max_steps)

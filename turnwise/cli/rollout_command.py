@@ -9,7 +9,6 @@ import sys
 from turnwise.cli.applied_table import print_applied
 from turnwise.cli.out_file import new_file
 from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
-from turnwise.errors import ConfigError
 from turnwise.pipelines.interrupt import ends_at_once
 
 
@@ -18,8 +17,6 @@ def run(options: argparse.Namespace) -> int:
     config, notes = load_config(options.config, options.overrides, AgenticConfig, strict=options.strict, purpose="play")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    if options.batches < 1:
-        raise ConfigError(f"--batches is {options.batches}; it must be at least 1")
     file = new_file(options.out, "--out")
     require(unavailable_to_play(config, options.split))
     # torch takes seconds to import; a wrong config has been refused by now.

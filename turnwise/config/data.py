@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from turnwise.config.environments import AgentName
-from turnwise.config.section import Names, Positive, PositiveCount, Section
+from turnwise.config.section import Names, PositiveCount, Seconds, Section
 
 
 class Data(Section):
@@ -52,5 +52,5 @@ class Agent(Section):
     """Characters of a tool's result that are shown."""
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
     """The part of a longer result that is removed."""
-    tool_timeout_s: Positive | None = None
+    tool_timeout_s: Seconds | None = None
     """Time of one call."""

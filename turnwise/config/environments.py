@@ -13,8 +13,8 @@ from turnwise.config.section import (
     Fraction,
     Name,
     OneOf,
-    Positive,
     PositiveCount,
+    Seconds,
     Section,
     derived,
     is_entry_point,
@@ -99,9 +99,9 @@ class EnvManager(Section):
     """Environments that block: each in a thread of its own, of every tag so many called at once; 0 = none of them blocks."""
     max_env_retries: Count = 2
     """Times that a failed episode is started again with its seed."""
-    env_step_timeout_s: Positive = 60.0
+    env_step_timeout_s: Seconds = 60.0
     """Time of one call: the constructor, reset, step, close."""
-    episode_timeout_s: Positive = 3600.0
+    episode_timeout_s: Seconds = 3600.0
     """Time of one episode, whatever its agent waits for; the turns that it has by then are trained on as truncated."""
     max_failed_fraction: Fraction = 0.2
     """Beyond this share of failed episodes in a batch the run stops."""

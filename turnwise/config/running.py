@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from turnwise.config.section import Count, Name, Names, OneOf, Positive, PositiveCount, Section, derived
+from turnwise.config.section import Count, Name, Names, OneOf, Positive, PositiveCount, Seconds, Section, derived
 from turnwise.spec import TRACKERS
 
 LONGEST_NAME = 200
@@ -50,13 +50,13 @@ class Trace(Section):
 class Deadlines(Section):
     """Seconds after which a wait ends with an error that names who waits for whom."""
 
-    request_s: Positive = 600.0
+    request_s: Seconds = 600.0
     """One request to an inference server."""
-    env_s: Positive = 600.0
+    env_s: Seconds = 600.0
     """Blocking the event loop where no other deadline holds, and a blocking environment's wait for its turn."""
-    train_s: Positive = 3600.0
+    train_s: Seconds = 3600.0
     """One call of the trainer, the reference or the critic: a forward pass, an optimiser step, saving, loading."""
-    weights_s: Positive = 600.0
+    weights_s: Seconds = 600.0
     """One weight update."""
 
 

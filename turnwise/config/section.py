@@ -14,6 +14,8 @@ Count = Annotated[int, Field(ge=0)]
 PositiveCount = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+"""Longer than any wait; clocks of the system overflow beyond it."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 

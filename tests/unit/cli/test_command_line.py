@@ -1,0 +1,98 @@
+"""Numbers, texts and streams that a shell can give to any verb."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from turnwise.cli.main import main
+
+LAKE = "pretrain: model\ncustom_envs:\n  Lake: {env_type: frozen_lake}\n"
+
+
+def turnwise(*arguments, **options):
+    command = [sys.executable, "-m", "turnwise.cli.main", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120, **options)
+
+
+@pytest.fixture
+def lake(tmp_path):
+    (tmp_path / "lake.yaml").write_text(LAKE)
+    return str(tmp_path / "lake.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("check-env", "frozen_lake", "--timeout", "nan"), "--timeout is nan; it must be more than 0"),
+        (("check-env", "frozen_lake", "--timeout", "inf"), "--timeout is inf"),
+        (("check-env", "frozen_lake", "--timeout", "1e300"), "--timeout is 1e+300; it must be more than 0, and at most"),
+        (("check-env", "frozen_lake", "--timeout", "-1"), "--timeout is -1.0"),
+        (("check-env", "frozen_lake", "--episodes", "-3"), "--episodes is -3; it must be at least 1"),
+        (("check-env", "frozen_lake", "--budget", "0"), "--budget is 0"),
+        (("check-env", "frozen_lake", "--max-steps", "0"), "--max-steps is 0"),
+        (("demos", "frozen_lake", "--episodes", str(10**15)), f"--episodes is {10**15}; it must be at least 1, and at most"),
+        (("demos", "frozen_lake", "--policy", "erring", "--error-rate", "nan"), "--error-rate is nan"),
+        (("play", "frozen_lake", "--seed", "-1"), "--seed is -1; it must be at least 0"),
+        (("make-model", "--out", "none", "--seed", "-1"), "--seed is -1; it must be at least 0"),
+        (("rollout", "LAKE", "--batches", "0"), "--batches is 0"),
+        (("eval", "LAKE", "--episodes", "-1"), "--episodes is -1"),
+        (("eval", "LAKE", "--samples", str(10**15)), f"--samples is {10**15}"),
+        (("rollout", "LAKE", "--out", "\udcff"), r"'\udcff' on the command line isn't UTF-8"),
+        (("config", "LAKE", "exp_name=\udcff"), r"'exp_name=\udcff' on the command line isn't UTF-8"),
+        (("config", "\ud800.yaml"), r"'\ud800.yaml' on the command line isn't UTF-8"),
+        (("config", "--strict"), "config needs a config: turnwise config FILE [KEY=VALUE ...]"),
+        (("config",), "config needs a config: turnwise config FILE [KEY=VALUE ...]"),
+        (("sft",), "sft needs a config: turnwise sft FILE [KEY=VALUE ...]"),
+        (("train",), "train needs a config: turnwise train FILE"),
+    ],
+    ids=lambda value: " ".join(value).encode("ascii", "backslashreplace").decode() if isinstance(value, tuple) else "",
+)
+def test_an_option_that_cannot_be_is_one_sentence(words, message, lake, capsys):
+    assert main([lake if word == "LAKE" else word for word in words]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.startswith("error: ") and said.count("\n") == 1
+
+
+def test_a_reader_that_has_left_ends_a_command_quietly(lake):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = turnwise("config", lake, stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
+def test_a_closed_stream_is_nobody_elses_file(closed, tiny_model, tmp_path):
+    (tmp_path / "lake.yaml").write_text(
+        f"pretrain: {tiny_model}\nmax_steps: 1\nrollout_batch_size: 2\nsequence_length: 256\noutput_dir: {tmp_path}/runs\n"
+        "train_env_manager: {num_env_groups: 1, group_size: 2}\ncustom_envs:\n"
+        "  Lake: {env_type: frozen_lake, max_steps: 1, max_tokens_per_step: 4, env_config: {env_instruction: ''}}\n"
+    )
+    command = f'"{sys.executable}" -m turnwise.cli.main train "{tmp_path}/lake.yaml" {closed}'
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-1000:]
+    [run] = (tmp_path / "runs" / "lake").iterdir()
+    assert (run / "checkpoints" / "checkpoint-1").is_dir()
+    assert (run / "run.lock").read_text().strip().isdigit(), "what is printed goes into no file of the run"
+
+
+def test_a_full_disk_behind_standard_output_is_said(lake):
+    with open("/dev/full", "w") as full:
+        done = turnwise("config", lake, stdout=full)
+    assert done.returncode == 2 and "No space left" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_terminal_of_few_letters_gets_the_rest_written_out(lake):
+    done = turnwise("config", lake, "output_dir=Füße", stdout=subprocess.PIPE, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and "F\\xfc\\xdfe" in done.stdout
+
+
+def test_a_file_where_a_folder_is_needed_is_said(lake, tmp_path, tiny_model):
+    (tmp_path / "taken").touch()
+    arguments = ("train", lake, f"pretrain={tiny_model}", f"output_dir={tmp_path}/runs", f"logging_dir={tmp_path}/taken")
+    done = turnwise(*arguments)
+    assert done.returncode == 2 and "Traceback" not in done.stderr and str(tmp_path / "taken") in done.stderr

@@ -1,0 +1,64 @@
+"""What every command shares around its verb: options that can be, streams that are open, a reader that has left."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import io
+import math
+import os
+import select
+import sys
+
+from turnwise.errors import ConfigError
+
+EXIT_NO_READER = 141
+"""As of a process that SIGPIPE has ended: whoever read its output, like `head`, has left."""
+MAX_NUMBER = 10**9
+MENDABLE = {
+    errno.ENOSPC: "free some space, then go on with resume_from_checkpoint=true",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
+    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), "name another place"),
+}
+"""What is to be done where the system refuses a file."""
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """
+    Raises:
+        ConfigError: an option has a number that can't be, or a text that isn't UTF-8; or the config is missing.
+    """
+    given = vars(options)
+    if "config" in given and not {"env", "replay"} & given.keys() and options.config is None:
+        raise ConfigError(f"{options.verb} needs a config: turnwise {options.verb} FILE [KEY=VALUE ...]")
+    for name, value in given.items():
+        option = f"--{name.replace('_', '-')}"
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not text.isascii() and text.encode(errors="replace").decode() != text:
+                raise ConfigError(f"{text!r} on the command line isn't UTF-8; write it anew")
+        if isinstance(value, bool) or not isinstance(value, int | float) or name == "error_rate":
+            continue
+        least = 0 if name == "seed" else 1 if isinstance(value, int) else math.ulp(0.0)
+        if not least <= value <= MAX_NUMBER:
+            allowed = "more than 0" if 0 < least < 1 else f"at least {least}"
+            raise ConfigError(f"{option} is {value}; it must be {allowed}, and at most {MAX_NUMBER:,}")
+
+
+def open_standard_streams() -> None:
+    """Opens those that the shell has closed (`>&-`): their numbers would be those of the next files. Whatever can't be encoded
+    is written out."""
+    for name in ("stdin", "stdout", "stderr"):
+        if vars(sys)[name] is None:
+            vars(sys)[name] = os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def has_lost_reader() -> bool:
+    """Whether nobody reads standard output any more; then what is left goes nowhere."""
+    look = select.poll()
+    look.register(sys.stdout.fileno(), 0)
+    is_lost = any(event & (select.POLLERR | select.POLLHUP) for _, event in look.poll(0))
+    if is_lost:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return is_lost
