@@ -123,7 +123,7 @@ def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ModelError(
             f"{name}: isn't whole on this machine, and the hub ({site}) didn't give it: {reason}. The same command goes on "
-            f"where the download stopped; without network, {how_to_fetch(name)}"
+            f"with what is missing; without network, {how_to_fetch(name)}"
         ) from error
     return Path(folder)
 

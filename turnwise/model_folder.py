@@ -34,6 +34,7 @@ _COUNTS = (
     "hidden_size",
     "num_attention_heads",
     "num_key_value_heads",
+    "intermediate_size",
     "head_dim",
     "vocab_size",
     "max_position_embeddings",
@@ -158,7 +159,7 @@ def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
     file = folder / "config.json"
     text_config = config.get("text_config")
     for section in (config, text_config if isinstance(text_config, dict) else {}):
-        _check_sizes(file, section)
+        check_sizes(file, section)
     _check_pickles(folder, trust)
     sizes = {**config, **(text_config if isinstance(text_config, dict) else {})}
     _check_weights(file, sizes, _shapes(folder, contents.get(_INDEX)))
@@ -179,7 +180,12 @@ def require_rows(folder: str | Path, num_rows: Any, num_ids: int) -> None:
         )
 
 
-def _check_sizes(file: Path, config: Mapping[str, Any]) -> None:
+def check_sizes(file: str | Path, config: Mapping[str, Any]) -> None:
+    """Refuses sizes that no model can have, as `file` (or a command's option) gives them.
+
+    Raises:
+        ModelError: with the name of one.
+    """
     for name in _COUNTS:
         value = config.get(name)
         if name in config and not isinstance(value, list | None) and (type(value) is not int or value < 1):

@@ -14,6 +14,7 @@ from turnwise.call_board import CALLS
 from turnwise.cli.command_line import EXIT_NO_READER, MENDABLE, check_options, has_lost_reader, open_standard_streams
 from turnwise.cli.guard import guarded
 from turnwise.errors import TurnwiseError
+from turnwise.models.presets import PRESETS
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
 
 EXIT_ERROR = 2
@@ -126,7 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
     _compare_arguments(compare)
 
     make = _verb(verbs, "make-model", "make_model_command", "make a model folder with random weights and its tokenizer")
-    make.add_argument("--size", default="tiny", help="preset (default: tiny)")
+    make.add_argument("--size", default="tiny", help=f"one of {', '.join(PRESETS)} (default: tiny)")
     make.add_argument("--out", required=True, metavar="DIR", help="folder to write")
     make.add_argument("--seed", type=int, default=0)
     make.add_argument("--text", nargs="*", default=[], metavar="FILE", help="more text for the tokenizer to be trained on")

@@ -108,7 +108,7 @@ def load_pretrained(
     has_tensors = any(Path(path).glob("*.safetensors"))
     if trust.pickle and not has_tensors:
         logger.warning("%s: its weights are read from a pickle (allow_pickle: true)", path)
-    with _told_as_one_sentence(path, f"can't be loaded as a {what}"), _no_progress_bars():
+    with told_as_one_sentence(path, f"can't be loaded as a {what}"), _no_progress_bars():
         model, report = kind.from_pretrained(
             path,
             config=config,
@@ -156,7 +156,7 @@ def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokeni
     missing = f"{path}: has no tokenizer (tokenizer.json); copy it from the model that the weights belong to"
     if not has_files:
         raise ModelError(missing)
-    with _told_as_one_sentence(path, "has no usable tokenizer (tokenizer.json)"):
+    with told_as_one_sentence(path, "has no usable tokenizer (tokenizer.json)"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust.remote_code)
         ids = tokenizer.get_vocab().values()
     if not ids:
@@ -305,12 +305,12 @@ def load_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedConfig:
     if trust.remote_code and any("auto_map" in read_object(file) for file in folder.glob("*config.json")):
         files = ", ".join(sorted(file.name for file in folder.glob("*.py")))
         logger.warning("%s: its own Python code runs here (trust_remote_code: true): %s", path, files)
-    with _told_as_one_sentence(path, "config.json can't be used"):
+    with told_as_one_sentence(path, "config.json can't be used"):
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust.remote_code)
 
 
 @contextmanager
-def _told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
+def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
     """Says which folder it was, whatever a library raises for what is in it."""
     try:
         yield
@@ -333,4 +333,6 @@ def _shape(sizes: Sequence[int]) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
+    """With the line that follows a colon at its end."""
+    first, *rest = [line.strip() for line in str(error).strip().split("\n") if line.strip()] or [""]
+    return f"{first} {rest[0]}" if first.endswith(":") and rest else first

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from turnwise.errors import ModelError, nearest
-from turnwise.models.load import save_model
+from turnwise.model_folder import check_sizes
+from turnwise.models.load import save_model, told_as_one_sentence
 from turnwise.models.presets import ModelPreset, preset
 from turnwise.models.tokenizer import train_tokenizer
 from turnwise.types import derive_seed
@@ -45,12 +46,15 @@ def make_model(
     Raises:
         ModelError: unknown size, unknown config field, a vocabulary that is too small, or shapes that don't fit together.
     """
-    shape = preset(size)
-    tokenizer = train_tokenizer(corpus, vocab_size or shape.vocab_size)
-    keeps_vocab_size = shape.keeps_vocab_size and vocab_size is None
-    config = _config(shape, tokenizer, shape.vocab_size if keeps_vocab_size else len(tokenizer), overrides or {})
+    shape, overrides = preset(size), dict(overrides or {})
+    check_sizes("--set", overrides)
+    is_exact = "vocab_size" in overrides or (shape.keeps_vocab_size and vocab_size is None)
+    num_rows = overrides.pop("vocab_size", vocab_size or shape.vocab_size)
+    tokenizer = train_tokenizer(corpus, num_rows, is_filled=is_exact)
+    with told_as_one_sentence("--set", "makes no model"):
+        config = _config(shape, tokenizer, len(tokenizer), overrides)
     tokenizer.model_max_length = config.max_position_embeddings
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), told_as_one_sentence("--set", "makes no model"):
         torch.manual_seed(derive_seed("make_model", seed))
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.generation_config = GenerationConfig(
@@ -74,12 +78,5 @@ def _config(
     for name in overrides:
         if name not in known:
             raise ModelError(f"{name!r} is no field of a {shape.model_type} config.{nearest(name, known)}")
-    config = AutoConfig.for_model(shape.model_type, **{**fields, **overrides})
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise ModelError(
-            f"{config.num_attention_heads} attention heads can't share {config.num_key_value_heads} key-value heads; "
-            "num_attention_heads must be a multiple of num_key_value_heads"
-        )
-    if config.vocab_size < len(tokenizer):
-        raise ModelError(f"vocab_size is {config.vocab_size}, but the tokenizer has {len(tokenizer)} tokens")
-    return config
+    check_sizes("--set", {**fields, **overrides})
+    return AutoConfig.for_model(shape.model_type, **{**fields, **overrides})

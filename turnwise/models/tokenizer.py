@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from itertools import count, islice, product
+from string import ascii_lowercase
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -33,8 +36,9 @@ _SYMBOL_COUNT = 5_000
 token even where it is rare (the goal reached, once an episode) and made of several bytes."""
 
 
-def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A tokenizer with at most `vocab_size` tokens and a ChatML template; the same corpus gives the same one.
+def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer with at most `vocab_size` tokens and a ChatML template; the same corpus gives the same one. A filled one has
+    exactly so many: strings of letters that no text is encoded to make up for what the corpus doesn't give.
 
     Raises:
         ModelError: `vocab_size` doesn't hold the 256 bytes and the special tokens.
@@ -57,6 +61,8 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> PreTrainedTokeniz
     )
     roles = (f"{role}\n" * _SYMBOL_COUNT for role in ROLES)
     tokenizer.train_from_iterator(_without_markers([*texts, *_repeated_symbols(texts), *roles]), trainer)
+    if is_filled:
+        _fill(tokenizer, vocab_size - len(MARKER_TOKENS))
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKER_TOKENS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -66,6 +72,16 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> PreTrainedTokeniz
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+
+
+def _fill(tokenizer: Tokenizer, num_tokens: int) -> None:
+    """Tokens without merges: they can be sampled and have a text, and encoding never gives them."""
+    model = json.loads(tokenizer.to_str())["model"]
+    vocab = model["vocab"]
+    words = ("".join(letters) for length in count(2) for letters in product(ascii_lowercase, repeat=length))
+    new = islice((word for word in words if word not in model["vocab"]), num_tokens - len(vocab))
+    vocab = vocab | {word: len(vocab) + index for index, word in enumerate(new)}
+    tokenizer.model = models.BPE(vocab=vocab, merges=[tuple(pair) for pair in model["merges"]])
 
 
 def _without_markers(texts: Sequence[str]) -> Iterable[str]:

@@ -49,9 +49,12 @@ def file_text(paths: list[str]) -> Iterator[str]:
     """The lines of text files.
 
     Raises:
-        DataError: there is no such file.
+        DataError: there is no such file, or it is no text.
     """
     for path in map(Path, paths):
         if not path.is_file():
             raise DataError(f"{path}: no such file; --text takes text files for the tokenizer")
-        yield from path.read_text(encoding="utf-8").splitlines()
+        try:
+            yield from path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: isn't UTF-8 text (byte {error.start}); --text takes text files") from error

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
+from turnwise.cli.main import main
 from turnwise.errors import ModelError
 from turnwise.models.load import load_model, load_tokenizer
 from turnwise.models.make import make_model
@@ -93,3 +95,42 @@ def test_presets_keep_the_published_shapes() -> None:
     assert PRESETS["qwen2.5-0.5b"].keeps_vocab_size and PRESETS["qwen3-0.6b"].vocab_size == 151_936
     assert PRESETS["qwen2.5-0.5b"].config["hidden_size"] == 896
     assert PRESETS["qwen3-0.6b"].config["head_dim"] == 128
+
+
+@pytest.mark.parametrize(("size", "changes"), [("qwen2.5-0.5b", {}), ("tiny", {"vocab_size": 700})])
+def test_every_id_that_can_be_sampled_has_a_text(size: str, changes: dict[str, int], tmp_path: Path) -> None:
+    overrides = {"num_hidden_layers": 1, "hidden_size": 28, "intermediate_size": 32, **changes}
+    summary = make_model(size, tmp_path / "m", CORPUS, overrides=overrides)
+    tokenizer = load_tokenizer(tmp_path / "m")
+    ids = sorted(tokenizer.get_vocab().values())
+    assert ids == list(range(summary.vocab_size)) and summary.vocab_size == changes.get("vocab_size", 151_936)
+    assert all(tokenizer.batch_decode([[number] for number in ids[-300:]]))
+    small = make_model("tiny", tmp_path / "small", CORPUS, vocab_size=400, overrides=overrides | {"vocab_size": 400})
+    text = "the ab goal is <answer>Right</answer> ab"
+    own, plain = tokenizer.encode(text), load_tokenizer(small.folder).encode(text)
+    assert tokenizer.decode(own) == text and len(own) <= len(plain), "what fills up is never encoded"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--set", "hidden_size=-4"], "hidden_size is -4; it must be a whole number of at least 1"),
+        (["--set", "num_attention_heads=0"], "num_attention_heads is 0; it must be a whole number of at least 1"),
+        (["--set", "vocab_size=abc"], "vocab_size is 'abc'; it must be a whole number of at least 1"),
+        (["--set", "rope_parameters=3"], "Field 'rope_parameters'"),
+        (["--text", sys.executable], "isn't UTF-8 text"),
+    ],
+)
+def test_the_command_line_is_answered_in_one_sentence(
+    words: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["make-model", "--out", str(tmp_path / "m"), *words]) == 2
+    error = capsys.readouterr().err
+    assert expected in error and error.count("\n") == 1 and not (tmp_path / "m").exists()
+
+
+def test_the_help_names_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["make-model", "--help"])
+    words = "".join(capsys.readouterr().out.split())
+    assert all(size in words for size in PRESETS)
