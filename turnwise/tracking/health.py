@@ -81,7 +81,7 @@ class History:
         """Of all steps."""
         self.validations: list[Validation] = []
         self.has_differed = False
-        self.lowest_entropy = math.inf
+        self.most_usable, self.lowest_entropy = 0.0, math.inf
         self.best: Sequence[float] = ()
         """The block of steps with the highest mean success."""
 
@@ -94,6 +94,7 @@ class History:
         self.points.append(_figures(row))
         self.success.append(self.points[-1]["success"])
         self.has_differed = self.has_differed or not self.points[-1]["alike"]
+        self.most_usable = max(self.most_usable, self.points[-1]["usable"])
         recent = [point["entropy"] for point in self.last(SOME)]
         if len(recent) == SOME and all(map(math.isfinite, recent)):
             self.lowest_entropy = min(self.lowest_entropy, fmean(recent))
@@ -165,7 +166,8 @@ def groups_alike(history: History) -> str | None:
 def answers_unparsable(history: History) -> str | None:
     last = history.last(FEW - 1)
     if last and all(point["usable"] < 1 - MOSTLY for point in last):
-        return f"in {len(last)} steps {1 - _mean(last, 'usable'):.0%} of the answers held no valid action"
+        was = "; earlier they did, so an update broke them: lower the learning rate" if history.most_usable > MOSTLY else ""
+        return f"in {len(last)} steps {1 - _mean(last, 'usable'):.0%} of the answers held no valid action{was}"
     return None
 
 

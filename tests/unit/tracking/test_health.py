@@ -78,6 +78,24 @@ def test_the_answers_that_an_environment_calls_invalid_count_as_unparsable():
     assert said(run_of(RISING, (2, 0.5, 0.5, {"env/A/action_is_valid": 0.02}))) == {"answers_unparsable": 21}
 
 
+def test_an_entropy_bonus_that_wins_is_told_long_before_the_policy_is_noise():
+    """0.14 nats at step 30, 5.9 at step 60, as the quickstart with four times its bonus."""
+    rows = run_of((30, 0.3, 0.8, {}), (30, 0.8, 0.0, {}), (20, 0.0, 0.0, {}))
+    for row, entropy in zip(rows, [*np.linspace(0.4, 0.14, 30), *np.linspace(0.14, 5.9, 30), *[5.9] * 20], strict=True):
+        row["actor/entropy"] = float(entropy)
+    found = said(rows)
+    assert 33 <= found["entropy_blown_up"] <= 41 and set(found) == {"entropy_blown_up", "success_lost"}
+
+
+def test_a_format_that_was_known_is_told_from_one_that_never_was():
+    def sentence(rows):
+        health = Health()
+        return [health.see(step, row) for step, row in enumerate(rows)][-1]["answers_unparsable"]
+
+    bad = run_of((2, 0.0, 0.0, {"rollout/parsed": 0.0}))
+    assert "an update broke them" in sentence(run_of(RISING) + bad) and "broke" not in sentence(bad)
+
+
 def test_no_gradient_was_finite():
     rows = run_of(RISING, (3, 0.6, 0.6, {"actor/skipped_steps": 1.0}))
     for row in rows[-3:]:
