@@ -154,7 +154,7 @@ def test_a_stopped_job_is_seen_as_stopped_and_goes_on(folder):
 def test_ctrl_c_during_the_imports_is_one_line(folder, verb, times):
     arguments = {"make-model": ["--out", "model"], "config": ["mine.yaml"]}.get(verb, ["mine:Mine"])
     process = subprocess.Popen(command(verb, *arguments), stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True)
-    while not children(process):
+    while process.poll() is None and not children(process):
         time.sleep(0.001)
     for _ in range(times):
         os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it
