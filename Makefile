@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-extras check format docs clean
+.PHONY: quickstart test test-extras engines check format docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python examples/frozen_lake/quickstart.py
@@ -14,10 +14,13 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/extras -n $(WORKERS) --dist worksteal
 
-# What takes minutes: twenty kills of a run, and every known mistake (tests/mutants.txt).
-# The heavy engines (vLLM, Ray, DeepSpeed, Megatron) arrive with later issues.
-test-extras: $(VENV)/.installed-dev
-	@if [ -d tests/extras ]; then $(BIN)/python -m pytest tests/extras; else echo "no extras in this version"; fi
+# What takes minutes: twenty kills of a run, every known mistake (tests/mutants.txt), and the heavy engines.
+test-extras: $(VENV)/.installed-dev engines
+	$(BIN)/python -m pytest tests/extras
+
+# Ray, DeepSpeed, Megatron and vLLM, each in an environment of its own outside this folder; made once, in some ten minutes.
+engines: $(VENV)/.installed-dev
+	@for engine in ray deepspeed megatron vllm; do $(BIN)/python tests/engines/environment.py $$engine > /dev/null || exit 1; done
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
