@@ -5,22 +5,22 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-extras engines check format docs clean
+.PHONY: quickstart test test-extras test-engines check format docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python examples/frozen_lake/quickstart.py
 
 # Workers of one thread each: on two cores the suite took 6 minutes so, and more than 10 with two threads each.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/extras -n $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/extras --ignore=tests/engines -n $(WORKERS) --dist worksteal
 
-# What takes minutes: twenty kills of a run, every known mistake (tests/mutants.txt), and the heavy engines.
-test-extras: $(VENV)/.installed-dev engines
+# What takes minutes: twenty kills of a run, every known mistake (tests/mutants.txt), every example for a step.
+test-extras: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/extras
 
-# Ray, DeepSpeed, Megatron and vLLM, each in an environment of its own outside this folder; made once, in some ten minutes.
-engines: $(VENV)/.installed-dev
-	@for engine in ray deepspeed megatron vllm; do $(BIN)/python tests/engines/environment.py $$engine > /dev/null || exit 1; done
+# Ray, DeepSpeed, Megatron and vLLM against plain torch, each in an environment of its own, made once outside this folder.
+test-engines: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/engines
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ENGINES = Path(__file__).parents[1] / "engines"
+ENGINES = Path(__file__).parent
 sys.path.insert(0, str(ENGINES))
 from environment import EXTRAS, engine_python  # noqa: E402
 
