@@ -50,7 +50,7 @@ VERBS = ("config", "train", "eval")
         ("actor_train.training_args.learning_rat=1", "Did you mean 'learning_rate'?"),
         ("custom_envs.Lake.max_step=3", "Did you mean 'max_steps'?"),
         ("train_env_manger.group_size=4", "Did you mean 'train_env_manager'?"),
-        ("learning_rate=1", "It belongs in actor_train.training_args"),
+        ("learning_rate=1", "Did you mean 'actor_train.training_args.learning_rate'?"),
         ("nonsense=1", "nonsense: unknown key"),
     ],
 )

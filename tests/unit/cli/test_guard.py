@@ -92,7 +92,7 @@ def test_a_module_that_ends_the_process_is_named(folder):
 
 def test_a_closed_stdout_costs_no_result(folder):
     done = check(folder, "step", "closed")
-    assert "Mine is fit to train in" in done.stdout and "Traceback" not in done.stderr
+    assert "Mine is not examined" in done.stdout and "Traceback" not in done.stderr
 
 
 def hanging(folder, **options):

@@ -37,6 +37,7 @@ def run(tiny_model, tmp_path):
             "track_with": [],
             "deterministic": True,
             "actor_train": {"training_args": training},
+            "entropy_loss_coef": 0.001,
             "train_env_manager": {
                 "num_env_groups": 3,
                 "group_size": 4,
