@@ -30,6 +30,8 @@ def read_yaml(file: Path, name: str = "") -> str:
     """
     name = name or str(file)
     try:
+        if file.exists() and not file.is_file():  # a pipe would be waited for
+            raise ConfigError(f"{name} is no file that can be read")
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as fault:

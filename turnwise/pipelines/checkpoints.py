@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnwise.config.smaller import bytes_text
-from turnwise.errors import CheckpointError
+from turnwise.errors import CheckpointError, ModelError
 from turnwise.models.load import load_tokenizer, remove_folder, written_whole
 from turnwise.protocols import Stateful, Workers
+from turnwise.training.state import TRAINER_FILE, load_trainer_state
 from turnwise.types import Sample
 
 if TYPE_CHECKING:
@@ -203,7 +204,10 @@ class Checkpoints:
         for name, workers in contents.others.items():
             workers.call("load", folder / name).result()
         for name, part in contents.parts.items():
-            part.load_state_dict(state[name])
+            try:
+                part.load_state_dict(state[name])
+            except (KeyError, TypeError, ValueError, AttributeError) as fault:
+                raise CheckpointError(f"{folder}: {STATE_FILE} says nothing that {name} can go on from ({fault!r})") from fault
         self.num_done = state["step"]
         self._num_saved = self.num_done if folder.parent.resolve() == self.path.resolve() else None
         self._remember()
@@ -228,7 +232,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         state["step"] = int(state["step"])
-    except (OSError, ValueError, KeyError, TypeError) as fault:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as fault:
         raise CheckpointError(f"{folder} is no whole checkpoint: {STATE_FILE} can't be read ({fault})") from fault
     return state
 
@@ -240,19 +244,25 @@ def verify(folder: Path) -> None:
         CheckpointError: a file is missing, cut or changed.
     """
     try:
+        if not (folder / MANIFEST_FILE).is_file():  # a pipe would be waited for
+            raise FileNotFoundError("there is no such file")
         noted = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
         sizes = {name: (int(facts["bytes"]), str(facts["sha256"])) for name, facts in noted.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise CheckpointError(f"{folder} is no whole checkpoint: {MANIFEST_FILE} can't be read ({fault})") from fault
     for name in {STATE_FILE, CONFIG_FILE, *sizes}:
         file = folder / name
-        if name not in sizes or not file.is_file():
-            raise CheckpointError(f"{folder} is no whole checkpoint: {name} is missing")
-        size, digest = sizes[name]
         try:
+            if name not in sizes or not file.is_file():
+                raise CheckpointError(f"{folder} is no whole checkpoint: {name} is missing")
+            size, digest = sizes[name]
             is_same = file.stat().st_size == size and _sha256(file) == digest
-        except OSError as fault:
-            raise CheckpointError(f"{folder}: {name} can't be read ({fault})") from fault
+            if is_same and file.name == TRAINER_FILE:
+                load_trainer_state(file, is_mapped=True)
+        except (OSError, ValueError) as fault:
+            raise CheckpointError(f"{folder}: {name!r} can't be read ({fault})") from fault
+        except ModelError as fault:
+            raise CheckpointError(str(fault)) from fault
         if not is_same:
             raise CheckpointError(
                 f"{folder} is corrupted: {name} isn't as it was written (it has {file.stat().st_size} bytes, had {size})"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ from typing import Any
 import yaml
 
 from turnwise.config import AgenticConfig, Difference, SFTConfig, differences, dump_yaml
-from turnwise.errors import CheckpointError
+from turnwise.config.yaml_text import load_yaml, read_yaml
+from turnwise.errors import CheckpointError, ConfigError
 from turnwise.pipelines.checkpoints import (
     CONFIG_FILE,
     MANIFEST_FILE,
@@ -96,24 +99,43 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
         return _new_folder(config), notes if is_expected else []
     notes = [*point.faults, _describe_changes(config, point)]
     num_done = read_state(point.checkpoint)["step"]
-    if point.run is None or _is_overtaken(point.checkpoint, num_done):
+    folder = None
+    if point.run is not None and _is_overtaken(point.checkpoint, num_done):
+        notes.append(f"{point.run} has newer checkpoints; this run goes on in a folder of its own")
+    elif point.run is not None:
+        try:
+            folder = _reopen(config, point, point.run, num_done)
+        except OSError as fault:
+            why = f"{fault.filename or point.run}: {fault.strerror}"
+            notes.append(f"{point.run} can't be written ({why}); this run goes on in a folder of its own")
+    if folder is None:
         folder = _new_folder(config)
-        if point.run is not None:
-            _copy_history(RunFolder(point.run), folder)
-            notes.append(f"{point.run} has newer checkpoints; this run goes on in a folder of its own")
-    else:
-        folder = RunFolder.reopen(point.run)
-        with ExitStack() as on_error:
-            on_error.callback(folder.close)
-            if find_resume_point(config) != point:
-                raise CheckpointError(f"{point.run} went on while it was looked at; start again to go on from where it is now")
-            on_error.pop_all()
+        notes += [] if point.run is None else _copy_history(RunFolder(point.run), folder)
+    folder.resumed_from, folder.num_done = point.checkpoint, num_done
+    return folder, notes
+
+
+def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> RunFolder:
+    """The run's own folder, with newer checkpoints that are damaged out of the way.
+
+    Raises:
+        CheckpointError: another process writes into it.
+        OSError: this one can't.
+    """
+    folder = RunFolder.reopen(run)
+    with ExitStack() as on_error:
+        on_error.callback(folder.close)
+        if find_resume_point(config) != point:
+            raise CheckpointError(f"{run} went on while it was looked at; start again to go on from where it is now")
+        for place in (run, folder.metrics, folder.rollouts, point.checkpoint.parent):
+            if place.exists() and not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
         remove_leftovers(point.checkpoint.parent)
         for broken in all_checkpoints(point.checkpoint.parent):
             if number_of(broken) > num_done:
                 set_aside(broken)
-    folder.resumed_from, folder.num_done = point.checkpoint, num_done
-    return folder, notes
+        on_error.pop_all()
+    return folder
 
 
 def _new_folder(config: Config) -> RunFolder:
@@ -127,9 +149,11 @@ def _checkpoints_of(config: Config, run: Path) -> Iterator[Path]:
     """The checkpoints of a run, wherever its own config, its default or the present config puts them."""
     places = [run / "checkpoints", checkpoints_folder(config, run)]
     saved = _load_yaml(RunFolder(run).config)
-    asked = saved.get("checkpoint_config", {}).get("output_dir")
-    if asked:
-        places.append(Path(asked) / saved.get("exp_name", config.exp_name) / run.name)
+    section = saved.get("checkpoint_config")
+    asked = section.get("output_dir") if isinstance(section, dict) else None
+    name = saved.get("exp_name", config.exp_name)
+    if isinstance(asked, str) and isinstance(name, str) and asked and "\0" not in asked + name:
+        places.append(Path(asked) / name / run.name)
     for place in dict.fromkeys(place.resolve() for place in places):
         yield from all_checkpoints(place)
 
@@ -153,8 +177,11 @@ def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
 
 
 def _saved_at(folder: Path) -> tuple[float, int]:
-    manifest = folder / MANIFEST_FILE
-    return (manifest if manifest.exists() else folder).stat().st_mtime, number_of(folder)
+    """A link that leads nowhere, or a folder that can't be entered, has a time too."""
+    for look in ((folder / MANIFEST_FILE).stat, folder.lstat):
+        with suppress(OSError):
+            return look().st_mtime, number_of(folder)
+    return 0.0, number_of(folder)
 
 
 def _whole_siblings(checkpoint: Path) -> list[Path]:
@@ -200,10 +227,10 @@ def _listed(changed: Sequence[Difference]) -> str:
 
 
 def _load_yaml(file: Path) -> dict[str, Any]:
-    """What a resolved config says, nothing where there is none or it was cut."""
+    """What a resolved config says, nothing where there is none or it is damaged."""
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+        values = load_yaml(read_yaml(file), str(file))
+    except ConfigError:
         return {}
     return values if isinstance(values, dict) else {}
 
@@ -215,7 +242,14 @@ def _run_of(config: Config, checkpoint: Path) -> Path | None:
     return next((run for run in (around, named) if RunFolder(run).config.is_file()), None)
 
 
-def _copy_history(old: RunFolder, new: RunFolder) -> None:
+def _copy_history(old: RunFolder, new: RunFolder) -> list[str]:
+    """Takes along what was measured and played; returns what there is to say about files that can't be copied."""
+    notes = []
     for source, target in ((old.metrics, new.metrics), (old.rollouts, new.rollouts)):
-        if source.exists():
+        try:
             shutil.copyfile(source, target)
+        except FileNotFoundError:
+            continue
+        except OSError as fault:
+            notes.append(f"{source} can't be copied ({fault.strerror}); this run's own begins with its first step")
+    return notes

@@ -172,7 +172,7 @@ def _length_of_steps(file: Path, num_done: int) -> int:
                 break
             try:
                 step = json.loads(line)["step"]
-            except (ValueError, KeyError, TypeError) as fault:
+            except (ValueError, KeyError, TypeError, RecursionError) as fault:
                 raise CheckpointError(f"{file}, line {number} is damaged ({fault}); repair or remove it to go on") from fault
             if step >= num_done:
                 break

@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -18,7 +19,7 @@ from turnwise.models.load import REMOTE_MODULES, load_config, load_pretrained, r
 from turnwise.models.lora import Adapters
 from turnwise.training.random_state import GlobalRandomState
 
-_TRAINER_FILE = "trainer_state.pt"
+TRAINER_FILE = "trainer_state.pt"
 _FULL_BYTES = 2**20
 """Free space below which a disk counts as full."""
 
@@ -41,12 +42,12 @@ def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
     else:
         adapters.save(folder)
     try:
-        torch.save(state, folder / _TRAINER_FILE)
+        torch.save(state, folder / TRAINER_FILE)
     except RuntimeError as fault:
         # Torch's writer doesn't tell what the system told it.
         is_full = shutil.disk_usage(folder).free < _FULL_BYTES
         reason = os.strerror(errno.ENOSPC) if is_full else str(fault)
-        raise OSError(f"{folder / _TRAINER_FILE}: {reason}") from fault
+        raise OSError(f"{folder / TRAINER_FILE}: {reason}") from fault
 
 
 def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None, adapters: Adapters | None = None) -> None:
@@ -56,16 +57,10 @@ def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
         ModelError: no such folder, a state without optimiser where one is needed, tensors of another shape, or adapters of
             another base model.
     """
-    file = folder / _TRAINER_FILE
+    file = folder / TRAINER_FILE
     if not file.is_file():
-        raise ModelError(f"{folder}: holds no training state ({_TRAINER_FILE}); `pretrain` loads plain model folders")
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, EOFError, RuntimeError, LookupError, UnpicklingError) as error:
-        raise ModelError(
-            f"{file}: isn't the training state that turnwise writes, and nothing else in it is run; it is damaged or "
-            "somebody else's: go on from another checkpoint"
-        ) from error
+        raise ModelError(f"{folder}: holds no training state ({TRAINER_FILE}); `pretrain` loads plain model folders")
+    state = load_trainer_state(file)
     if adapters is None:
         _load_weights(folder, model)
     else:
@@ -79,6 +74,24 @@ def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
     GlobalRandomState().load_state_dict(state["random"])
     if len(state["cuda_rng"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda_rng"])
+
+
+def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
+    """What stands in a trainer's file. A mapped one is looked through, and its tensors are read when they are used.
+
+    Raises:
+        ModelError: it isn't what `save_state` writes.
+    """
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
+        if not {"optimizer", "random", "cuda_rng"} <= state.keys():
+            raise ValueError("it has other parts")
+    except (OSError, ValueError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, UnpicklingError) as error:
+        raise ModelError(
+            f"{file}: isn't the training state that turnwise writes, and nothing else in it is run; it is damaged or "
+            "somebody else's: go on from another checkpoint"
+        ) from error
+    return state
 
 
 def _load_weights(folder: Path, model: PreTrainedModel) -> None:

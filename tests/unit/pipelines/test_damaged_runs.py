@@ -1,0 +1,318 @@
+"""Whatever is damaged in a run folder: a whole checkpoint in it is found, and what was wrong with newer ones is said."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.errors import CheckpointError
+from turnwise.pipelines import resume
+from turnwise.pipelines.build import build_agentic
+from turnwise.pipelines.build_run import start_run
+from turnwise.pipelines.checkpoints import MANIFEST_FILE, all_checkpoints
+from turnwise.pipelines.resume import find_resume_point, open_run
+from turnwise.pipelines.run_folder import RunFolder
+
+NOBODY = 65534
+GARBAGE = bytes(range(256)) * 4
+BOMB = b"a: &a [x, x, x, x, x, x, x, x, x]\n" + b"".join(
+    b"%c: &%c [%s]\n" % (new, new, b", ".join([b"*%c" % old] * 9)) for old, new in zip(b"abcdefgh", b"bcdefghi", strict=True)
+)
+
+
+def make_config(model, output_dir, **changes):
+    values = {
+        "exp_name": "letters",
+        "pretrain": str(model),
+        "output_dir": str(output_dir),
+        "max_steps": 2,
+        "save_steps": 1,
+        "max_ckpt_to_keep": 0,
+        "rollout_batch_size": 4,
+        "sequence_length": 256,
+        "track_with": ["tensorboard"],
+        "train_env_manager": {"num_env_groups": 1, "group_size": 4},
+        "custom_envs": {
+            "Letters": {
+                "env_type": "turnwise.testing.toy_envs:LettersEnv",
+                "max_steps": 2,
+                "max_tokens_per_step": 4,
+                "agent_template": "{observation}",
+                "action_pattern": None,
+            }
+        },
+    }
+    return parse_config(values | changes, AgenticConfig)[0]
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_model, tmp_path_factory):
+    """A run with checkpoints of one step and of two, that nobody changes."""
+    output_dir = tmp_path_factory.mktemp("finished")
+    config = make_config(tiny_model, output_dir)
+    pipeline = build_agentic(config, start_run(config))
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+        pipeline.folder.close()
+    assert [folder.name for folder in all_checkpoints(pipeline.folder.path / "checkpoints")] == ["checkpoint-1", "checkpoint-2"]
+    return pipeline.folder.path
+
+
+@pytest.fixture
+def copied(finished, tiny_model, tmp_path):
+    """`(config, run)`: a copy of that run, and the config that goes on with it."""
+    run = tmp_path / "runs" / "letters" / finished.name
+    shutil.copytree(finished, run, symlinks=True)
+    return make_config(tiny_model, tmp_path / "runs", max_steps=3, resume_from_checkpoint=True), run
+
+
+def resumed(config):
+    """Which checkpoint a start goes on from, in which folder, and what it says."""
+    folder, notes = open_run(config)
+    folder.close()
+    return folder.resumed_from.name, folder.path, " ".join(notes)
+
+
+DAMAGE = {
+    "truncated": lambda file: file.write_bytes(file.read_bytes()[: len(file.read_bytes()) // 2]),
+    "empty": lambda file: file.write_bytes(b""),
+    "garbage": lambda file: file.write_bytes(GARBAGE),
+    "longer": lambda file: file.write_bytes(file.read_bytes() + b"\n"),
+    "one bit": lambda file: file.write_bytes(file.read_bytes()[:-2] + bytes([file.read_bytes()[-2] ^ 1]) + b"\n"),
+    "other JSON": lambda file: file.write_text("[[1]]"),
+    "deep JSON": lambda file: file.write_text("[" * 100_000),
+    "removed": Path.unlink,
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+    "a dangling link": lambda file: (file.unlink(), file.symlink_to("nowhere")),
+    "a circular link": lambda file: (file.unlink(), file.symlink_to(file.name)),
+    "a pipe": lambda file: (file.unlink(), os.mkfifo(file)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_every_damaged_file_leads_to_the_checkpoint_before(copied, damage):
+    config, run = copied
+    newest = run / "checkpoints" / "checkpoint-2"
+    whole = newest.with_name("whole")
+    shutil.copytree(newest, whole)
+    names = sorted(str(file.relative_to(whole)) for file in whole.rglob("*") if file.is_file())
+    assert len(names) >= 6 and MANIFEST_FILE in names
+    for name in names:
+        for other in run.parent.glob("*/checkpoints/checkpoint-2*"):
+            shutil.rmtree(other)
+        shutil.copytree(whole, newest)
+        DAMAGE[damage](newest / name)
+        checkpoint, path, said = resumed(config)
+        if name == MANIFEST_FILE and damage == "longer":
+            assert checkpoint == "checkpoint-2", "a line more says nothing else"
+            continue
+        assert (checkpoint, path) == ("checkpoint-1", run), name
+        assert "going back to the one before" in said and (name in said or damage == "a pipe"), said
+
+
+FOLDERS = {
+    "a dangling link": lambda folder: (shutil.rmtree(folder), folder.symlink_to("nowhere")),
+    "a circular link": lambda folder: (shutil.rmtree(folder), folder.symlink_to(folder.name)),
+    "empty": lambda folder: (shutil.rmtree(folder), folder.mkdir()),
+    "a file": lambda folder: (shutil.rmtree(folder), folder.write_bytes(GARBAGE)),
+}
+
+
+@pytest.mark.parametrize("damage", FOLDERS)
+def test_a_newest_checkpoint_that_is_none_leads_to_the_one_before(copied, damage):
+    config, run = copied
+    FOLDERS[damage](run / "checkpoints" / "checkpoint-2")
+    checkpoint, path, said = resumed(config)
+    assert (checkpoint, path) == ("checkpoint-1", run)
+    assert "checkpoint-2" in said and "going back to the one before" in said
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("echo this was run",)
+
+
+@pytest.mark.parametrize("content", [pickle.dumps({"a": 1}), pickle.dumps(Evil()), b"PK\3\4" + GARBAGE, GARBAGE, b""])
+def test_a_state_that_is_no_state_leads_to_the_one_before_though_its_hash_agrees(copied, content, capfd):
+    config, run = copied
+    newest = run / "checkpoints" / "checkpoint-2"
+    (newest / "trainer_state.pt").write_bytes(content)
+    noted = json.loads((newest / MANIFEST_FILE).read_text())
+    noted["trainer_state.pt"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (newest / MANIFEST_FILE).write_text(json.dumps(noted))
+    checkpoint, _, said = resumed(config)
+    assert checkpoint == "checkpoint-1" and "trainer_state.pt" in said and "going back to the one before" in said
+    assert "weights_only" not in said and "this was run" not in capfd.readouterr().out
+
+
+def test_an_evil_state_in_torchs_own_form_leads_to_the_one_before(copied):
+    config, run = copied
+    newest = run / "checkpoints" / "checkpoint-2"
+    torch.save({"optimizer": Evil(), "random": {}, "cuda_rng": []}, newest / "trainer_state.pt")
+    content = (newest / "trainer_state.pt").read_bytes()
+    noted = json.loads((newest / MANIFEST_FILE).read_text())
+    noted["trainer_state.pt"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (newest / MANIFEST_FILE).write_text(json.dumps(noted))
+    assert resumed(config)[0] == "checkpoint-1"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        GARBAGE,
+        b"exp_name: \xe9",
+        BOMB,
+        b"[" * 100_000,
+        b"- a list",
+        b"checkpoint_config: text\nexp_name: 5",
+        b"checkpoint_config: {output_dir: 5}",
+        b'checkpoint_config: {output_dir: "a\\0b"}',
+        b"a: &a [*a]",
+        b"when: 2001-99-99",
+        b"",
+    ],
+)  # fmt: skip
+def test_a_damaged_config_of_the_run_hides_nothing(copied, content):
+    config, run = copied
+    (run / "config.yaml").write_bytes(content)
+    checkpoint, path, _ = resumed(config)
+    assert (checkpoint, path) == ("checkpoint-2", run)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "run.lock", "metrics.jsonl", "rollouts.jsonl"])
+def test_a_folder_in_the_place_of_a_file_of_the_run_hides_no_checkpoint(copied, name):
+    config, run = copied
+    (run / name).unlink()
+    (run / name).mkdir()
+    try:
+        checkpoint, _, _ = resumed(config)
+    except CheckpointError as refusal:
+        assert str(run / name) in str(refusal)
+    else:
+        assert checkpoint == "checkpoint-2"
+
+
+def test_a_run_goes_on_for_real_from_the_one_before(copied):
+    config, run = copied
+    (run / "checkpoints" / "checkpoint-2" / "run.yaml").write_bytes(GARBAGE)
+    (run / "config.yaml").write_bytes(GARBAGE)
+    pipeline = build_agentic(config, start_run(config))
+    try:
+        assert pipeline.checkpoints.num_done == 1
+        pipeline.run()
+    finally:
+        pipeline.close()
+        pipeline.folder.close()
+    assert pipeline.folder.path == run
+    names = sorted(folder.name for folder in (run / "checkpoints").iterdir())
+    assert names == ["checkpoint-1", "checkpoint-2", "checkpoint-2.aside-1", "checkpoint-3"]
+
+
+def test_a_run_folder_that_cannot_be_written_goes_on_in_another(copied, monkeypatch):
+    """A file system that is read-only refuses root too."""
+    config, run = copied
+
+    def refuse(cls, path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path / "run.lock"))
+
+    monkeypatch.setattr(RunFolder, "reopen", classmethod(refuse))
+    checkpoint, path, said = resumed(config)
+    assert checkpoint == "checkpoint-2" and path != run and path.parent == run.parent
+    assert "Read-only file system" in said and "goes on in a folder of its own" in said
+    assert (path / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+
+
+@contextmanager
+def as_nobody():
+    """Root may read and write whatever it likes."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+@pytest.fixture
+def owned(finished, tiny_model):
+    """The same run in a folder that anybody may enter, of a user who isn't root."""
+    with tempfile.TemporaryDirectory() as place:
+        runs = Path(place) / "runs"
+        run = runs / "letters" / finished.name
+        shutil.copytree(finished, run)
+        shutil.copytree(tiny_model, Path(place) / "model")
+        os.chmod(place, 0o755)
+        for path in (runs, *runs.rglob("*")):
+            if os.geteuid() == 0:
+                os.chown(path, NOBODY, NOBODY)
+            os.chmod(path, 0o755 if path.is_dir() else 0o644)
+        yield make_config(Path(place) / "model", runs, max_steps=3, resume_from_checkpoint=True), run
+        for path in (runs, *runs.rglob("*")):
+            os.chmod(path, 0o755)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "expected"),
+    [
+        ("checkpoints/checkpoint-2", 0o000, "checkpoint-1"),
+        ("checkpoints/checkpoint-2/model.safetensors", 0o000, "checkpoint-1"),
+        ("checkpoints/checkpoint-2/manifest.json", 0o000, "checkpoint-1"),
+        ("checkpoints/checkpoint-2", 0o555, "checkpoint-2"),
+        ("checkpoints", 0o555, "checkpoint-2"),
+        ("config.yaml", 0o000, "checkpoint-2"),
+        ("run.lock", 0o444, "checkpoint-2"),
+        ("metrics.jsonl", 0o000, "checkpoint-2"),
+        ("rollouts.jsonl", 0o444, "checkpoint-2"),
+        ("", 0o555, "checkpoint-2"),
+    ],
+)
+def test_permissions_hide_no_checkpoint(owned, name, mode, expected):
+    config, run = owned
+    os.chmod(run / name, mode)
+    with as_nobody():
+        checkpoint, path, said = resumed(config)
+    assert checkpoint == expected
+    if expected == "checkpoint-1":
+        assert "going back to the one before" in said
+    elif name in ("checkpoints", "run.lock", "metrics.jsonl", "rollouts.jsonl", ""):
+        assert path != run and "goes on in a folder of its own" in said
+    else:
+        assert path == run
+
+
+def test_a_checkpoint_of_another_state_is_one_sentence(copied):
+    """Somebody wrote the state anew, with its hash."""
+    config, run = copied
+    for folder in all_checkpoints(run / "checkpoints"):
+        state = json.loads((folder / "pipeline.json").read_text())
+        content = json.dumps(state | {"rollouts": 3}).encode()
+        (folder / "pipeline.json").write_bytes(content)
+        noted = json.loads((folder / MANIFEST_FILE).read_text())
+        noted["pipeline.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        (folder / MANIFEST_FILE).write_text(json.dumps(noted))
+    with pytest.raises(CheckpointError, match=r"pipeline.json says nothing that rollouts can go on from"):
+        build_agentic(config, start_run(config))
+
+
+def test_a_path_to_a_damaged_one_names_a_whole_one(copied):
+    config, run = copied
+    newest = run / "checkpoints" / "checkpoint-2"
+    (newest / "run.yaml").write_bytes(GARBAGE)
+    with pytest.raises(CheckpointError, match="checkpoint-1 is whole"):
+        find_resume_point(config.model_copy(update={"resume_from_checkpoint": str(newest)}))
+    assert resume.number_of(newest) == 2
