@@ -17,6 +17,7 @@ from turnwise.types import Group, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
+_ROUNDING = 1e-6
 _NUM_DECODED = 256
 """Turns that are decoded to see whether they were sampled with this tokenizer."""
 
@@ -86,6 +87,18 @@ def _problems(config: AgenticConfig, groups: Sequence[Group], reader: Reader) ->
     for group in groups:
         if group.task.split != "train":
             yield f"{group.task.id} is a task of validation, which training must not see; play with --split train"
+        if group.task.tag not in config.custom_envs:
+            known = ", ".join(config.custom_envs) or "none"
+            yield f"{group.task.id} is of tag {group.task.tag!r}, which custom_envs ({known}) doesn't have; name it there"
+        weights: dict[int, float] = {}
+        for trajectory in group.trajectories:
+            weights[trajectory.sibling] = weights.get(trajectory.sibling, 0.0) + trajectory.weight
+        for sibling, weight in weights.items():
+            if weight > 1 + _ROUNDING:
+                yield (
+                    f"sibling {sibling} of {group.task.id} is there more than once: its lines weigh {weight:g} together, and "
+                    "those of one episode weigh 1; remove what is double, or play again with `turnwise rollout`"
+                )
         size = len({trajectory.sibling for trajectory in group.trajectories})
         if size != group_size:
             yield (

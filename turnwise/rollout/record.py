@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Hashable
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -104,6 +105,7 @@ def read_record(line: str | bytes) -> tuple[Place, Trajectory]:
     except ValidationError as error:
         raise ValueError(_first_fault(error)) from error
     values = dict(record)
+    del values["score"]
     place = Place(*(values.pop(name) for name in Place._fields))
     return place, Trajectory(**values | {"turns": [turn.made() for turn in record.turns]})
 
@@ -169,6 +171,16 @@ class _TrajectoryRecord(_Record):
     role: str
     weight: Annotated[float, Field(ge=0)]
     score_kl_penalty: float
+    score: float
+
+    @model_validator(mode="after")
+    def _is_of_its_turns(self) -> Self:
+        if not self.turns and self.status != "failed":
+            raise ValueError(f"turns: it has none, and its status is {self.status}; only a failed episode has no turn")
+        total = sum(turn.reward for turn in self.turns) + sum(self.outcome_rewards.values())
+        if not math.isclose(self.score, total, rel_tol=1e-6, abs_tol=1e-6):
+            raise ValueError(f"score: it is {self.score:g}, and the rewards add up to {total:g}; change those")
+        return self
 
 
 def _first_fault(error: ValidationError) -> str:

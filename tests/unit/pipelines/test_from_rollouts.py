@@ -234,3 +234,49 @@ def test_another_tokenizer_is_noticed(played, tiny_model, tmp_path):
     with pytest.raises(DataError, match="another tokenizer"):
         run(make_config(folder, tmp_path), rollouts=played.rollouts)
     shutil.rmtree(folder)
+
+
+def score_as_text(record):
+    record["score"] = str(record["score"])
+
+
+def other_score(record):
+    record["score"] += 1.0
+
+
+def no_turns(record):
+    record["turns"] = []
+
+
+def half_a_pair(record):
+    record["turns"][0]["text"] += "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (score_as_text, "score: input should be a valid number"),
+        (other_score, "and the rewards add up to"),
+        (no_turns, "turns: it has none, and its status is"),
+        (half_a_pair, "invalid JSON"),
+    ],
+)
+def test_a_line_that_is_no_trajectory_is_named(altered, tiny_model, tmp_path, change, message):
+    with pytest.raises(DataError, match=rf"24 of 24 lines can't be read \(.*{message}"):
+        run(make_config(tiny_model, tmp_path), rollouts=altered(change))
+
+
+def test_a_tag_that_the_config_does_not_have_is_refused(altered, tiny_model, tmp_path):
+    def rename(record):
+        record["task"]["tag"] = "Maze"
+
+    with pytest.raises(DataError, match=r"is of tag 'Maze', which custom_envs \(Letters\) doesn't have"):
+        run(make_config(tiny_model, tmp_path), rollouts=altered(rename))
+
+
+def test_a_sibling_that_is_there_twice_is_refused(played, tiny_model, tmp_path):
+    lines = played.rollouts.read_text().splitlines(keepends=True)
+    path = tmp_path / "twice.jsonl"
+    path.write_text("".join([*lines[:3], lines[2], *lines[4:]]))
+    with pytest.raises(DataError, match=r"sibling \d of .* is there more than once: its lines weigh 2 together"):
+        run(make_config(tiny_model, tmp_path), rollouts=path)
