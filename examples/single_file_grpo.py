@@ -1,6 +1,6 @@
 """GRPO on FrozenLake in one file: what turnwise does, said as plainly as it can be.
 
-    python examples/single_file_grpo.py MODEL_DIR --steps 3
+    python examples/frozen_lake/quickstart.py && python examples/single_file_grpo.py runs/quickstart/sft_model --steps 3
 
 It needs torch, transformers and the environment, and nothing else of turnwise. From the same model and seed it samples the very
 tokens of `turnwise train examples/frozen_lake/agentic.yaml max_steps=3`, and its losses agree with the library's to 1e-5

@@ -1,4 +1,7 @@
 #!/bin/bash
+# FrozenLake with Qwen2.5-0.5B-Instruct on one node of eight GPUs, Megatron and vLLM:
+#   bash examples/qwen2.5-0.5B-agentic/run_agentic_pipeline_frozen_lake.sh
+# The first lines of agent_val_frozen_lake.yaml have the command for a laptop: arguments that this script takes, too.
 # Further arguments are overrides (key=value).
 set -e
 

@@ -1,0 +1,53 @@
+"""Every shipped config trains: as it stands but for sizes, and for a model that this test makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+
+from turnwise.cli.main import main
+from turnwise.config import load_config
+from turnwise.models.make import make_model
+from turnwise.pipelines.corpus import environment_text
+from turnwise.types import Split
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted(path for path in (ROOT / "examples").rglob("*.yaml") if path.parent.name != "config")
+LAPTOP = ["strategy_args", "device_mapping", "model_args"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    return make_model("tiny", tmp_path_factory.mktemp("model") / "made", environment_text(), overrides=sizes).folder
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_one_small_step(path: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = [f"pretrain={model}", f"output_dir={tmp_path}", "max_steps=1"]
+    if "train_files" in yaml.safe_load(path.read_text(encoding="utf-8")):
+        demos = tmp_path / "demos.jsonl"
+        assert main(["demos", str(path.parent / "agentic.yaml"), "--episodes", "16", "--out", str(demos)]) == 0
+        assert main(["sft", str(path), *changes, f"train_files=[{demos}]", "--quiet"]) == 0
+        return
+    config, _ = load_config(path, [])
+    has_critic = config.adv_estimator == "gae"
+    for split in get_args(Split):
+        manager, num_tags = f"{split}_env_manager", len(config.env_manager(split).tags)
+        group_size = 1 if split == "val" or has_critic else 2
+        changes += [f"{manager}.num_env_groups={num_tags}", f"{manager}.group_size={group_size}"]
+        changes += [f"{manager}.num_groups_partition=[{','.join('1' * num_tags)}]"]
+        batch = "val_batch_size" if split == "val" else "rollout_batch_size"
+        changes += [f"{batch}={num_tags * group_size}"]
+    if "qwen" in str(path):  # eight GPUs, as its first lines say
+        roles = {"actor_train": LAPTOP, "actor_infer": LAPTOP, "reference": LAPTOP[1:]}
+        changes += [f"{role}.{key}=null" for role, keys in roles.items() for key in keys]
+        changes += ["sequence_length=2048", "actor_train.training_args.gradient_accumulation_steps=1"]
+    changes += ["critic_warmup=0"] if has_critic else []
+    size = len(config.train_env_manager.tags) * (1 if has_critic else 2)
+    changes += ["eval_steps=0", f"actor_train.training_args.per_device_train_batch_size={size}"]
+    changes += [f"critic.training_args.per_device_train_batch_size={size}"] if has_critic else []
+    assert main(["train", str(path), *changes, "--quiet"]) == 0, capsys.readouterr().err
