@@ -34,7 +34,7 @@ def _compiles(pattern: str) -> str:
 
 def _env_type(name: str) -> str:
     if ":" in name and not is_entry_point(name):
-        raise ValueError(f"{name!r} isn't a registered name, or your own as module:Class")
+        raise ValueError(f"{name!r} isn't in this version's registry, nor a module:Class of your own")
     return name
 
 

@@ -19,7 +19,7 @@ from turnwise.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = ROOT / "examples" / "qwen2.5-0.5B-agentic" / "agent_val_frozen_lake.yaml"
 ON_A_LAPTOP = [
-    "pretrain=models/tiny",
+    "pretrain=runs/model",
     "actor_train.strategy_args=null",
     "actor_train.device_mapping=null",
     "actor_train.model_args=null",

@@ -101,7 +101,7 @@ def test_anchors_and_references_of_an_ordinary_file_stay(tmp_path):
         ("custom_envs.Lake={}", "adds nothing to the section that is there"),
         ("pretrain=", "pretrain: is empty"),
         ("custom_envs.Lake.env_type=", "env_type: is empty"),
-        ("custom_envs.Lake.env_type=:", "env_type: ':' isn't a registered name, or your own as module:Class"),
+        ("custom_envs.Lake.env_type=:", "env_type: ':' isn't in this version's registry, nor a module:Class of your own"),
         ("custom_envs.Lake.env_type='a b:C'", "'a b:C' isn't a registered name"),
         ("custom_envs.Lake.agent_name='::'", "agent_name: '::' isn't one of"),
         ("pg_variant=':'", "pg_variant: ':' isn't one of"),

@@ -187,7 +187,7 @@ def slow_engine(monkeypatch):
 def test_responses_over_a_weight_update_know_their_versions(make_config, slow_engine, how):
     envs = {"Letters": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 2, "max_tokens_per_step": 60}}
     envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
-    pipeline = run(make_config(on_weight_update=how, custom_envs=envs, max_steps=4))
+    pipeline = run(make_config(on_weight_update=how, custom_envs=envs, max_steps=4, entropy_loss_coef=0.001))
     turns = [turn for row in played(pipeline) for turn in row["turns"]]
     assert all(sum(count for _, count in turn["versions"]) == len(turn["response_ids"]) for turn in turns)
     is_mixed = any(len(turn["versions"]) > 1 for turn in turns)

@@ -28,6 +28,7 @@ def train(tiny_model, tmp_path, env_type=LETTERS, env_config=None, max_in_thread
         "sequence_length": 256,
         "track_with": [],
         "parity_max_logprob_diff": 1.0,
+        "entropy_loss_coef": 0.001,  # Without it an update whose episodes all score alike is left out.
         "deadlines": deadlines,
         "train_env_manager": {"group_size": 2} | limits,
         "val_env_manager": limits,
