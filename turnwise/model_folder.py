@@ -157,14 +157,19 @@ def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
     contents = {name: read_object(folder / name) for name in _JSON_FILES if (folder / name).is_file()}
     config = contents["config.json"]
     file = folder / "config.json"
-    text_config = config.get("text_config")
-    for section in (config, text_config if isinstance(text_config, dict) else {}):
-        check_sizes(file, section)
+    check_sizes(file, config)
+    sizes = text_sizes(config)
+    check_sizes(file, sizes)
     _check_pickles(folder, trust)
-    sizes = {**config, **(text_config if isinstance(text_config, dict) else {})}
     _check_weights(file, sizes, _shapes(folder, contents.get(_INDEX)))
     if "tokenizer.json" in contents:
         require_rows(folder, sizes.get("vocab_size"), _num_ids(contents["tokenizer.json"]))
+
+
+def text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config.json, those of the language model where it has several parts."""
+    text_config = config.get("text_config")
+    return {**config, **(text_config if isinstance(text_config, dict) else {})}
 
 
 def require_rows(folder: str | Path, num_rows: Any, num_ids: int) -> None:

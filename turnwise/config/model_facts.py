@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.errors import ModelError
-from turnwise.model_folder import base_of_adapter, folder_here, read_object
+from turnwise.model_folder import base_of_adapter, check_sizes, folder_here, read_object
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -65,7 +65,11 @@ def read_model_facts(model: str) -> ModelFacts | None:
     try:
         folder = folder_here(base_of_adapter(model) or model)
         content = read_object(folder / "config.json") if folder else {}
-        return _facts(content.get("text_config") or content)
+        section = content.get("text_config") or content
+        check_sizes("config.json", section)
+        facts = _facts(section)
+        # A list, or nothing, where a number should stand: an architecture that counts otherwise.
+        return facts if min(facts.num_parameters, facts.kv_bytes_per_token("fp32"), facts.context_length) > 0 else None
     except (ModelError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return None
 

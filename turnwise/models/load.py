@@ -25,7 +25,7 @@ from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from turnwise.errors import ModelError, TurnwiseError, nearest
-from turnwise.model_folder import NOTHING, Trust, base_of_adapter, check_folder, read_object, require_rows
+from turnwise.model_folder import NOTHING, Trust, base_of_adapter, check_folder, read_object, require_rows, text_sizes
 from turnwise.models.lora import is_value_adapter, merge_adapter
 from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing
 
@@ -35,7 +35,7 @@ DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16,
 _ATTENTION = {"auto": None, "sdpa": "sdpa", "eager": "eager", "fa2": "flash_attention_2"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Of which a folder with a tokenizer has one. Without any transformers makes one up."""
-REMOTE_MODULES = "transformers_modules."
+_REMOTE_MODULES = "transformers_modules."
 """How the modules are called that transformers makes of a model folder's Python files."""
 _MANY_WITHOUT_TOKEN = 0.05
 """Share of the vocabulary without tokens from which it is no padding any more."""
@@ -166,14 +166,17 @@ def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokeni
             f"{path}: the tokenizer has no chat template; take an instruct model, "
             "or add `chat_template` to its tokenizer_config.json"
         )
-    _check_vocabulary(path, load_config(base or folder, trust), set(ids))
+    _check_vocabulary(path, trust, set(ids))
     return tokenizer
 
 
-def _check_vocabulary(path: str | Path, config: PreTrainedConfig, ids: Collection[int]) -> None:
+def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> None:
     """Ids without a token are sampled with the probability that the model gives them: a mask would make the sampler's
     distribution another than the trainer's. A trained model gives its padding none; a random one is told of."""
-    num_rows = config.get_text_config().to_dict().get("vocab_size")
+    folder = trust.folder(path)
+    while (base := base_of_adapter(folder)) is not None:
+        folder = trust.folder(base)
+    num_rows = text_sizes(read_object(folder / "config.json")).get("vocab_size")
     require_rows(path, num_rows, max(ids) + 1)
     without = num_rows - len(ids) if isinstance(num_rows, int) else 0
     if without > _MANY_WITHOUT_TOKEN * (num_rows or 0):
@@ -316,7 +319,9 @@ def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
         yield
     except TurnwiseError:
         raise
-    except Exception as error:  # boundary: a stranger's files in the hands of three libraries
+    except BaseException as error:  # boundary: a stranger's files in the hands of three libraries, one of which panics in Rust
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         reason = _first_line(error) or type(error).__name__
         if "trust_remote_code" in str(error):
             reason = (
@@ -326,6 +331,11 @@ def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
         elif isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
             reason = "its weights are no plain tensors: their pickle asks for other objects or code, which is never run"
         raise ModelError(f"{path}: {what}: {reason}") from error
+
+
+def trusted_already(thing: PreTrainedModel | PreTrainedConfig | PreTrainedTokenizerBase) -> Trust:
+    """Whoever has an object of a folder's own code has run that code."""
+    return Trust(remote_code=type(thing).__module__.startswith(_REMOTE_MODULES))
 
 
 def _shape(sizes: Sequence[int]) -> str:

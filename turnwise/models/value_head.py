@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from turnwise.errors import ModelError
 from turnwise.model_folder import NOTHING, Trust, base_of_adapter
-from turnwise.models.load import REMOTE_MODULES, load_config, load_model, load_pretrained, require_weights
+from turnwise.models.load import load_config, load_model, load_pretrained, require_weights, trusted_already
 from turnwise.models.lora import is_value_adapter, merge_adapter
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def load_value_model(
             model.base_model.load_state_dict(load_model(folder, device=device, trust=trust).base_model.state_dict())
         return model
     config = load_config(folder, trust)
-    if type(config).__module__.startswith(REMOTE_MODULES):
+    if trusted_already(config).remote_code:
         raise ModelError(
             f"{path}: is a model of its own Python code (trust_remote_code), which gets no value head here; name another one "
             "as reward_pretrain"

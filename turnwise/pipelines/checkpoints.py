@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.config.smaller import bytes_text
 from turnwise.errors import CheckpointError, ModelError
-from turnwise.models.load import load_tokenizer, remove_folder, written_whole
+from turnwise.models.load import load_tokenizer, remove_folder, trusted_already, written_whole
 from turnwise.protocols import Stateful, Workers
 from turnwise.training.state import TRAINER_FILE, load_trainer_state
 from turnwise.types import Sample
@@ -294,7 +294,7 @@ def _sha256(file: Path) -> str:
 
 
 def _require_same_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    saved = load_tokenizer(folder)
+    saved = load_tokenizer(folder, trusted_already(tokenizer))
     if saved.get_vocab() != tokenizer.get_vocab() or saved.chat_template != tokenizer.chat_template:
         raise CheckpointError(
             f"{folder} was trained with another tokenizer or chat template than that of {tokenizer.name_or_path}; "

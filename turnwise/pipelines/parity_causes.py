@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TurnwiseError
-from turnwise.models.load import load_model, load_tokenizer, parse_dtype
+from turnwise.models.load import load_model, load_tokenizer, parse_dtype, trusted_already
 from turnwise.models.plain import logprobs_at, plain_logits, plain_model
 from turnwise.pipelines.parity_probe import Played, Prompts, Scored
 from turnwise.types import FloatArray, Sample
@@ -195,7 +195,7 @@ class _Trial:
         )
 
     def _template(self, folder: str) -> Iterator[Finding]:
-        template = ChatTemplate(load_tokenizer(folder))
+        template = ChatTemplate(load_tokenizer(folder, trusted_already(self._suspects.model_config)))
         prompts = [played.written_by(template) for played in self._evidence.played]
         highest = max(token_id for written in prompts for ids in written for token_id in ids)
         is_other = prompts != [played.prompts for played in self._evidence.played]
@@ -209,7 +209,8 @@ class _Trial:
 
     def _folder(self, folder: str) -> Iterator[Finding]:
         setting, start = self._suspects.folders[folder], next(iter(self._suspects.folders))
-        model = load_model(folder, dtype=parse_dtype(self._suspects.sampler_dtype), attn_implementation="sdpa")
+        dtype, trust = parse_dtype(self._suspects.sampler_dtype), trusted_already(self._suspects.model_config)
+        model = load_model(folder, dtype=dtype, attn_implementation="sdpa", trust=trust)
         rest = self._distance_plain(plain_logits(model, self._samples), self._suspects.temperature)
         if folder == start:
             advice = "The server has the weights that training started from: no weight update has reached it"

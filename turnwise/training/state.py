@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
-from turnwise.model_folder import ADAPTER_CONFIG, Trust
-from turnwise.models.load import REMOTE_MODULES, load_config, load_pretrained, require_weights, write_weights
+from turnwise.model_folder import ADAPTER_CONFIG
+from turnwise.models.load import load_config, load_pretrained, require_weights, trusted_already, write_weights
 from turnwise.models.lora import Adapters
 from turnwise.training.random_state import GlobalRandomState
 
@@ -97,8 +97,7 @@ def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
 def _load_weights(folder: Path, model: PreTrainedModel) -> None:
     if (folder / ADAPTER_CONFIG).is_file():
         raise ModelError(f"{folder}: holds LoRA adapters, not all parameters; set lora_rank as it was to go on with it")
-    # Whoever has such a model has run its code already.
-    trust = Trust(remote_code=type(model).__module__.startswith(REMOTE_MODULES))
+    trust = trusted_already(model)
     saved, missing = load_pretrained(type(model), folder, load_config(folder, trust), dtype=model.dtype, trust=trust)
     require_weights(folder, missing)
     copy_weights(saved, model)

@@ -1,0 +1,262 @@
+"""Folders of strangers: nothing in them runs, and whatever is in them ends in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from turnwise.config import parse_config
+from turnwise.errors import ConfigError, ModelError, TurnwiseError
+from turnwise.models.load import load_model, load_tokenizer
+from turnwise.testing.toy_model import toy_model
+from turnwise.training.state import load_state, save_state
+
+LAKE = {"Lake": {"env_type": "frozen_lake"}}
+ROLLOUT = """
+pretrain: model
+sequence_length: 500
+rollout_batch_size: 2
+custom_envs:
+  Lake:
+    {env_type: frozen_lake, max_steps: 1, max_tokens_per_step: 2, agent_system_template: "", agent_template: "{observation}"}
+train_env_manager: {num_env_groups: 1, group_size: 2}
+"""
+
+
+class Evil:
+    """A pickle that leaves a mark when it is read."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open, (str(self.marker), "w"))
+
+
+@pytest.fixture
+def folder(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    return tmp_path / "marker"
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def with_own_code(folder: Path, marker: Path) -> None:
+    """Config, model and tokenizer by Python files of the folder, which leave a mark."""
+    (folder / "own.py").write_text(
+        f"open({str(marker)!r}, 'w').close()\n"
+        "from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM\n"
+        "class OwnConfig(Qwen3Config):\n    model_type = 'own'\n"
+        "class OwnModel(Qwen3ForCausalLM):\n    config_class = OwnConfig\n"
+        "class OwnTokenizer(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    edit(folder / "config.json", model_type="own", auto_map=classes)
+    tokenizer = {"auto_map": {"AutoTokenizer": [None, "own.OwnTokenizer"]}, "tokenizer_class": "OwnTokenizer"}
+    edit(folder / "tokenizer_config.json", **tokenizer)
+
+
+def turnwise(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command, with a `y` for whoever asks."""
+    command = [sys.executable, "-m", "turnwise.cli.main", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(place / "cache")}
+    return subprocess.run(command, input="y\n" * 5, env=environment, cwd=place, capture_output=True, text=True, timeout=300)
+
+
+def test_code_of_a_folder_runs_only_where_a_setting_says_so(folder: Path, marker: Path, tmp_path: Path) -> None:
+    with_own_code(folder, marker)
+    (tmp_path / "lake.yaml").write_text(ROLLOUT)
+    words = ("rollout", "lake.yaml", "--out", "out.jsonl")
+    refused = turnwise(tmp_path, *words)
+    assert not marker.exists() and refused.returncode == 2
+    assert "model_args.trust_remote_code: true" in refused.stderr and "Traceback" not in refused.stderr
+    trusted = turnwise(tmp_path, *words, "actor_train.model_args.trust_remote_code=true")
+    assert marker.exists() and trusted.returncode == 0, trusted.stderr
+    assert "its own Python code runs here (trust_remote_code: true): own.py" in trusted.stdout + trusted.stderr
+
+
+def test_pickled_weights_are_read_where_a_setting_says_so_and_never_run(folder: Path, marker: Path, tmp_path: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model.bin is a pickle.*allow_pickle: true"):
+        load_model(folder)
+    values: dict[str, Any] = {"pretrain": str(folder), "custom_envs": LAKE}
+    with pytest.raises(ConfigError, match=r"pretrain: .*allow_pickle: true"):
+        parse_config(values)
+    trust = parse_config(values | {"actor_train": {"model_args": {"allow_pickle": True}}})[0].actor_train.model_args.trust
+    loaded = load_model(folder, trust=trust).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
+
+    torch.save({**weights, "evil": Evil(marker)}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="their pickle asks for other objects or code, which is never run") as raised:
+        load_model(folder, trust=trust)
+    assert not marker.exists() and "weights_only" not in str(raised.value)
+
+
+def test_training_states_and_adapters_are_never_run(marker: Path, tmp_path: Path, folder: Path) -> None:
+    model = toy_model()
+    save_state(tmp_path / "state", model, None)
+    torch.save(Evil(marker), tmp_path / "state" / "trainer_state.pt")
+    with pytest.raises(ModelError, match=r"trainer_state.pt: isn't the training state that turnwise writes") as raised:
+        load_state(tmp_path / "state", model, None)
+    assert "weights_only" not in str(raised.value)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder)}))
+    (adapter / "adapter_model.bin").write_bytes(pickle.dumps(Evil(marker)))
+    with pytest.raises(ModelError, match=r"adapter_model.bin is a pickle, which isn't read"):
+        load_model(adapter)
+    assert not marker.exists()
+
+
+def test_an_adapter_that_is_its_own_base(folder: Path, tmp_path: Path) -> None:
+    for name, base in (("a", "b"), ("b", "a"), ("self", "self")):
+        (tmp_path / name).mkdir()
+        named = json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / base)})
+        (tmp_path / name / "adapter_config.json").write_text(named)
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(b"")
+    for name in ("a", "self"):
+        for load in (load_model, load_tokenizer):
+            with pytest.raises(ModelError, match=r"leads back to .*base_model_name_or_path"):
+                load(tmp_path / name)
+        with pytest.raises(ConfigError, match=r"pretrain: .*leads back to"):
+            parse_config({"pretrain": str(tmp_path / name), "custom_envs": LAKE})
+
+
+def config_of(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / "config.json", **changes)
+
+
+def cut(name: str, num_bytes: int) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:num_bytes]) and None
+
+
+def text(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(content) and None
+
+
+KNOWN_TO_CONFIG = [
+    (config_of(num_hidden_layers=-1), r"config.json: num_hidden_layers is -1"),
+    (config_of(num_hidden_layers=99), r"config.json: num_hidden_layers is 99, and the weights beside it have 2"),
+    (config_of(num_hidden_layers=10**9), r"config.json: num_hidden_layers is 1000000000"),
+    (config_of(num_attention_heads=0), r"config.json: num_attention_heads is 0"),
+    (config_of(num_attention_heads=3, num_key_value_heads=2), r"can't share 2 key-value heads"),
+    (config_of(hidden_size="32"), r"config.json: hidden_size is '32'"),
+    (config_of(hidden_size=64), r"config.json: hidden_size is 64, and model.embed_tokens.weight beside it is .*set it to 32"),
+    (config_of(vocab_size=300), r"config.json: vocab_size is 300"),
+    (cut("model.safetensors", 1000), r"model.safetensors: is cut"),
+    (cut("model.safetensors", -1), r"model.safetensors: is cut: it has"),
+    (text("config.json", b"\xff\xfe{"), r"config.json: isn't UTF-8 text"),
+    (text("config.json", b"\0"), r"config.json: is no readable JSON.*line 1"),
+    (text("config.json", b"[" * 10**5), r"config.json: is no readable JSON"),
+    (text("config.json", b"[]"), r"config.json: holds a list"),
+    (text("tokenizer.json", b"{"), r"tokenizer.json: is no readable JSON"),
+    (text("tokenizer_config.json", b"\xff"), r"tokenizer_config.json: isn't UTF-8"),
+    (lambda folder: (folder / "config.json").unlink(), r"has no config.json"),
+]
+
+
+@pytest.mark.parametrize(("break_it", "expected"), KNOWN_TO_CONFIG, ids=[expected for _, expected in KNOWN_TO_CONFIG])
+def test_config_knows_without_loading(break_it: Callable[[Path], None], expected: str, folder: Path) -> None:
+    break_it(folder)
+    with pytest.raises(ConfigError, match=f"pretrain: .*{expected}"):
+        parse_config({"pretrain": str(folder), "custom_envs": LAKE})
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(ModelError, match=expected):
+            load(folder)
+
+
+def test_shapes_that_only_loading_finds(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"] = torch.zeros(3, 5)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"mlp.up_proj.weight is 3 × 5 in the weights and 64 × 32 by config.json") as raised:
+        load_model(folder)
+    assert "ignore_mismatched_sizes" not in str(raised.value)
+
+
+def test_an_empty_name() -> None:
+    for name in ("", " ", "a\0b"):
+        with pytest.raises(ConfigError, match="pretrain"):
+            parse_config({"pretrain": name, "custom_envs": LAKE})
+
+
+def test_a_vocabulary_smaller_than_the_tokenizer_and_a_much_larger_one(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wide = tmp_path / "wide"
+    rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+    toy_model(vocab_size=3 * rows).save_pretrained(wide)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, wide)
+    load_tokenizer(wide)
+    assert f"of {3 * rows} ids of its vocabulary have no token" in caplog.text
+
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    last = tokenizer["model"]["vocab"]["more"] = rows + 100
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    expected = rf"vocab_size of config.json is {rows}, and its tokenizer has ids up to {last}"
+    with pytest.raises(ConfigError, match=expected):
+        parse_config({"pretrain": str(folder), "custom_envs": LAKE})
+    with pytest.raises(ModelError, match=expected):
+        load_tokenizer(folder)
+
+
+STRANGE: tuple[Any, ...] = (None, -1, 0, 10**12, 1.5, "x", "\ud800", True, [], [1], {}, {"a": 1}, "../../etc/passwd")
+MUTANTS: list[tuple[str, tuple[str, ...], Any]] = [
+    ("config.json", ("head_dim",), "x"),
+    ("config.json", ("max_position_embeddings",), []),
+    ("tokenizer.json", ("model", "continuing_subword_prefix"), "../../etc/passwd"),
+]
+"""Those that once ended in another exception."""
+
+
+def mutants(model: Path) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+    """Every value of the small files, replaced by strange ones in turn."""
+    yield from MUTANTS
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json"):
+        content = json.loads((model / name).read_text())
+        paths: list[tuple[str, ...]] = [(key,) for key in content]
+        paths += [("model", key) for key in content["model"]] if name == "tokenizer.json" else []
+        for index, path in enumerate(paths):
+            for step in range(2 if name == "config.json" else 1):
+                yield name, path, STRANGE[(5 * index + step) % len(STRANGE)]
+
+
+def test_no_mutation_of_a_folder_ends_in_another_exception(tiny_model: Path, tmp_path: Path) -> None:
+    uses = (lambda model: parse_config({"pretrain": str(model), "custom_envs": LAKE}), load_tokenizer, load_model)
+    num_refused = 0
+    for name, path, value in mutants(tiny_model):
+        folder = tmp_path / "mutant"
+        shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
+        content = json.loads((folder / name).read_text())
+        place = content["model"] if len(path) > 1 else content
+        place[path[-1]] = value
+        (folder / name).write_text(json.dumps(content))
+        for use in uses:
+            try:
+                use(folder)
+            except TurnwiseError as error:
+                num_refused += 1
+                assert isinstance(error, ConfigError) or str(folder) in str(error), (name, path, value)
+            except BaseException as error:
+                raise AssertionError(f"{name} {path} = {value!r}: {error!r}") from error
+    assert num_refused > 30
