@@ -135,7 +135,8 @@ class Screen:
         shares = {name: value / whole for name, value in times.items() if value >= 0.01 * whole}
         for name in shares:
             self._styles.setdefault(name, _PHASE_STYLES[len(self._styles) % len(_PHASE_STYLES)])
-        bars = {name: round(share * _BAR_WIDTH) for name, share in shares.items()}
+        ends = [round(_BAR_WIDTH * sum([*shares.values()][: i + 1])) for i in range(len(shares))]
+        bars = {name: end - begin for name, begin, end in zip(shares, [0, *ends], ends, strict=False)}
         text.append("\n").append(_label("time")).append(f"{f'{interval_s:.1f} s':<8}", "bold")
         for name, length in bars.items():
             text.append("█" * length, self._styles[name])
