@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,17 @@ def signals_of_a_terminal() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def modules_of_a_test_are_forgotten(tmp_path_factory) -> Iterator[None]:
+    """Two tests may write different modules of one name, `guess.py` say: each imports its own."""
+    before = set(sys.modules)
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")
