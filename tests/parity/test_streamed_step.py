@@ -15,7 +15,8 @@ from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
 from turnwise.cluster.local import LocalCluster
 from turnwise.models.lora import Adapters, LoRASettings
-from turnwise.pipelines.roles import BatchPlan, ModelRole, Update
+from turnwise.pipelines.policy_update import PolicyUpdate
+from turnwise.pipelines.roles import BatchPlan, ModelRole, OldLogProbs
 from turnwise.spec import LOSS_AGG_MODES, PG_VARIANTS
 from turnwise.testing.strategy_contract import weights_of
 from turnwise.testing.toy_model import toy_model, toy_samples
@@ -67,16 +68,18 @@ def trained(
     reference is the model without them."""
     workers = LocalCluster().spawn("actor_train", lambda _: make_strategy())
     plan = BatchPlan(samples_per_step=NUM_SAMPLES, max_length=64, seed=0, max_tokens_train=100, samples_per_batch=NUM_SAMPLES)
-    role, loss, reduced = ModelRole("actor_train", workers, plan), PolicyLoss(settings), dict[str, Any]()
+    old_log_probs: OldLogProbs = "always" if "old_logprobs" in settings.needs else "if_needed"
+    role = ModelRole("actor_train", workers, plan, old_log_probs=old_log_probs)
+    loss, reduced = PolicyLoss(settings), dict[str, Any]()
     for step in (1, 2):
         samples = credited_samples() if is_stale else [replace(sample, versions=()) for sample in credited_samples()]
-        update = Update(role, loss, step, is_streamed=bool(cut))
+        update = PolicyUpdate(role, loss, step, is_streamed=bool(cut))
         metrics, bounds = [], [0, *cut, NUM_SAMPLES]
         for start, stop in pairwise(bounds):
             part = samples[start:stop]
             if workers.worker.facts().adapters:
                 role.without_adapter("reference", plan).compute_log_probs(part, into="ref_logprobs")
-            role.set_old_log_probs(part, version=1, is_rollouts=False, needs=settings.needs)
+            role.compute_old_log_probs(part, version=1)
             metrics += update.add(part, is_last=stop == NUM_SAMPLES)
         reduced |= {f"{name} of step {step}": value for name, value in reduce_metrics(metrics).items() if "batch/" not in name}
     return weights_of(workers.worker), reduced

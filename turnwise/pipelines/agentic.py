@@ -1,8 +1,8 @@
-"""The front door: agentic reinforcement learning, step by step."""
+"""The front door: agentic reinforcement learning, step by step. Begin reading at `AgenticPipeline.run`."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,15 +12,17 @@ from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.parity import ParityGate
 from turnwise.pipelines.pictures import Pictures
-from turnwise.pipelines.roles import ModelRole, Update
+from turnwise.pipelines.policy_update import PolicyUpdate
+from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sample_log import log_samples
+from turnwise.pipelines.step_rollout import StepRollout
 from turnwise.protocols import Algorithm, Cluster, Stateful, WeightTransfer
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.measure import rollout_metrics, system_metrics, validation_metrics
 from turnwise.rollout.source import RolloutSource
 from turnwise.tracking.run_log import RunLog
-from turnwise.types import Group, samples_of
+from turnwise.types import samples_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,51 +62,26 @@ class AgenticPipeline:
     interrupts: Interrupts
 
     def run(self) -> None:
-        """Plays, gives credit, trains; until all steps are done. Where the group filter leaves nothing, nothing is trained."""
-        config, log = self.pipeline_config, self.log
-        first = self.checkpoints.num_done
-        for step in range(first, self.checkpoints.num_steps):
-            if step == first or step % config.actor_train.model_update_frequency == 0:
-                self.model_update(step)
-            if config.eval_steps and step % config.eval_steps == 0:
-                self.validate()
-
-            groups: list[Group] = []
-            update = Update(self.actor_train, self.algorithm.loss, step, config.is_streamed)
-            stream = self.train_rollout_scheduler.parts(config.rollout_batch_size, config.is_streamed)
-            with log.phase("total") as clock, closing(log.each("rollout", stream)) as parts:
-                for part in parts:
-                    samples = samples_of(part.groups)
-                    with log.phase("ref_log_probs_values_reward"):
-                        if self.reference:
-                            log.add(self.reference.compute_log_probs(samples, into="ref_logprobs"))
-                    with log.phase("old_log_probs_values"):
-                        needs = self.algorithm.needs | ({"old_logprobs"} if config.async_generation_ratio else set())
-                        log.add(self.actor_train.set_old_log_probs(samples, step, config.use_rollout_log_probs, needs))
-                        if self.critic:
-                            log.add(self.critic.compute_values(samples))
-                    if part.is_last:
-                        self.interrupts.hold("finishing this step")
-                    with log.phase("adv"):
-                        log.add(self.algorithm.credit(part.groups) if part.groups else ())
-                    with log.phase("train"), self.checkpoints.updating(step) if part.is_last else nullcontext():
-                        if self.critic and self.algorithm.value_loss:
-                            log.add(self.critic.train_step(samples, self.algorithm.value_loss, step))
-                        if not self.critic or step >= config.critic_warmup:
-                            log.add(update.add(samples, part.is_last))
-                    groups += part.groups
-
-            samples = samples_of(groups)
-            log.add(rollout_metrics(groups, self.train_rollout_scheduler.rejected))
-            log.add(staleness_metrics(samples, version=step))
-            log.add(system_metrics(samples, clock.elapsed_s, num_trajectories=self.train_rollout_scheduler.num_episodes))
-            self.journal.append(step, groups + self.train_rollout_scheduler.rejected)
-            if step % config.logging_steps == 0:
-                log.show(*log_samples(step, groups, self.tokenizer.decode))
-            log.end_step(step, groups)
-            if self.checkpoints.is_due:
-                self.do_checkpoint()
-            self.interrupts.release()
+        """Plays, gives credit and trains, until all steps are done. A step whose groups are all filtered out trains nothing."""
+        log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
+        for step in range(self.checkpoints.num_done, self.checkpoints.num_steps):
+            self.model_update(step)
+            self.validate(step)
+            update = PolicyUpdate(actor, algorithm.loss, step, self.pipeline_config.is_streamed)
+            rollout = StepRollout(self.train_rollout_scheduler, log, self.pipeline_config)
+            for part in rollout:
+                samples = samples_of(part.groups)
+                with log.phase("ref_log_probs"):
+                    log.add(self.reference.compute_log_probs(samples, into="ref_logprobs") if self.reference else ())
+                with log.phase("old_log_probs_values"):
+                    log.add(actor.compute_old_log_probs(samples, version=step))
+                    log.add(critic.compute_values(samples) if critic else ())
+                with log.phase("adv"):
+                    log.add(algorithm.credit(part.groups) if part.groups else ())
+                with log.phase("train"), self.checkpoints.updating(step, self.interrupts, part.is_last):
+                    log.add(critic.train_step(samples, algorithm.value_loss, step) if critic and algorithm.value_loss else ())
+                    log.add(update.add(samples, part.is_last))
+            self.end_step(step, rollout)
         self.finish()
 
     @property
@@ -113,19 +90,39 @@ class AgenticPipeline:
         return self.algorithm.running
 
     def model_update(self, step: int) -> None:
-        """Gives the trainer's weights to the inference servers as policy version `step`."""
+        """Gives the trainer's weights to the inference servers as policy version `step`, where this step is to do so. The first
+        and the last step of a run always do."""
+        every = self.pipeline_config.actor_train.model_update_frequency
+        if step % every and step not in (self.checkpoints.first_step, self.checkpoints.num_steps):
+            return
         with self.log.phase("model_update"):
             self.log.add(self.event_loop.run(self.weight_transfer.update(version=step)))
             self.log.add(self.parity_gate.check(version=step))
 
-    def validate(self) -> None:
-        """Plays the fixed validation tasks with the policy as the servers have it."""
-        if self.val_rollout_scheduler is None:
+    def validate(self, step: int) -> None:
+        """Plays the fixed validation tasks with the policy as the servers have it, every `eval_steps` steps and at the end."""
+        every = self.pipeline_config.eval_steps
+        if self.val_rollout_scheduler is None or not every or (step % every and step != self.checkpoints.num_steps):
             return
         with self.log.phase("val"):
             groups = self.val_rollout_scheduler.get_batch(self.pipeline_config.val_batch_size)
-            self.pictures.write(f"step-{self.checkpoints.num_done}", groups)
+            self.pictures.write(f"step-{step}", groups)
         self.log.add(validation_metrics(groups))
+
+    def end_step(self, step: int, rollout: StepRollout) -> None:
+        """Logs what was measured, writes what was played, and saves a checkpoint where one is due."""
+        log, groups, rejected = self.log, rollout.groups, self.train_rollout_scheduler.rejected
+        samples = samples_of(groups)
+        log.add(rollout_metrics(groups, rejected))
+        log.add(staleness_metrics(samples, version=step))
+        log.add(system_metrics(samples, rollout.elapsed_s, num_trajectories=self.train_rollout_scheduler.num_episodes))
+        self.journal.append(step, groups + rejected)
+        if step % self.pipeline_config.logging_steps == 0:
+            log.show(*log_samples(step, groups, self.tokenizer.decode))
+        log.end_step(step, groups)
+        if self.checkpoints.is_due:
+            self.do_checkpoint()
+        self.interrupts.release()
 
     def do_checkpoint(self) -> Path:
         """A model folder with the states of optimiser and loop after the steps that are whole."""
@@ -134,10 +131,11 @@ class AgenticPipeline:
 
     def finish(self) -> None:
         """Validates the final policy."""
-        if self.pipeline_config.eval_steps:
-            self.model_update(self.checkpoints.num_done)
-            self.validate()
-            self.log.end_step(self.checkpoints.num_done)
+        step = self.checkpoints.num_steps
+        if self.pipeline_config.uses_validation:
+            self.model_update(step)
+            self.validate(step)
+            self.log.end_step(step)
 
     def close(self) -> None:
         """Closes servers, files and the event loop, each whatever becomes of the others. Safe in the middle of a step."""

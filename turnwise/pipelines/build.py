@@ -35,7 +35,7 @@ from turnwise.pipelines.checkpoints import Contents
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.parity import build_parity_gate
 from turnwise.pipelines.prepare import prepare_run
-from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.roles import ModelRole, OldLogProbs
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster, Stateful, StreamsStep
 from turnwise.rollout.journal import Journal
@@ -112,7 +112,12 @@ def _assemble(
     model = None if policy.is_trained_apart else policy.model
     trained = partial(policy_strategy, config, device, policy.tokenizer, folder.path, model=model)
     make_role = partial(ModelRole, stopwatch=policy.stopwatch)
-    actor_train = make_role("actor_train", cluster.spawn("actor_train", trained), batch_plan(config, "actor_train"))
+    actor_train = make_role(
+        "actor_train",
+        cluster.spawn("actor_train", trained),
+        batch_plan(config, "actor_train"),
+        old_log_probs=old_log_probs(config, algorithm),
+    )
     weights = partial(actor_train.workers.call, "weights", route="rank0")
     reference = None
     if "ref_logprobs" in algorithm.needs and config.is_reference_in_policy:
@@ -190,6 +195,13 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
             f"stream_training: true trains on the groups of a step as they end, but {name} {reason}; leave it out"
         )
     return algorithm
+
+
+def old_log_probs(config: AgenticConfig, algorithm: Algorithm) -> OldLogProbs:
+    """Where old log-probs come from. Asynchronous samples always need them, as does an algorithm that says so."""
+    if config.use_rollout_log_probs:
+        return "rollouts"
+    return "always" if config.async_generation_ratio or "old_logprobs" in algorithm.needs else "if_needed"
 
 
 def algorithm_settings(config: AgenticConfig) -> AlgorithmSettings:

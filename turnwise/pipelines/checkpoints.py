@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from turnwise.config.smaller import bytes_text
 from turnwise.errors import CheckpointError, ModelError
 from turnwise.models.load import load_tokenizer, remove_folder, trusted_already, written_whole
+from turnwise.pipelines.interrupt import Interrupts
 from turnwise.protocols import Stateful, Workers
 from turnwise.training.state import TRAINER_FILE, load_trainer_state
 from turnwise.types import Sample
@@ -84,6 +85,8 @@ class Checkpoints:
     ) -> None:
         self.path = path
         self.num_steps = num_steps
+        self.first_step = 0
+        """Step that this run began with: 0, or where the checkpoint that it was restored from ends."""
         self.num_done = 0
         """Steps that are whole."""
         self.is_torn = False
@@ -97,8 +100,14 @@ class Checkpoints:
         self._remember()
 
     @contextmanager
-    def updating(self, step: int) -> Iterator[None]:
-        """Around the change of weights in `step`: when it is left without an error the step is whole."""
+    def updating(self, step: int, interrupts: Interrupts | None = None, is_last: bool = True) -> Iterator[None]:
+        """Around the change of weights in `step`, which Ctrl-C doesn't interrupt. When it is left without an error the step is
+        whole. Of an update in parts, only the last one changes weights."""
+        if not is_last:
+            yield
+            return
+        if interrupts:
+            interrupts.hold("finishing this step")
         self.is_torn = True
         yield
         self.is_torn = False
@@ -208,7 +217,7 @@ class Checkpoints:
                 part.load_state_dict(state[name])
             except (KeyError, TypeError, ValueError, AttributeError) as fault:
                 raise CheckpointError(f"{folder}: {STATE_FILE} says nothing that {name} can go on from ({fault!r})") from fault
-        self.num_done = state["step"]
+        self.num_done = self.first_step = state["step"]
         self._num_saved = self.num_done if folder.parent.resolve() == self.path.resolve() else None
         self._remember()
 

@@ -1,4 +1,4 @@
-"""A role's model behind verbs on samples: plan micro-batches, send them to the workers, write the results back."""
+"""A role's model behind verbs on samples: cut micro-batches, send them to the workers, write the results back."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
-from turnwise.errors import NotAvailableError
 from turnwise.facts import StrategyFacts
-from turnwise.protocols import WHOLE_STEP, Loss, NeedsAdvantages, Output, PreparesStep, StepPart, StreamsStep, Workers
+from turnwise.protocols import WHOLE_STEP, Loss, Output, PreparesStep, StepPart, Workers
 from turnwise.stopwatch import Stopwatch, Work
 from turnwise.token_counts import TokenCounts
 from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
 
 LogprobField = Literal["old_logprobs", "ref_logprobs"]
+OldLogProbs = Literal["if_needed", "always", "rollouts"]
+"""Where old log-probs come from: a forward pass if one is needed, always one, or the servers that sampled the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,43 +73,44 @@ class ModelRole:
     """
 
     def __init__(
-        self, name: str, workers: Workers, plan: BatchPlan, stopwatch: Stopwatch | None = None, is_base: bool = False
+        self,
+        name: str,
+        workers: Workers,
+        plan: BatchPlan,
+        stopwatch: Stopwatch | None = None,
+        is_base: bool = False,
+        old_log_probs: OldLogProbs = "if_needed",
     ) -> None:
         self.name = name
         self.workers = workers
         self.plan = plan
         self.stopwatch = stopwatch or Stopwatch()
         self.is_base = is_base
+        self.old_log_probs = old_log_probs
 
     def without_adapter(self, name: str, plan: BatchPlan) -> ModelRole:
-        """The model under this one's LoRA adapter, as a role of its own on the same workers, whose calls carry its name."""
+        """The model under this one's LoRA adapter, as a role of its own on the same workers. Its calls carry its name."""
         return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True)
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:
-        """Fills `into` of every sample with this model's log-probs of its tokens; what the passes computed."""
+        """Fills `into` of every sample with this model's log-probs of its tokens, and returns what the passes measured."""
         results, metrics = self._forward(samples, frozenset({"logprobs"}))
         for sample, arrays in zip(samples, results, strict=True):
-            values = arrays["logprobs"]
-            if into == "old_logprobs":
-                sample.old_logprobs = values
-            else:
-                sample.ref_logprobs = values
+            setattr(sample, into, arrays["logprobs"])
         return metrics
 
-    def set_old_log_probs(
-        self, samples: Sequence[Sample], version: int, is_rollouts: bool, needs: frozenset[str] = frozenset()
-    ) -> list[Metric]:
-        """Fills the log-probs of the policy at the start of an update, where they must be known before it: the rollouts' own
-        if they are asked for, else this model's.
+    def compute_old_log_probs(self, samples: Sequence[Sample], version: int) -> list[Metric]:
+        """Fills `old_logprobs`, the log-probs of the policy at the start of an update, where they must be known before it.
 
-        With one optimiser step on samples of the current policy, `version`, they are those of the update's own forward pass:
-        the ratio is exactly 1, and the loss uses that. An algorithm may need them all the same (`old_logprobs` of `needs`).
+        One optimiser step on samples of the current policy, `version`, needs none: its own forward pass computes the same
+        numbers, so the ratio is exactly 1, and the loss uses that.
         """
-        is_stale = any(run.version != version for sample in samples for runs in sample.versions for run in runs)
-        if is_rollouts:
+        if self.old_log_probs == "rollouts":
             for sample in samples:
                 sample.old_logprobs = sample.rollout_logprobs
-        elif is_stale or self.plan.num_optimizer_steps(len(samples)) > 1 or "old_logprobs" in needs:
+            return []
+        is_stale = any(run.version != version for sample in samples for runs in sample.versions for run in runs)
+        if is_stale or self.plan.num_optimizer_steps(len(samples)) > 1 or self.old_log_probs == "always":
             return self.compute_log_probs(samples, into="old_logprobs")
         return []
 
@@ -124,23 +126,23 @@ class ModelRole:
         seed = derive_seed(self.plan.seed, self.name, "shuffle", step)
         metrics: list[Metric] = []
         plan = optimizer_steps(len(samples), self.plan.samples_per_step, seed, self.plan.num_epochs)
-        parts = [[samples[i] for i in indices] for epoch in plan for indices in epoch]
-        if len(parts) > 1:
-            num_batches = sum(len(self.plan.cut(part, self.plan.max_tokens_train)) for part in parts)
+        chunks = [[samples[i] for i in indices] for epoch in plan for indices in epoch]
+        if len(chunks) > 1:
+            num_batches = sum(len(self.plan.cut(chunk, self.plan.max_tokens_train)) for chunk in chunks)
             self.stopwatch.work = Work("micro-batches", num_batches)
-        for number, part in enumerate(parts):
+        for number, chunk in enumerate(chunks):
             position = self.plan.position(step, number, len(samples))
-            metrics += self.optimizer_step(part, loss, position, derive_seed(seed, number))
+            metrics += self.optimizer_step(chunk, loss, position, derive_seed(seed, number))
         return metrics
 
     def optimizer_step(self, samples: Sequence[Sample], loss: Loss, position: float, seed: int = 0) -> list[Metric]:
         """One optimiser step on all of the samples; none where no token of them counts. `position` is its place in the
-        schedule, `seed` for what a loss draws.
+        learning-rate schedule, `seed` for what a loss draws.
 
         The metrics of the strategy come back under this role's name, by the published spelling: `actor_train/grad_norm`, but
         `actor/lr`.
         """
-        samples, metrics = self.prepared(samples, loss, seed)
+        samples, metrics = self.prepare(samples, loss, seed)
         divisors = denominators(samples, self.plan.max_length)
         if divisors.num_tokens:
             metrics += self.backward(samples, divisors, loss, position)
@@ -149,13 +151,13 @@ class ModelRole:
     def backward(
         self, samples: Sequence[Sample], divisors: Denominators, loss: Loss, position: float, part: StepPart = WHOLE_STEP
     ) -> list[Metric]:
-        """The samples go to the workers, as an optimiser step or a part of one, and metrics come back."""
+        """Sends the samples to the workers, as an optimiser step or a part of one, and returns what they measured."""
         batches = [pack([samples[i] for i in cut], divisors) for cut in self.plan.cut(samples, self.plan.max_tokens_train)]
-        results, counted = self._counted("train", "train_step", batches, loss=loss, position=position, part=part)
+        results, counted = self._call("train_step", "train", batches, loss=loss, position=position, part=part)
         return [*results, *counted]
 
-    def prepared(self, samples: Sequence[Sample], loss: Loss, seed: int) -> tuple[Sequence[Sample], list[Metric]]:
-        """Copies of the samples that know what the loss says of their tokens in this step, and what it measured."""
+    def prepare(self, samples: Sequence[Sample], loss: Loss, seed: int) -> tuple[Sequence[Sample], list[Metric]]:
+        """Copies of the samples with what the loss says of their tokens in this step, and what it measured."""
         divisors = denominators(samples, self.plan.max_length)
         if not isinstance(loss, PreparesStep) or not divisors.num_tokens:
             return samples, []
@@ -186,7 +188,7 @@ class ModelRole:
         chosen = [[samples[i] for i in cut] for cut in cuts]
         batches = [pack(part, denominators(part, self.plan.max_length)) for part in chosen]
         which = {"without_adapter": True} if self.is_base else {}
-        results, metrics = self._counted("forward", "forward", batches, outputs=outputs, **which)
+        results, metrics = self._call("forward", "forward", batches, outputs=outputs, **which)
         by_sample: dict[int, dict[Output, FloatArray]] = {index: {} for index in range(len(samples))}
         for cut, batch, arrays in zip(cuts, batches, results, strict=True):
             for name in outputs:
@@ -194,13 +196,17 @@ class ModelRole:
                     by_sample[index][name] = array
         return [by_sample[i] for i in range(len(samples))], metrics
 
-    def _counted(self, kind: str, method: str, batches: Sequence[Batch], **arguments: Any) -> tuple[Any, list[Metric]]:
-        """What the workers return for the batches, and the shares of padding and of merged prefixes in what they computed."""
+    def _call(self, method: str, kind: str, batches: Sequence[Batch], **arguments: Any) -> tuple[Any, list[Metric]]:
+        """What the workers return for the batches, and the shares of padding and of merged prefixes in what they computed.
+
+        Raises:
+            DeadlineError: past the cluster's deadline, naming role and method.
+        """
         work = self.stopwatch.work
         if work is None or work.done >= work.total:
             self.stopwatch.work = Work("micro-batches", len(batches))
         before = self._num_computed()
-        results = self._call(method, batches, **arguments)
+        results = self.workers.call(method, batches, route="split", **arguments).result()
         counts = self._num_computed().minus(before)
         if not counts.computed:
             return results, []
@@ -213,85 +219,3 @@ class ModelRole:
     def _num_computed(self) -> TokenCounts:
         facts: StrategyFacts = self.workers.call("facts", route="rank0").result()
         return facts.counts
-
-    def _call(self, method: str, batches: Sequence[Batch], **arguments: Any) -> Any:
-        """What the workers return for the batches.
-
-        Raises:
-            DeadlineError: past the cluster's deadline, naming role and method.
-        """
-        return self.workers.call(method, batches, route="split", **arguments).result()
-
-
-class Update:
-    """The training of a role in a step of the pipeline, on samples that come all at once or, where it `is_streamed`, in parts.
-
-    Without parts optimiser steps are made as the role's plan says. Parts make one optimiser step together, however many samples
-    come: their gradients add up, computed with denominators of 1, and are divided by the step's own at its end. That is the
-    gradient of all samples at once, summed in another order.
-
-    Where no token of the step has an advantage, and the loss has a gradient from nothing else, the update is left out: it would
-    compute zeros, and move the weights by the optimiser's momentum and decay alone. Parts without an advantage wait for one
-    that has some.
-    """
-
-    def __init__(self, role: ModelRole, loss: Loss, step: int, is_streamed: bool) -> None:
-        self.role = role
-        self.loss = loss
-        self.step = step
-        self.is_streamed = is_streamed
-        self._parts: list[Denominators] = []
-        self._metrics: list[Metric] = []
-        self._num_sent = 0
-        self._waiting: list[Sample] = []
-
-    def add(self, samples: Sequence[Sample], is_last: bool = True) -> list[Metric]:
-        """Trains on the samples. The last ones change the weights, and all metrics come with them.
-
-        Raises:
-            NotAvailableError: a part, for a loss that must see all samples of a step at once.
-        """
-        samples, self._waiting = [*self._waiting, *samples], []
-        if self._lacks_advantages(samples):
-            if not is_last:
-                self._waiting = samples
-                return []
-            if not self._parts:
-                return [*self.role.named([Metric("grad_norm", 0.0)], has_stepped=False), self._left_out(1.0)]
-        metrics = self._train(samples, is_last)
-        return [*metrics, self._left_out(0.0)] if is_last else metrics
-
-    def _left_out(self, number: float) -> Metric:
-        return Metric(f"{self.role.name.removesuffix('_train')}/updates_left_out", number, "sum")
-
-    def _lacks_advantages(self, samples: Sequence[Sample]) -> bool:
-        """Whether samples to train on have no advantage anywhere, and the loss needs one."""
-        if not (isinstance(self.loss, NeedsAdvantages) and self.loss.needs_advantages):
-            return False
-        trained = [sample for sample in samples if sample.num_trained]
-        known = [sample.advantages[sample.response_mask] for sample in trained if sample.advantages is not None]
-        return len(known) == len(trained) > 0 and not any(advantages.any() for advantages in known)
-
-    def _train(self, samples: Sequence[Sample], is_last: bool) -> list[Metric]:
-        is_one_step = self.role.plan.num_optimizer_steps(len(samples)) <= 1
-        if is_last and not self._parts and (is_one_step or not self.is_streamed):
-            return self.role.train_step(samples, self.loss, self.step)
-        if not isinstance(self.loss, StreamsStep):
-            name = type(self.loss).__name__
-            raise NotAvailableError(f"{name} must see all samples of a step at once; set stream_training: false")
-        plan = self.role.plan
-        seed = derive_seed(plan.seed, self.role.name, "part", self.step, len(self._parts))
-        samples, measured = self.role.prepared(samples, self.loss, seed)
-        self._metrics += measured
-        self._parts.append(denominators(samples, plan.max_length))
-        step = Denominators(*map(sum, zip(*self._parts, strict=True)))._replace(max_length=plan.max_length)
-        divisor = self.loss.divisor(step) if is_last and step.num_tokens else None
-        if divisor or any(sample.num_trained for sample in samples):
-            part, ones = StepPart(self._num_sent, divisor), Denominators(1.0, 1.0, plan.max_length, 1.0)
-            position = plan.position(self.step, number=0, num_samples=1)
-            self._metrics += self.role.backward(samples, ones, self.loss, position, part)
-            self._num_sent += 1
-        if not is_last:
-            return []
-        metrics = self.loss.whole(self._metrics, step) if step.num_tokens else self._metrics
-        return self.role.named(metrics, has_stepped=step.num_tokens > 0)

@@ -53,8 +53,7 @@ class SFTPipeline:
             if self.val_samples and config.eval_steps and step % config.eval_steps == 0:
                 log.add(self.validate())
             chosen = [self.train_samples[i] for i in steps[step]]
-            self.interrupts.hold("finishing this step")
-            with log.phase("train") as clock, self.checkpoints.updating(step):
+            with log.phase("train") as clock, self.checkpoints.updating(step, self.interrupts):
                 log.add(self.sft.optimizer_step(chosen, self.loss, position=step))
             log.add([Metric("system/tps", sum(s.num_tokens for s in chosen) / clock.elapsed_s)])
             log.end_step(step)

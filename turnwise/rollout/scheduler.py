@@ -77,6 +77,7 @@ class RolloutScheduler:
         self._has_changed = asyncio.Event()
         self._fault: BaseException | None = None
         """What ended a group that no batch has been asked for yet."""
+        self._open_parts: Generator[Part] | None = None
         self.num_episodes = 0
         self.finished: list[Group] = []
         """Groups of the last batch that were played to their end, also where something ended it early."""
@@ -119,8 +120,12 @@ class RolloutScheduler:
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
         """The batch as one part or, where it is streamed, in several: groups in the order in which they end, each as soon as it
         is known to be of the batch, while the others play on. Raises what `get_batch` does. What is closed before its last part
-        is played again.
+        is played again; `close` closes it too.
         """
+        self._open_parts = self._parts(num_trajectories, is_streamed)
+        return self._open_parts
+
+    def _parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
         if num_trajectories % self.settings.group_size:
             raise ConfigError(
                 f"asked for {num_trajectories} trajectories in groups of {self.settings.group_size}; "
@@ -290,6 +295,8 @@ class RolloutScheduler:
 
     def close(self) -> None:
         """Ends what plays, and what is noted of it."""
+        if self._open_parts is not None:
+            self._open_parts.close()
         self._halt()
         self._schedule.close()
 

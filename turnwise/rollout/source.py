@@ -34,7 +34,7 @@ class RolloutSource(Protocol):
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
         """The same as one part or, where it is streamed, in several: groups in the order in which they end, each as soon as it
-        is known to be of the batch. Only the last part may be empty. To be closed where it is left early."""
+        is known to be of the batch. Only the last part may be empty. Whoever leaves it early closes it, or the source."""
         ...
 
     def describe(self) -> str:

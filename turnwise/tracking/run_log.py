@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from turnwise.protocols import Tracker
 from turnwise.stopwatch import Stopwatch
@@ -17,15 +17,8 @@ from turnwise.types import Group, Metric
 
 logger = logging.getLogger(__name__)
 
-
-class HasLast(Protocol):
-    """One of several, which knows whether it is the last."""
-
-    @property
-    def is_last(self) -> bool: ...
-
-
-P = TypeVar("P", bound=HasLast)
+PUBLISHED_PHASES = {"ref_log_probs": "ref_log_probs_values_reward"}
+"""Phase → its published name in `time/step_…`, where the two differ."""
 
 
 @runtime_checkable
@@ -99,7 +92,7 @@ class RunLog:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Clock]:
-        """Measures what runs inside as `time/step_{name}`, in seconds. The clock stands when the phase is over."""
+        """Measures what runs inside as `time/step_{name}` (or its published name), in seconds. The clock is set at its end."""
         for watcher in self._watchers:
             watcher.begin_phase(name)
         self._num_phases += 1
@@ -113,17 +106,7 @@ class RunLog:
             self._phases[name] = self._phases.get(name, 0.0) + clock.elapsed_s
             if self._stopwatch is not None:
                 self._stopwatch.add("pipeline", name, start)
-        self._metrics.append(Metric(f"time/step_{name}", clock.elapsed_s, "sum"))
-
-    def each(self, name: str, parts: Generator[P]) -> Generator[P]:
-        """The parts up to the last, each waited for in a phase of that name."""
-        with closing(parts):
-            is_last = False
-            while not is_last:
-                with self.phase(name):
-                    part = next(parts)
-                is_last = part.is_last
-                yield part
+        self._metrics.append(Metric(f"time/step_{PUBLISHED_PHASES.get(name, name)}", clock.elapsed_s, "sum"))
 
     def end_step(self, step: int, groups: Sequence[Group] = ()) -> None:
         """Hands out the metrics of the step; a sentence about its health may quote its groups. How long that takes is a phase

@@ -8,7 +8,7 @@ from turnwise.stopwatch import ENGINE, ENVIRONMENTS, HELD, IDLE, LOOP
 
 _PHASES = {
     "rollout": "waiting",
-    "ref_log_probs_values_reward": "forward",
+    "ref_log_probs": "forward",
     "old_log_probs_values": "forward",
     "adv": "update",
     "train": "update",

@@ -57,10 +57,10 @@ def test_a_stale_sample_never_has_a_ratio_of_one():
     workers = LocalCluster().spawn("actor_train", lambda _: strategy)
     role = ModelRole("actor_train", workers, BatchPlan(samples_per_step=4, max_length=64, seed=0))
     samples = toy_samples(2)
-    role.set_old_log_probs(samples, version=0, is_rollouts=False)
+    role.compute_old_log_probs(samples, version=0)
     assert all(sample.old_logprobs is None for sample in samples)  # fresh, and one step: the ratio is 1
     samples[1].versions = ((VersionRun(0, 2), VersionRun(-1, 1)), samples[1].versions[1])
-    role.set_old_log_probs(samples, version=0, is_rollouts=False)
+    role.compute_old_log_probs(samples, version=0)
     assert all(sample.old_logprobs is not None for sample in samples)
 
 
@@ -71,7 +71,7 @@ def test_a_second_optimiser_step_never_has_a_ratio_of_one():
     for plan in ({"samples_per_step": 1}, {"samples_per_step": 2, "num_epochs": 2}):
         role = ModelRole("actor_train", workers, BatchPlan(max_length=64, seed=0, **plan))
         samples = toy_samples(2)
-        role.set_old_log_probs(samples, version=0, is_rollouts=False)
+        role.compute_old_log_probs(samples, version=0)
         assert all(sample.old_logprobs is not None for sample in samples)
 
 

@@ -115,7 +115,7 @@ def test_stopping_and_going_on_changes_no_bit(make_config, whole, stop):
     assert_same_run(resumed, whole)
 
 
-@pytest.mark.parametrize("phase", ["rollout", "ref_log_probs_values_reward", "old_log_probs_values", "adv", "train", "val"])
+@pytest.mark.parametrize("phase", ["rollout", "ref_log_probs", "old_log_probs_values", "adv", "train", "val"])
 def test_ctrl_c_in_any_phase_changes_no_bit(make_config, whole, phase):
     """Ctrl-C is pressed in a later step than the first; a step that has begun to change weights is finished."""
     config = make_config(save_steps=0)

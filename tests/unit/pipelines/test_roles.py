@@ -10,7 +10,8 @@ import pytest
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import DeadlineError, NotAvailableError
 from turnwise.facts import LoadedModel, StrategyFacts
-from turnwise.pipelines.roles import BatchPlan, ModelRole, Update
+from turnwise.pipelines.policy_update import PolicyUpdate
+from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.protocols import StepPart
 from turnwise.token_counts import TokenCounts
 from turnwise.types import Denominators, Metric, Sample, TokenFacts, TurnSpan
@@ -202,24 +203,24 @@ def credited(num, advantage):
 class TestUpdate:
     def test_samples_that_come_at_once_are_trained_on_as_the_plan_says(self):
         actor = role()
-        Update(actor, loss=None, step=0, is_streamed=False).add(samples(6), is_last=True)
+        PolicyUpdate(actor, loss=None, step=0, is_streamed=False).add(samples(6), is_last=True)
         assert actor.workers.worker.parts == [StepPart(0, 1.0)] * 2
 
     @pytest.mark.parametrize(("is_streamed", "parts"), [(False, [StepPart(0, 1.0)] * 2), (True, [StepPart(0, 6.0)])])
     def test_a_streamed_step_is_one_however_many_samples_come_and_in_how_many_parts(self, is_streamed, parts):
         actor = role()
-        metrics = Update(actor, SummedLoss(), step=0, is_streamed=is_streamed).add(samples(6), is_last=True)
+        metrics = PolicyUpdate(actor, SummedLoss(), step=0, is_streamed=is_streamed).add(samples(6), is_last=True)
         assert actor.workers.worker.parts == parts
         assert [m.value for m in metrics if m.name == "actor/backward_steps"] == [1.0] * len(parts)
 
     def test_a_streamed_step_that_came_at_once_and_fits_one_is_an_ordinary_one(self):
         actor = role()
-        Update(actor, SummedLoss(), step=0, is_streamed=True).add(samples(4), is_last=True)
+        PolicyUpdate(actor, SummedLoss(), step=0, is_streamed=True).add(samples(4), is_last=True)
         assert actor.workers.worker.parts == [StepPart(0, 1.0)]
 
     def test_parts_make_one_step_and_are_divided_by_the_whole(self):
         actor = role(samples_per_step=8, samples_per_batch=8)
-        update, chosen = Update(actor, SummedLoss(), step=2, is_streamed=True), samples(6)
+        update, chosen = PolicyUpdate(actor, SummedLoss(), step=2, is_streamed=True), samples(6)
         assert update.add(chosen[:3], is_last=False) == update.add(chosen[3:5], is_last=False) == []
         metrics = update.add(chosen[5:], is_last=True)
         worker = actor.workers.worker
@@ -239,7 +240,7 @@ class TestUpdate:
         [empty] = samples(1)
         empty.response_mask[:] = False
         parts.insert(place, [empty] if place < 2 else [])
-        update = Update(actor, SummedLoss(), step=0, is_streamed=True)
+        update = PolicyUpdate(actor, SummedLoss(), step=0, is_streamed=True)
         for number, part in enumerate(parts):
             update.add(part, is_last=number == 2)
         sent = actor.workers.worker
@@ -250,7 +251,7 @@ class TestUpdate:
 
     def test_without_any_trained_token_there_is_no_step(self):
         actor = role()
-        update = Update(actor, SummedLoss(), step=0, is_streamed=True)
+        update = PolicyUpdate(actor, SummedLoss(), step=0, is_streamed=True)
         update.add([], is_last=False)
         metrics = update.add([], is_last=True)
         assert [(m.name, m.value) for m in metrics] == [("actor/backward_steps", 0.0), ("actor/updates_left_out", 0.0)]
@@ -259,7 +260,7 @@ class TestUpdate:
     @pytest.mark.parametrize("is_streamed", [False, True])
     def test_a_step_without_an_advantage_is_left_out_and_counted(self, is_streamed):
         actor = role()
-        update = Update(actor, AdvantageLoss(), step=0, is_streamed=is_streamed)
+        update = PolicyUpdate(actor, AdvantageLoss(), step=0, is_streamed=is_streamed)
         if is_streamed:
             assert update.add(credited(3, 0.0), is_last=False) == []
         metrics = {m.name: m.value for m in update.add(credited(3, 0.0), is_last=True)}
@@ -269,7 +270,7 @@ class TestUpdate:
     @pytest.mark.parametrize(("advantages", "num_sent"), [((0.0, 0.0, 1.0), 1), ((0.0, 1.0, 0.0), 2), ((1.0, 0.0, 0.0), 2)])
     def test_parts_without_an_advantage_wait_and_no_sample_is_lost(self, advantages, num_sent):
         actor = role(samples_per_step=8)
-        update = Update(actor, AdvantageLoss(), step=0, is_streamed=True)
+        update = PolicyUpdate(actor, AdvantageLoss(), step=0, is_streamed=True)
         for number, advantage in enumerate(advantages):
             metrics = update.add(credited(2, advantage), is_last=number == 2)
         worker = actor.workers.worker
@@ -279,13 +280,13 @@ class TestUpdate:
 
     def test_a_loss_with_other_terms_is_trained_without_advantages(self):
         actor = role()
-        metrics = Update(actor, AdvantageLoss(needs_advantages=False), 0, is_streamed=False).add(credited(3, 0.0))
+        metrics = PolicyUpdate(actor, AdvantageLoss(needs_advantages=False), 0, is_streamed=False).add(credited(3, 0.0))
         assert len(actor.workers.worker.steps) == 1
         assert [m.value for m in metrics if m.name == "actor/updates_left_out"] == [0.0]
 
     def test_a_loss_that_must_see_the_whole_step_is_refused(self):
         with pytest.raises(NotAvailableError, match="PreparedLoss must see all samples of a step at once; set stream_training"):
-            Update(role(), PreparedLoss(None), step=0, is_streamed=True).add(samples(2), is_last=False)
+            PolicyUpdate(role(), PreparedLoss(None), step=0, is_streamed=True).add(samples(2), is_last=False)
 
 
 @pytest.mark.parametrize("method", ["train_step", "forward"])

@@ -416,6 +416,16 @@ def test_a_batch_that_is_left_early_is_played_again(runner):
     assert agent.num_running == 0
 
 
+def test_closing_the_scheduler_ends_a_batch_that_was_left(runner):
+    agent = Agent(num_turns=slow(1))
+    scheduler = make(runner, agent)
+    for part in scheduler.parts(4, is_streamed=True):
+        assert not part.is_last and agent.num_running
+        break
+    scheduler.close()
+    assert agent.num_running == 0
+
+
 def test_an_error_between_two_parts_ends_the_batch(runner):
     agent = Agent(num_turns=slow(1, 2, 3))
     scheduler = make(runner, agent, max_failed_fraction=0.0)

@@ -1,0 +1,37 @@
+"""The rollouts of one training step, as the loop takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from turnwise.config import AgenticConfig
+from turnwise.rollout.source import Part, RolloutSource
+from turnwise.tracking.run_log import RunLog
+from turnwise.types import Group
+
+
+class StepRollout:
+    """Iterates over the parts of a step's batch: one, or several where training is streamed.
+
+    Each part is waited for in the phase `rollout`, and the phase `total` lasts until the last part is trained on.
+    """
+
+    def __init__(self, source: RolloutSource, log: RunLog, config: AgenticConfig) -> None:
+        self.groups: list[Group] = []
+        """Groups of the parts so far."""
+        self.elapsed_s = 0.0
+        """Seconds from the first wait to the end of training on the last part."""
+        self._log = log
+        self._parts = source.parts(config.rollout_batch_size, config.is_streamed)
+
+    def __iter__(self) -> Iterator[Part]:
+        is_last = False
+        with self._log.phase("total") as clock:
+            while not is_last:
+                with self._log.phase("rollout"):
+                    part = next(self._parts)
+                is_last = part.is_last
+                self.groups += part.groups
+                yield part
+            self._parts.close()
+        self.elapsed_s = clock.elapsed_s
