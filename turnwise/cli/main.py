@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The command itself (no `arguments`) runs under the eyes of a parent process.
     """
     with ends_at_once():
-        open_standard_streams()
+        open_standard_streams(is_command=arguments is None)
         parser = build_parser()
         # Overrides may stand behind options too, where argparse's own "*" no longer looks for them.
         options, rest = parser.parse_known_args(arguments)

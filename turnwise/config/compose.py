@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _REFERENCE = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w-]*)(?=[.\[}\s])")
 
+_LETTER, _NUMBER = re.compile(r"[\u0080-\ud7ff\ue000-\U0010ffff]"), re.compile(r"letter_([0-9a-f]{2,6})_")
+
 
 @dataclass(frozen=True, slots=True)
 class Composed:
@@ -147,13 +149,13 @@ def _assign(tree: DictConfig, override: str) -> None:
     from omegaconf import OmegaConf
 
     try:
-        parsed = OverridesParser.create().parse_override(override)
+        parsed = OverridesParser.create().parse_override(_LETTER.sub(lambda letter: f"letter_{ord(letter[0]):x}_", override))
     except HydraException as error:
         hint = "an override is key=value; quote a value that holds brackets or commas: 'key=\"value\"'"
         raise ConfigError(f"override {override!r} can't be read ({_in_one_line(str(error))}); {hint}") from None
     if parsed.is_sweep_override():
         raise ConfigError(f"override {override!r} holds several values; a run takes one (a list is written key=[1,2])")
-    key = parsed.key_or_group
+    key, value = _with_letters(parsed.key_or_group), _with_letters(parsed.value())
     section: Any = tree
     for part in key.split(".")[:-1]:
         if not OmegaConf.is_dict(section) or part not in section:
@@ -161,9 +163,18 @@ def _assign(tree: DictConfig, override: str) -> None:
         if OmegaConf.is_interpolation(section, part):
             OmegaConf.update(section, part, deepcopy(section[part]), merge=False)
         section = section[part]
-    if parsed.value() == {} and OmegaConf.select(tree, key):
+    if value == {} and OmegaConf.select(tree, key):
         raise ConfigError(f"override {override!r} adds nothing to the section that is there; '~{key}' removes it")
-    OmegaConf.update(tree, key, parsed.value(), force_add=True)
+    OmegaConf.update(tree, key, value, force_add=True)
+
+
+def _with_letters(value: Any) -> Any:
+    """The value with its letters beyond ASCII, which Hydra's grammar doesn't know and which it was given by their numbers."""
+    if isinstance(value, dict):
+        return {_with_letters(key): _with_letters(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_letters(item) for item in value]
+    return _NUMBER.sub(lambda number: chr(int(number[1], 16)), value) if isinstance(value, str) else value
 
 
 def _references(value: Any) -> Iterable[str]:

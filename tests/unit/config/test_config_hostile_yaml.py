@@ -102,7 +102,7 @@ def test_anchors_and_references_of_an_ordinary_file_stay(tmp_path):
         ("pretrain=", "pretrain: is empty"),
         ("custom_envs.Lake.env_type=", "env_type: is empty"),
         ("custom_envs.Lake.env_type=:", "env_type: ':' isn't in this version's registry, nor a module:Class of your own"),
-        ("custom_envs.Lake.env_type='a b:C'", "'a b:C' isn't a registered name"),
+        ("custom_envs.Lake.env_type='a b:C'", "env_type: 'a b:C' isn't in this version's registry"),
         ("custom_envs.Lake.agent_name='::'", "agent_name: '::' isn't one of"),
         ("pg_variant=':'", "pg_variant: ':' isn't one of"),
         ("adv_estimator='a:'", "adv_estimator: 'a:' isn't one of"),
@@ -116,6 +116,13 @@ def test_an_override_that_means_nothing_is_named(override, message, tmp_path):
     file.write_text(LAKE)
     with pytest.raises(ConfigError, match=message):
         load_config(file, [override])
+
+
+def test_an_override_takes_letters_of_any_alphabet(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text(LAKE)
+    config, _ = load_config(file, ["output_dir=Füße/3é", "exp_name='Wörter, 漢字'", "custom_envs.Über={env_type: frozen_lake}"])
+    assert (config.output_dir, config.exp_name) == ("Füße/3é", "Wörter, 漢字") and "Über" in config.custom_envs
 
 
 def test_no_files_are_nothing_to_train_on(tmp_path):
