@@ -23,8 +23,11 @@ from turnwise.pipelines.interrupt import EXIT_INTERRUPTED
 EXIT_UNFINISHED = 70
 """Of a command that was ended with status 0 before it was done: EX_SOFTWARE."""
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
-_ECHO_S = 0.2
+_ECHO_S = 0.5
 """A signal that was sent to the whole process group reaches both processes within it."""
+_NUDGES_S = (0.5, 2.0, 10.0)
+"""When the child is nudged after a signal: one that comes just before the main thread begins to wait, or that the system gives
+to another thread, doesn't end the wait, and Python runs its handler only after it."""
 _SET_PARENT_DEATH_SIGNAL = 1
 _LOOK_S = 1.0
 
@@ -45,6 +48,7 @@ def guarded(run: Callable[[], int]) -> int:
         # The parent hears which signals have come here already. It needs no handler of this process to run for that.
         os.set_blocking(writable, False)
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        signal.signal(signal.SIGURG, lambda *_: None)  # a nudge
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
         vars(sys).update({name: _kept(stream) for name, stream in streams.items()})
         try:
@@ -107,6 +111,7 @@ class _Guard:
         """When the child heard of a signal from elsewhere."""
         self._due: list[tuple[int, float]] = []
         """Signals that came here, and when they are passed on unless the child hears of them."""
+        self._nudges: list[float] = []
 
     def wait(self, held: set[int]) -> int:
         own, wakeup = os.pipe()
@@ -125,7 +130,7 @@ class _Guard:
                 return _fate(os.waitstatus_to_exitcode(status))
             if process:
                 os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees a stopped job, until it goes on with both
-            readable, _, _ = select.select(sources, [], [], _ECHO_S / 4 if self._due else None)
+            readable, _, _ = select.select(sources, [], [], _ECHO_S / 8 if self._due or self._nudges else None)
             if self._heard in readable:
                 numbers = os.read(self._heard, 4096)
                 if not numbers:
@@ -139,6 +144,9 @@ class _Guard:
 
     def _hear(self, numbers: bytes) -> None:
         for number in numbers:
+            if number == signal.SIGURG:
+                continue
+            self._nudges = [time.monotonic() + after for after in _NUDGES_S]
             if self._passed[number]:
                 self._passed[number] -= 1
             else:
@@ -154,6 +162,9 @@ class _Guard:
             else:
                 self._passed[number] += 1
                 os.kill(self._child, number)
+        if self._nudges and now > self._nudges[0]:
+            del self._nudges[0]
+            os.kill(self._child, signal.SIGURG)
 
 
 def _fate(code: int) -> int:

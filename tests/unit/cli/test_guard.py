@@ -11,11 +11,14 @@ import time
 import pytest
 
 ENV = """
-import asyncio, ctypes, os, sys, time
+import asyncio, ctypes, os, signal, sys, threading, time
 from turnwise.testing.toy_envs import LettersEnv
 
-def fail(error):
-    raise error
+def unheard():
+    print("begun", flush=True)
+    time.sleep(0.2)  # the main thread has begun to wait
+    signal.pthread_kill(threading.get_ident(), signal.SIGHUP)
+    time.sleep(600)
 
 WAYS = {
     "exit": lambda: sys.exit(0),
@@ -25,6 +28,7 @@ WAYS = {
     "killed": lambda: os.kill(os.getpid(), 9),
     "closed": lambda: (sys.stdout.close(), os.dup2(2, 1), os.close(1)),
     "hang": lambda: (print("begun", flush=True), time.sleep(600)),
+    "unheard": unheard,
 }
 
 class Mine(LettersEnv):
@@ -95,8 +99,8 @@ def test_a_closed_stdout_costs_no_result(folder):
     assert "Mine is not examined" in done.stdout and "Traceback" not in done.stderr
 
 
-def hanging(folder, **options):
-    arguments = ["check-env", "mine:Mine", "way=hang", "--timeout", "500"]
+def hanging(folder, way="hang", **options):
+    arguments = ["check-env", "mine:Mine", f"way={way}", "--timeout", "500"]
     process = subprocess.Popen(
         command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, **options
     )
@@ -109,6 +113,13 @@ def hanging(folder, **options):
 def test_signals_reach_the_command_once(folder, number, to_all):
     process = hanging(folder, start_new_session=True)
     os.killpg(process.pid, number) if to_all else process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "interrupted\n")
+
+
+def test_a_signal_that_ends_no_wait_is_heard_all_the_same(folder):
+    """It reaches another thread, or the main thread just before it waits: no interrupted system call, no handler of Python."""
+    process = hanging(folder, "unheard", start_new_session=True)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "interrupted\n")
 
