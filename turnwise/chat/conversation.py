@@ -82,7 +82,7 @@ class TokenConversation:
             raise RolloutError(f"{self.request_id!r} is closed: open another context to say more")
         room, num_characters = self.remaining_tokens(), num_characters_of(new_messages)
         # A text of megabytes takes a tokenizer minutes, in which no deadline can end it.
-        is_too_long = num_characters > self._template.max_characters(room)
+        is_too_long = num_characters > self._template.max_characters(self._max_length)
         added_ids = [] if is_too_long else self._encode(new_messages)
         room -= len(added_ids)
         if is_too_long or room < 1:
@@ -92,8 +92,14 @@ class TokenConversation:
                     f"the first prompt of {self.request_id!r} has {size} and leaves no room for a response in "
                     f"sequence_length {self._max_length}: raise sequence_length or shorten the prompt's templates"
                 )
-            if is_too_long:
-                logger.warning("%s: a message of %d characters ends the context", self.request_id, num_characters)
+            if is_too_long or len(added_ids) >= self._max_length:
+                logger.warning(
+                    "%s: an observation of %d characters ends its context and fits into no other one: shorten it in the "
+                    "environment, or raise sequence_length (%d)",
+                    self.request_id,
+                    num_characters,
+                    self._max_length,
+                )
             return None
         asked = self._sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
         sampling = replace(

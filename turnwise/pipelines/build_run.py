@@ -43,7 +43,8 @@ def build_trackers(
         log_dir = Path(arguments.get("log_dir", folder.tensorboard)).absolute()
         trackers.append(TensorBoardTracker(log_dir, folder.num_done, dict(leaves(resolved_values(config)))))
     if "stdout" in config.track_with and not is_quiet:
-        most = most_sampled(config) if isinstance(config, AgenticConfig) else 0
+        # Tokens of asynchronous rollouts are those of later batches too, and say nothing of this one.
+        most = most_sampled(config) if isinstance(config, AgenticConfig) and not config.async_generation_ratio else 0
         pace = Pace(num_steps, folder.num_done, stopwatch, most, smaller_steps(config))
         trackers.append(stdout_tracker(config.exp_name, columns, num_steps, every=config.logging_steps, pace=pace))
     return trackers

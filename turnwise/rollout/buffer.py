@@ -161,6 +161,11 @@ class GroupBuffer:
         return stale
 
     @property
+    def num_missing(self) -> int:
+        """Places of the step that no group has yet."""
+        return max(0, self._num_wanted - len(self.settled))
+
+    @property
     def num_running(self) -> int:
         return len(self._playing) - len(self._interrupted)
 

@@ -48,7 +48,8 @@ class EpisodeContexts(OpenConversation, Protocol):
 class GroupPlayer:
     """Plays groups on the run's event loop: agents by tag, contexts by the id of an episode.
 
-    `watchdog` ends episodes that run past their deadline. `on_end` is called whenever one is over.
+    `watchdog` ends episodes that run past their deadline. `on_end` is called with the index of
+    its group whenever one is over.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class GroupPlayer:
         sampling: SamplingParams,
         settings: SchedulerSettings,
         watchdog: Watchdog,
-        on_end: Callable[[], None] = lambda: None,
+        on_end: Callable[[int], None] = lambda index: None,
     ) -> None:
         self.settings = settings
         self._agents = agents
@@ -95,7 +96,7 @@ class GroupPlayer:
             for sibling, sampling in enumerate(samplings)
         ]
         for episode in episodes:
-            episode.add_done_callback(lambda ended: None if ended.cancelled() else self._on_end())
+            episode.add_done_callback(lambda ended: None if ended.cancelled() else self._on_end(index))
         try:
             if redundancy:
                 await _quickest(episodes[: size + redundancy], size)

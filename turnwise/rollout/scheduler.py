@@ -63,6 +63,8 @@ class RolloutScheduler:
         self._player = GroupPlayer(agents, contexts, sampling, settings, watchdog or Watchdog(), self._count_episode)
         self._work = Work("episodes", 0)
         """Of the batch that is asked for."""
+        self._num_ended: dict[int, int] = {}
+        """Index of each group that plays → its episodes that have ended."""
         self._is_fixed = is_fixed
         self._keep = keep
         self._schedule = schedule or Schedule()
@@ -135,9 +137,7 @@ class RolloutScheduler:
             self._schedule.begin_validation()
             self._buffer = self._new_buffer()
         before = self._buffer.state_dict()
-        num_ahead = sum(self._buffer.has_finished(index) for index in self._played)
-        num_episodes = num_trajectories // self.group_size * (self.group_size + self.settings.has_greedy_sibling)
-        self._work = Work("episodes", num_episodes, done=num_ahead * self.group_size)
+        self._work = Work("episodes", num_trajectories // self.group_size * self._episodes_of_group)
         self.finished, self.rejected = [], []
         self._failures.allowed = self.settings.max_failed_fraction * num_trajectories
         part, parts = Part([], is_last=False), list[list[int]]()
@@ -170,6 +170,7 @@ class RolloutScheduler:
         async with AsyncExitStack() as on_error:
             on_error.push_async_callback(self._stop)
             is_last = await self._settled(parts, is_streamed)
+            self._measure()
             indices = self._buffer.settled[sum(map(len, parts)) :]
             parts.append(indices if is_streamed else sorted(indices))
             part = Part([self._played[index] for index in parts[-1]], is_last)
@@ -194,6 +195,7 @@ class RolloutScheduler:
                     return is_last
             elif (is_last := self._buffer.settle()) or (is_streamed and len(self._buffer.settled) > num_known):
                 return is_last
+            self._measure()
             self._has_changed.clear()
             await self._has_changed.wait()
         raise self._fault
@@ -237,14 +239,14 @@ class RolloutScheduler:
 
     async def _group(self, index: int) -> Group:
         self._stopwatch.num_playing += 1
+        self._num_ended[index] = 0
         try:
             group = self._played[index] = await self._player.play(self._tasks.task(index), index, partial(self._fail, index))
         finally:
             self._stopwatch.num_playing -= 1
+            del self._num_ended[index]
         self._failing.pop(index, None)
         group.rejected = self._rejection(group)
-        if group.rejected:
-            self._work.done -= len(played_of(group))
         return group
 
     def _fail(self, index: int, failed: list[Trajectory]) -> None:
@@ -257,8 +259,24 @@ class RolloutScheduler:
         group.trajectories += failed
         self._failures.add(failed)
 
-    def _count_episode(self) -> None:
-        self._work.done += 1
+    def _count_episode(self, index: int) -> None:
+        if index in self._num_ended:
+            self._num_ended[index] += 1
+            self._measure()
+
+    def _measure(self) -> None:
+        """How far the batch is: the groups that have their place, and as many others as it lacks. Groups of later batches play
+        as well: episodes alone can't complete a batch."""
+        size, num_missing = self._episodes_of_group, self._buffer.num_missing
+        others = [min(num, size) for num in self._num_ended.values()]
+        if not self.settings.is_ordered:
+            others.sort(reverse=True)
+        num_ended = len(self._buffer.settled) * size + sum(others[:num_missing])
+        self._work.done = min(num_ended, self._work.total - (num_missing > 0))
+
+    @property
+    def _episodes_of_group(self) -> int:
+        return self.group_size + self.settings.has_greedy_sibling
 
     def _rejection(self, group: Group) -> Rejection | None:
         """Why a group that was played is replaced."""

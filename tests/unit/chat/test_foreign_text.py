@@ -95,9 +95,17 @@ class NoMegabytes(ChatTemplate):
         self._codec.encode = checked
 
 
-def test_a_huge_observation_ends_the_episode_as_one_without_room_does():
+def test_a_huge_observation_ends_the_episode_as_one_without_room_does(caplog):
     conversation, replies = play(NoMegabytes(byte_tokenizer()), ["a", HUGE])
     assert replies[1] is None and len(conversation.turns) == 1
+    assert "an observation of 10000000 characters ends its context" in caplog.text and "sequence_length (4096)" in caplog.text
+
+
+@pytest.mark.parametrize(("length", "is_said"), [(150, False), (250, True), (2500, True)])
+def test_only_an_observation_that_fits_into_no_context_is_worth_a_warning(caplog, length, is_said):
+    """The first message takes 100 of 200 tokens: a context ends where its room does."""
+    _, replies = play(ChatTemplate(byte_tokenizer()), ["a" * 100, "b" * length], max_length=200)
+    assert replies[1] is None and ("fits into no other one" in caplog.text) == is_said
 
 
 def test_a_huge_first_observation_is_an_error_with_its_size():

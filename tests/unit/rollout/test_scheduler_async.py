@@ -159,6 +159,32 @@ def test_the_stopwatch_knows_whether_anybody_plays(runner):
     assert stopwatch.num_playing == 0, "ended in the middle"
 
 
+@pytest.mark.parametrize("settings", [{}, {"is_ordered": True}, {"has_greedy_sibling": True}, {"group_size_redundancy": 1}])
+def test_a_batch_that_waits_is_not_shown_as_complete(runner, settings):
+    """The first group takes long, and groups of later batches end meanwhile."""
+    agent = Agent(num_turns=lambda task, sibling: 5 if number(task) else 200)
+    stopwatch = Stopwatch()
+    scheduler = make(runner, agent, stopwatch=stopwatch, max_concurrent_groups=8, **settings)
+    shown = []
+
+    async def watch():
+        while True:
+            shown.append((stopwatch.work.done, stopwatch.work.total) if stopwatch.work else (0, 1))
+            await asyncio.sleep(0)
+
+    watcher = runner.get_loop().create_task(watch())
+    for _ in range(2):
+        shown.clear()
+        stopwatch.work = None  # as a new phase does
+        scheduler.get_batch(4)
+        assert stopwatch.work.done == stopwatch.work.total
+        assert sum(done >= total for done, total in shown) <= 3, "as it is taken"
+    assert len(agent.ended) >= 8
+    watcher.cancel()
+    turn_loop(runner, 1)
+    scheduler.close()
+
+
 def test_after_the_last_batch_nothing_plays(runner):
     agent = Agent()
     scheduler = make(runner, agent, num_batches=2)
