@@ -1,23 +1,30 @@
 """Mutants: known mistakes, each of which must turn a named test red. `python tests/mutants.py [NAME …]` runs them.
 
-A mutant is a text of the package and what stands there instead (`mutants.txt`). Each is applied to a copy of the package in a
-temporary folder, and its tests run against the copy in a process of their own, forked off one that has imported the libraries.
-A mutant that its tests let pass has survived: a test is missing. `--check` only looks whether every text is in the source.
+A mutant is a piece of the package's code and what stands there instead (`mutants.txt`). The piece is found by its tokens,
+however the lines are broken. Each is applied to a copy of the package in a temporary folder, and its tests run against the copy
+in a process of their own, forked off one that has imported the libraries.
+A mutant that its tests let pass has survived: a test is missing. `--check` only looks whether every piece is in the source, and
+`--changed REVISION` chooses the mutants of files that have changed since then, or whose tests have.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import io
 import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+import tokenize
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +35,7 @@ PASSED, FAILED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """In `file` of the package the text `old`, which stands there once, is `new`. One of `tests` must see it."""
+    """In `file` of the package the code `old`, which stands there once, is `new`. One of `tests` must see it."""
 
     name: str
     file: str
@@ -65,18 +72,56 @@ def _text(marked: str) -> str:
     return "\n".join(line[4:] for line in marked.splitlines())
 
 
+def _tokens(code: str) -> list[tokenize.TokenInfo]:
+    """The tokens of a piece of code, without line breaks, indentation, comments, and commas before a closing bracket."""
+    tokens: list[tokenize.TokenInfo] = []
+    with suppress(tokenize.TokenError, IndentationError):  # a piece may end in the middle of a bracket
+        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+            if tokens and tokens[-1].string == "," and token.string in (")", "]", "}"):
+                tokens.pop()
+            if token.string.strip() and token.type != tokenize.COMMENT:
+                tokens.append(token)
+    return tokens
+
+
+def places(source: str, piece: str) -> list[tuple[int, int]]:
+    """Where the source has the tokens of the piece: the first character and the end of each place.
+
+    >>> places("a = f(\\n    x,  # one\\n)\\n", "f(x)")
+    [(4, 22)]
+    """
+    tokens, wanted = _tokens(source), [token.string for token in _tokens(piece.strip())]
+    starts = [0, *accumulate(len(line) for line in source.splitlines(keepends=True))]
+    found = []
+    for first in range(len(tokens) - len(wanted) + 1):
+        chosen = tokens[first : first + len(wanted)]
+        if [token.string for token in chosen] == wanted:
+            (row, column), (end_row, end_column) = chosen[0].start, chosen[-1].end
+            found.append((starts[row - 1] + column, starts[end_row - 1] + end_column))
+    return found
+
+
 def stale(mutants: Sequence[Mutant]) -> list[str]:
-    """A sentence for each mutant whose text doesn't stand in the source exactly once, or whose test file is gone."""
+    """A sentence for each mutant whose code isn't in the source exactly once, or whose test file is gone."""
     found = []
     for mutant in mutants:
         path = ROOT / "turnwise" / mutant.file
-        count = path.read_text(encoding="utf-8").count(mutant.old) if path.is_file() else 0
+        count = len(places(path.read_text(encoding="utf-8"), mutant.old)) if path.is_file() else 0
         if count != 1:
-            found.append(f"{mutant.name}: turnwise/{mutant.file} holds its text {count} times: {mutant.old!r}")
+            found.append(f"{mutant.name}: turnwise/{mutant.file} holds its code {count} times: {mutant.old!r}")
         found += [
             f"{mutant.name}: there is no {test}" for test in mutant.tests if not (ROOT / test.partition("::")[0]).is_file()
         ]
     return found
+
+
+def changed(mutants: Sequence[Mutant], revision: str) -> list[Mutant]:
+    """The mutants whose file, tests or own table have changed since the revision; all where git doesn't know it."""
+    git = subprocess.run(["git", "diff", "--name-only", revision], cwd=ROOT, capture_output=True, text=True)
+    files = set(git.stdout.split())
+    if git.returncode or files & {"tests/mutants.py", "tests/mutants.txt", "constraints.txt"}:
+        return list(mutants)
+    return [mutant for mutant in mutants if files & {f"turnwise/{mutant.file}", *(t.partition("::")[0] for t in mutant.tests)}]
 
 
 def run(mutants: Sequence[Mutant]) -> list[str]:
@@ -108,7 +153,8 @@ def run(mutants: Sequence[Mutant]) -> list[str]:
 def _applied(mutant: Mutant, source: Path) -> Iterator[None]:
     """The mutant in its file. The time of the file comes back with its text, so that its bytecode holds again."""
     text, times = source.read_text(encoding="utf-8"), source.stat()
-    source.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    [(start, end)] = places(text, mutant.old)
+    source.write_text(text[:start] + mutant.new + text[end:], encoding="utf-8")
     try:
         yield
     finally:
@@ -164,11 +210,17 @@ def _in_child(folder: Path, tests: Sequence[str], output: int, libraries: Path |
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status 1 where something is wrong, with a sentence for each."""
-    names = [name for name in arguments if name != "--check"]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="parts of names; all where none is given")
+    parser.add_argument("--check", action="store_true", help="run nothing")
+    parser.add_argument("--changed", metavar="REVISION", help="only mutants of what has changed since")
+    options = parser.parse_args(arguments)
     mutants = read_mutants((Path(__file__).parent / "mutants.txt").read_text(encoding="utf-8"))
-    chosen = [mutant for mutant in mutants if not names or any(name in mutant.name for name in names)]
-    problems = stale(chosen) or ([] if "--check" in arguments else run(chosen))
-    print("\n".join(problems) or f"{len(chosen)} mutants: {'all lines are there' if '--check' in arguments else 'all killed'}")
+    chosen = [mutant for mutant in mutants if not options.names or any(name in mutant.name for name in options.names)]
+    if options.changed:
+        chosen = changed(chosen, options.changed)
+    problems = stale(chosen) or ([] if options.check or not chosen else run(chosen))
+    print("\n".join(problems) or f"{len(chosen)} mutants: {'all pieces are there' if options.check else 'all killed'}")
     return int(bool(problems))
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import forked
 import pytest
 import yaml
 from transformers import AutoModelForCausalLM
@@ -215,16 +216,11 @@ def test_a_changed_config(job, refused, capsys):
 
 
 def turnwise(*arguments, cwd, prefix=(), **options):
-    command = [*prefix, sys.executable, "-m", "turnwise.cli.main", *arguments]
-    return subprocess.Popen(
-        command,
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        **options,
-    )
+    pipe = subprocess.PIPE
+    options = {"cwd": cwd, "stdout": pipe, "stderr": pipe, "text": True, "env": os.environ | {"OMP_NUM_THREADS": "1"}} | options
+    if not prefix:
+        return forked.Popen(arguments, **options)
+    return subprocess.Popen([*prefix, sys.executable, "-m", "turnwise.cli.main", *arguments], **options)
 
 
 def test_ctrl_c_saves_and_a_second_run_into_the_same_folder_is_refused(job, refused, tmp_path):

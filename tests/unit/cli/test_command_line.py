@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import forked
 import pytest
 
 from turnwise.cli.main import main
@@ -14,8 +15,7 @@ LAKE = "pretrain: model\ncustom_envs:\n  Lake: {env_type: frozen_lake}\n"
 
 
 def turnwise(*arguments, **options):
-    command = [sys.executable, "-m", "turnwise.cli.main", *arguments]
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120, **options)
+    return forked.run(arguments, capture_output=False, stderr=subprocess.PIPE, timeout=120, **options)
 
 
 @pytest.fixture
@@ -65,14 +65,13 @@ def test_a_reader_that_has_left_ends_a_command_quietly(lake):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
-def test_a_closed_stream_is_nobody_elses_file(closed, tiny_model, tmp_path):
+def test_a_closed_stream_is_nobody_elses_file(tiny_model, tmp_path):
     (tmp_path / "lake.yaml").write_text(
         f"pretrain: {tiny_model}\nmax_steps: 1\nrollout_batch_size: 2\nsequence_length: 256\noutput_dir: {tmp_path}/runs\n"
         "train_env_manager: {num_env_groups: 1, group_size: 2}\ncustom_envs:\n"
         "  Lake: {env_type: frozen_lake, max_steps: 1, max_tokens_per_step: 4, env_config: {env_instruction: ''}}\n"
     )
-    command = f'"{sys.executable}" -m turnwise.cli.main train "{tmp_path}/lake.yaml" {closed}'
+    command = f'"{sys.executable}" -m turnwise.cli.main train "{tmp_path}/lake.yaml" >&- 2>&- <&-'
     done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, timeout=300)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-1000:]
     [run] = (tmp_path / "runs" / "lake").iterdir()
@@ -89,7 +88,8 @@ def test_a_full_disk_behind_standard_output_is_said(lake):
 @pytest.mark.parametrize("locale", ["PYTHONIOENCODING=ascii", "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"])
 def test_a_terminal_of_few_letters_gets_the_rest_written_out(locale, lake):
     env = os.environ | dict(word.split("=") for word in locale.split())
-    done = turnwise("config", lake, "output_dir=Füße", stdout=subprocess.PIPE, env=env, encoding="utf-8")
+    command = [sys.executable, "-m", "turnwise.cli.main", "config", lake, "output_dir=Füße"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, encoding="utf-8")
     assert done.returncode == 0 and ("F\\xfc\\xdfe" if "ascii" in locale else "Füße") in done.stdout
 
 

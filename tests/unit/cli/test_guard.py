@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import forked
 import pytest
 
 ENV = """
@@ -66,7 +67,7 @@ def command(*arguments):
 
 def check(folder, at, way):
     arguments = ["check-env", "mine:Mine", f"at={at}", f"way={way}", "--episodes", "2"]
-    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=folder)
+    return forked.run(arguments, cwd=folder)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +88,10 @@ def test_an_environment_that_ends_the_process_is_named(folder, at, way, status, 
 
 def test_a_module_that_ends_the_process_is_named(folder):
     (folder / "other.py").write_text("import os\nos._exit(0)\n")
-    done = subprocess.run(command("check-env", "other:Mine"), capture_output=True, text=True, cwd=folder)
+    done = forked.run(["check-env", "other:Mine"], cwd=folder)
     assert done.returncode == 70 and "in importing other" in done.stderr
     (folder / "other.py").write_text("import sys\nsys.exit(0)\n")
-    done = subprocess.run(command("check-env", "other:Mine"), capture_output=True, text=True, cwd=folder)
+    done = forked.run(["check-env", "other:Mine"], cwd=folder)
     assert done.returncode == 2 and "importing other failed with SystemExit: 0" in done.stderr
 
 
@@ -99,11 +100,10 @@ def test_a_closed_stdout_costs_no_result(folder):
     assert "Mine is not examined" in done.stdout and "Traceback" not in done.stderr
 
 
-def hanging(folder, way="hang", **options):
+def hanging(folder, way="hang", is_forked=True, **options):
     arguments = ["check-env", "mine:Mine", f"way={way}", "--timeout", "500"]
-    process = subprocess.Popen(
-        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, **options
-    )
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": folder}
+    process = forked.Popen(arguments, **options) if is_forked else subprocess.Popen(command(*arguments), **options)
     assert process.stderr.readline() == "begun\n"  # what an environment prints is no part of the report
     return process
 
@@ -150,7 +150,9 @@ def test_a_parent_that_is_killed_leaves_no_orphan(folder):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_stopped_job_is_seen_as_stopped_and_goes_on(folder):
-    process = hanging(folder, process_group=0)  # a job of this session: the system stops no group without a shell
+    process = hanging(
+        folder, is_forked=False, process_group=0
+    )  # a job of this session: the system stops no group without a shell
     process.send_signal(signal.SIGTSTP)
     _, status = os.waitpid(process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)

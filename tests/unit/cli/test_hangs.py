@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
+import forked
 import pytest
 import yaml
 
@@ -62,8 +60,7 @@ def test_a_run_that_hangs_ends_with_one_screen(tiny_model, tmp_path, parts, mess
         "custom_envs": {"Toy": {"env_type": "my_parts:Mine", "max_steps": 2, "max_tokens_per_step": 4}},
     }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
-    command = [sys.executable, "-m", "turnwise.cli.main", "train", "mine.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    done = forked.run(["train", "mine.yaml"], cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     _, _, error = done.stderr.partition("error: ")
     assert all(message in error for message in messages), done.stderr

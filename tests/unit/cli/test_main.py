@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 
@@ -17,8 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def turnwise(*arguments, cwd=None, **environment):
-    command = [sys.executable, "-m", "turnwise.cli.main", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=os.environ | environment)
+    return forked.run(arguments, cwd=cwd, env=os.environ | environment)
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 ENV = """
@@ -64,11 +64,4 @@ def test_training_finds_it_in_this_process_and_in_the_one_that_trains(tmp_path: 
 
 def turnwise(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     root = str(Path(__file__).parents[3])
-    return subprocess.run(
-        [sys.executable, "-c", "import sys; from turnwise.cli.main import main; sys.exit(main())", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": root, "PYTHONSAFEPATH": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    return forked.run(arguments, cwd=folder, env={**os.environ, "PYTHONPATH": root, "PYTHONSAFEPATH": "1"})

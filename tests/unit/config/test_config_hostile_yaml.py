@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
+import forked
 import pytest
 
 from turnwise.config import load_any_config, load_config
@@ -20,8 +18,7 @@ REFERENCES = f"pretrain: m\na0: {'x' * 100}\n" + "".join(f"a{i}: '{f'${{a{i - 1}
 
 def config_command(*arguments):
     """In a process that can be ended: what isn't bounded takes minutes and gigabytes."""
-    command = [sys.executable, "-m", "turnwise.cli.main", "config", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return forked.run(["config", *arguments], timeout=60)
 
 
 @pytest.mark.parametrize(

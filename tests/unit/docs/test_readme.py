@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import forked
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
@@ -21,8 +21,7 @@ def test_the_custom_environment_trains(tiny_model, tmp_path):
     (tmp_path / "guess.py").write_text(block("python"))
     (tmp_path / "guess.yaml").write_text(block("yaml"))
     small = ["max_steps=1", "rollout_batch_size=4", "train_env_manager.group_size=4", "sequence_length=512"]
-    command = [sys.executable, "-m", "turnwise.cli.main", "train", "guess.yaml", f"pretrain={tiny_model}", *small]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    done = forked.run(["train", "guess.yaml", f"pretrain={tiny_model}", *small], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "step 1/1" in done.stdout and "success" in done.stdout
 

@@ -194,7 +194,7 @@ def test_a_killed_download_goes_on_with_the_files_that_are_missing(
     hub.stalls = 1
     process = start(environment, tmp_path, "-c", FOLDER.format(MODEL))
     assert hub.has_stalled.wait(120)
-    while set(hub.names) != set(WANTED):
+    while set(hub.names) != set(WANTED) or not list((tmp_path / "cache").rglob("snapshots/*/config.json")):
         threading.Event().wait(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
