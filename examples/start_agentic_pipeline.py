@@ -9,6 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from turnwise.cli.guard import guarded
 from turnwise.cli.main import exit_status, main
 from turnwise.config.compose import find_config
 
@@ -28,4 +29,4 @@ def launch(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(launch())
+    sys.exit(guarded(launch))

@@ -8,8 +8,9 @@ from collections.abc import Hashable
 from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from turnwise.envs.contract import LARGEST
 from turnwise.rollout.source import Rejection
 from turnwise.rollout.state_keys import StateKeyWriter, read_state_key
 from turnwise.types import FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun
@@ -116,7 +117,15 @@ class _Record(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="ignore")
 
 
+def _bounded(value: float) -> float:
+    if abs(value) > LARGEST:
+        raise ValueError(f"it is {value:g}, and must be at most {LARGEST:g} in size")
+    return value
+
+
 _Index = Annotated[int, Field(ge=0)]
+_Number = Annotated[float, AfterValidator(_bounded)]
+"""What an environment may say."""
 _TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
@@ -129,9 +138,9 @@ class _TurnRecord(_Record):
     text: str
     observation: str
     action: str | None
-    reward: float
+    reward: _Number
     state_key: Annotated[Hashable, BeforeValidator(read_state_key)]
-    metrics: dict[str, float]
+    metrics: dict[str, _Number]
     starts_context: bool
     parent: _Index | None
     is_greedy: bool
@@ -165,12 +174,12 @@ class _TrajectoryRecord(_Record):
     turns: list[_TurnRecord]
     status: Status
     limit: Limit | None
-    outcome_rewards: dict[str, float]
-    metrics: dict[str, float]
+    outcome_rewards: dict[str, _Number]
+    metrics: dict[str, _Number]
     error: str | None
     role: str
     weight: Annotated[float, Field(ge=0)]
-    score_kl_penalty: float
+    score_kl_penalty: _Number
     score: float
 
     @model_validator(mode="after")

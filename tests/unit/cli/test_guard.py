@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import forked
 import pytest
@@ -93,6 +94,14 @@ def test_a_module_that_ends_the_process_is_named(folder):
     (folder / "other.py").write_text("import sys\nsys.exit(0)\n")
     done = forked.run(["check-env", "other:Mine"], cwd=folder)
     assert done.returncode == 2 and "importing other failed with SystemExit: 0" in done.stderr
+
+
+def test_the_published_launcher_is_guarded_as_the_command_is(folder, tiny_model):
+    (folder / "ending.py").write_text("import os\nos._exit(0)\n")
+    (folder / "job.yaml").write_text(f"pretrain: {tiny_model}\ncustom_envs: {{Toy: {{env_type: 'ending:Mine'}}}}\n")
+    launcher = Path(__file__).parents[3] / "examples" / "start_agentic_pipeline.py"
+    done = subprocess.run([sys.executable, launcher, "--config_name", "job"], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 70 and "ended with exit status 0 before it was done" in done.stderr
 
 
 def test_a_closed_stdout_costs_no_result(folder):

@@ -249,6 +249,13 @@ def no_turns(record):
     record["turns"] = []
 
 
+def reward_of(value):
+    def change(record):
+        record["turns"][0]["reward"] = value
+
+    return change
+
+
 def half_a_pair(record):
     record["turns"][0]["text"] += "\ud800"
 
@@ -260,10 +267,17 @@ def half_a_pair(record):
         (other_score, "and the rewards add up to"),
         (no_turns, "turns: it has none, and its status is"),
         (half_a_pair, "invalid JSON"),
+        (reward_of(1e300), r"turns\[0\].reward: it is 1e\+300, and must be at most 1e\+30 in size"),
+        (reward_of(-(10**400)), r"turns\[0\].reward: input should be a finite number"),
+        (reward_of(float("nan")), r"turns\[0\].reward: input should be a finite number"),
+        (reward_of(float("inf")), r"turns\[0\].reward: input should be a finite number"),
+        (reward_of("1"), r"turns\[0\].reward: input should be a valid number \(got '1'\)"),
+        (reward_of(None), r"turns\[0\].reward: input should be a valid number \(got None\)"),
     ],
 )
 def test_a_line_that_is_no_trajectory_is_named(altered, tiny_model, tmp_path, change, message):
-    with pytest.raises(DataError, match=rf"24 of 24 lines can't be read \(.*{message}"):
+    said = rf"altered.jsonl holds no whole group .*: 24 of 24 lines can't be read \(.*{message}.*\): 1, 2, 3 and 21 more lines"
+    with pytest.raises(DataError, match=said):
         run(make_config(tiny_model, tmp_path), rollouts=altered(change))
 
 
