@@ -14,7 +14,8 @@ from turnwise.cli.main import main
 from turnwise.rollout.journal import read_journal
 
 ENV = """
-import asyncio, os, sys
+import asyncio, os, random, sys
+import numpy as np
 from turnwise.testing.toy_envs import LettersEnv
 
 
@@ -35,6 +36,7 @@ WAYS = {
     "Odd": lambda: fail(Odd("very")),
     "ValueError": lambda: fail(ValueError("no such card")),
     "chdir": lambda: os.chdir("/"),
+    "draw": lambda: (random.random(), np.random.random()),
 }
 made = 0
 
@@ -192,3 +194,16 @@ def test_deterministic_runs_seed_the_generators_that_a_users_code_may_draw_from(
         assert main(["train", job(), "max_steps=1", "deterministic=true", f"seed={seed}"]) == 0
         drawn.append((random.random(), np.random.random()))
     assert drawn[0] == drawn[1] and drawn[0][0] != drawn[2][0] and drawn[0][1] != drawn[2][1]
+
+
+def test_after_a_resume_those_generators_go_on_as_without_a_stop(job):
+    def run(*settings):
+        random.seed(0)
+        np.random.seed(0)
+        assert main(["train", job(at="step", way="draw"), "deterministic=true", *settings]) == 0
+        return random.random(), np.random.random()
+
+    whole = run("output_dir=whole")
+    stopped = run("max_steps=1")
+    resumed = run("resume_from_checkpoint=true")
+    assert resumed == whole and resumed[0] != stopped[0] and resumed[1] != stopped[1]

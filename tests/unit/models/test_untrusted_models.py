@@ -92,6 +92,12 @@ def test_code_of_a_folder_runs_only_where_a_setting_says_so(folder: Path, marker
     assert marker.exists() and trusted.returncode == 0, trusted.stderr
     assert "its own Python code runs here (trust_remote_code: true): own.py" in trusted.stdout + trusted.stderr
 
+    train = ("train", "lake.yaml", "actor_train.model_args.trust_remote_code=true")
+    begun = turnwise(tmp_path, *train, "max_steps=1")
+    assert begun.returncode == 0, begun.stderr
+    went_on = turnwise(tmp_path, *train, "max_steps=2", "resume_from_checkpoint=true")
+    assert went_on.returncode == 0 and "step 2/2" in went_on.stdout, went_on.stderr
+
 
 def test_pickled_weights_are_read_where_a_setting_says_so_and_never_run(folder: Path, marker: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
