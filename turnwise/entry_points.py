@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -25,13 +26,21 @@ def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
     return found
 
 
-def load_function(entry_point: str, key: str, error: type[TurnwiseError]) -> Callable[..., Any]:
-    """The function that an entry point names; the rest as `load_class`.
+def load_function(
+    entry_point: str, key: str, error: type[TurnwiseError], arguments: Iterable[str], named: Iterable[str] = ()
+) -> Callable[..., Any]:
+    """The function that an entry point names, which can be called with these `arguments` and `named` ones; the rest as
+    `load_class`.
 
-    >>> load_function("textwrap:dedent", "pg_variant", TurnwiseError)("  a")
+    >>> load_function("textwrap:dedent", "pg_variant", TurnwiseError, ["text"])("  a")
     'a'
     """
     found: Callable[..., Any] = _load(entry_point, key, error, FunctionType, "function", "functions")
+    try:
+        inspect.signature(found).bind(*arguments, **dict.fromkeys(named))
+    except TypeError as fault:
+        form = ", ".join([*arguments, *(f"{name}=…" for name in named)])
+        raise error(f"{key} {entry_point!r}: {fault}; it is called as {found.__name__}({form})") from fault
     return found
 
 

@@ -123,6 +123,7 @@ class OpenConversation(Protocol):
     ) -> Conversation: ...
 
 
+@runtime_checkable
 class AgentLoop(Protocol):
     """Plays one task. Returns one trajectory, or several for sub-agents and compaction (they weigh together as one).
 

@@ -101,11 +101,13 @@ class VariantSpec:
 
 @dataclass(frozen=True, slots=True)
 class StrategySpec:
-    """One `strategy_name`. `extra` names the optional dependency that it needs; empty = none."""
+    """One `strategy_name`. `extra` names the optional dependency that it needs; empty = none. `options` are those that its
+    strategy_config may have; None = nothing is known of them."""
 
     kind: Literal["train", "forward", "sampling"]
     entry: str = ""
     extra: str = ""
+    options: tuple[str, ...] | None = None
 
     @property
     def is_available(self) -> bool:
@@ -244,8 +246,12 @@ STRATEGIES: dict[str, StrategySpec] = {
     "fsdp2_infer": StrategySpec("forward"),
     "deepspeed_infer": StrategySpec("forward", extra="deepspeed"),
     "megatron_infer": StrategySpec("forward", extra="megatron"),
-    "embedded": StrategySpec("sampling", "turnwise.inference.embedded.server:EmbeddedServer"),
-    "hf": StrategySpec("sampling", "turnwise.inference.hf_server:HFServer"),
+    "embedded": StrategySpec(
+        "sampling",
+        "turnwise.inference.embedded.server:EmbeddedServer",
+        options=("max_concurrency", "kv_cache_bytes", "max_step_tokens"),
+    ),
+    "hf": StrategySpec("sampling", "turnwise.inference.hf_server:HFServer", options=()),
     "vllm": StrategySpec("sampling", extra="vllm"),
     "sglang": StrategySpec("sampling", extra="sglang"),
 }

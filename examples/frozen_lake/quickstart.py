@@ -30,7 +30,7 @@ from turnwise.envs.frozen_lake import FrozenLakeEnv
 from turnwise.envs.frozen_lake_map import best_blind_path
 from turnwise.envs.players import BlindPlayer, ErringPlayer, ExpertPlayer, Player, RandomPlayer
 from turnwise.models.make import make_model
-from turnwise.pipelines.build_rollouts import agent_settings, env_factory
+from turnwise.pipelines.build_envs import agent_settings, env_factory
 from turnwise.pipelines.build_saved import evaluate_model
 from turnwise.pipelines.corpus import message_text
 from turnwise.pipelines.evaluate import Score, success_table

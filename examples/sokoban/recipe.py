@@ -25,7 +25,7 @@ from turnwise.data.demonstrations import read_demonstrations
 from turnwise.envs.players import ErringPlayer, ExpertPlayer, GivingUpPlayer, Player, RandomPlayer
 from turnwise.envs.sokoban import SokobanEnv
 from turnwise.models.make import make_model
-from turnwise.pipelines.build_rollouts import agent_settings, env_factory
+from turnwise.pipelines.build_envs import agent_settings, env_factory
 from turnwise.pipelines.build_saved import evaluate_model
 from turnwise.pipelines.corpus import message_text
 from turnwise.pipelines.evaluate import Score, success_table

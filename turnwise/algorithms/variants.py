@@ -7,7 +7,6 @@ has the same form; its keyword arguments are what `pg_args` holds. sg(x) is x wi
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -225,12 +224,4 @@ def find_variant(name: str, parameters: Mapping[str, Any]) -> Variant:
     """
     if name in VARIANTS:
         return VARIANTS[name]
-    function = load_function(name, "pg_variant", ConfigError)
-    try:
-        inspect.signature(function).bind(None, **parameters)
-    except TypeError as error:
-        raise ConfigError(
-            f"pg_variant {name}: {error}; it is called as {function.__name__}(inputs, **pg_args), and pg_args has "
-            f"{', '.join(parameters) or 'nothing'}"
-        ) from error
-    return function
+    return load_function(name, "pg_variant", ConfigError, ["inputs"], parameters)

@@ -13,6 +13,7 @@ from turnwise.cli.applied_table import print_applied
 from turnwise.cli.out_file import writable_file
 from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
 from turnwise.errors import ConfigError
+from turnwise.pipelines.build_envs import plug_in_problems
 from turnwise.pipelines.interrupt import ends_at_once
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ class Result(NamedTuple):
 
 def run(options: argparse.Namespace) -> int:
     """Plays the config's validation tasks with saved models, and prints success with its interval and pass@k."""
-    config, notes = load_config(options.config, options.overrides, AgenticConfig, strict=options.strict, purpose="play")
+    config, notes = load_config(
+        options.config, options.overrides, AgenticConfig, strict=options.strict, purpose="play", examine=plug_in_problems
+    )
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     _check(options)

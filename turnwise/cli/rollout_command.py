@@ -9,12 +9,15 @@ import sys
 from turnwise.cli.applied_table import print_applied
 from turnwise.cli.out_file import new_file
 from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
+from turnwise.pipelines.build_envs import plug_in_problems
 from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
     """Plays batches without training, writes them to a file, and prints what came of them."""
-    config, notes = load_config(options.config, options.overrides, AgenticConfig, strict=options.strict, purpose="play")
+    config, notes = load_config(
+        options.config, options.overrides, AgenticConfig, strict=options.strict, purpose="play", examine=plug_in_problems
+    )
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     file = new_file(options.out, "--out")

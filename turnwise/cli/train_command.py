@@ -12,6 +12,7 @@ import yaml
 from turnwise.cli.applied_table import shown
 from turnwise.config import AgenticConfig, load_config, require, unavailable
 from turnwise.errors import ConfigError, DataError
+from turnwise.pipelines.build_envs import plug_in_problems
 from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.pipelines.prepare import prepare_run
 
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     file, overrides = (options.config, options.overrides) if replay is None else _config_of(replay, options)
     if file is None:
         raise ConfigError("train needs a config: turnwise train FILE [KEY=VALUE ...], or --replay RUN with the folder of a run")
-    config, notes = load_config(file, overrides, AgenticConfig, strict=options.strict)
+    config, notes = load_config(file, overrides, AgenticConfig, strict=options.strict, examine=plug_in_problems)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     # Before torch is imported: what can't run here should be said at once.

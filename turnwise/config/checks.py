@@ -9,7 +9,7 @@ from typing import Any
 
 from turnwise.config.asynchrony import asynchrony
 from turnwise.config.environments import CustomEnv, EnvManager
-from turnwise.config.model_problems import model_problems
+from turnwise.config.model_problems import adapter_problems, model_problems
 from turnwise.config.problems import Path, Problem
 from turnwise.config.resolve import estimator_of, variant_of
 from turnwise.config.roles import ModelArgs
@@ -49,15 +49,7 @@ def _sft(config: SFTConfig) -> Iterator[Problem]:
     if config.eval_steps > 0 and not config.val_files:
         yield Problem.at("eval_steps", f"{config.eval_steps} asks for a validation loss, but there are no val_files")
     yield from _head("model_args", config.model_args)
-    yield from _adapters("model_args", config.model_args)
-
-
-def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
-    targets = model.lora_target
-    if targets == []:
-        yield Problem.at(f"{path}.lora_target", "[] leaves nothing to be trained; name linear modules, or leave it out for all")
-    elif targets and "all" in targets and len(targets) > 1:
-        yield Problem.at(f"{path}.lora_target", f"{', '.join(targets)}: all is every linear module; name it alone")
+    yield from adapter_problems("model_args", config.model_args)
 
 
 def _head(path: str, model: ModelArgs) -> Iterator[Problem]:
@@ -288,6 +280,11 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
         strategy = role.strategy_args.strategy_name
         if STRATEGIES[strategy].kind not in _ROLE_KINDS[name]:
             yield _wrong_strategy(f"{name}.strategy_args", strategy, *_ROLE_KINDS[name])
+        known = STRATEGIES[strategy].options
+        for option in role.strategy_args.strategy_config:
+            if known is not None and option not in known and name in config.active_roles:
+                message = f"{strategy} has no such option (it has: {', '.join(known) or 'none'}).{nearest(option, known)}"
+                yield Problem.at(f"{name}.strategy_args.strategy_config.{option}", message)
         if role.device_mapping is not None and len(role.device_mapping) % role.model_parallel_size:
             yield Problem.at(
                 f"{name}.device_mapping",
@@ -303,7 +300,7 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
             "samples from the trained weights, so remove it here",
         )
     yield from _head("actor_train.model_args", config.actor_train.model_args)
-    yield from _adapters("actor_train.model_args", config.actor_train.model_args)
+    yield from adapter_problems("actor_train.model_args", config.actor_train.model_args)
     yield from _head("actor_infer.model_args", config.actor_infer.model_args)
     for name, role in config.active_roles.items():
         if role.strategy_args.strategy_name == "torch_train" and role.model_args.dtype == "fp16":
@@ -317,7 +314,7 @@ def _critic(config: AgenticConfig) -> Iterator[Problem]:
     if config.critic.model_args.model_type != "token_classification":
         message = f"{config.critic.model_args.model_type} writes text; a critic has a value head, token_classification"
         yield Problem.at("critic.model_args.model_type", message)
-    yield from _adapters("critic.model_args", config.critic.model_args)
+    yield from adapter_problems("critic.model_args", config.critic.model_args)
     if config.critic_warmup >= config.max_steps:
         message = f"the first {config.critic_warmup} steps train only the critic, and max_steps is {config.max_steps}"
         yield Problem.at("critic_warmup", f"{message}: the actor would never be trained; use at most {config.max_steps - 1}")

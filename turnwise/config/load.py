@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, overload
@@ -20,21 +20,32 @@ from turnwise.config.problems import Problem, as_sentences, config_error
 from turnwise.config.published import Translation, translate
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
-from turnwise.errors import nearest
+from turnwise.errors import NotAvailableError, nearest
 
 AnyConfig = AgenticConfig | SFTConfig
 C = TypeVar("C", AgenticConfig, SFTConfig)
 Kind = type[AgenticConfig] | type[SFTConfig]
 Purpose = Literal["train", "play", "show"]
+Examine = Callable[[AnyConfig], Iterable[Problem]]
 
 
 @overload
 def load_config(
-    path: str | Path, overrides: Sequence[str] = (), *, strict: bool = False, purpose: Purpose = "train"
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    strict: bool = False,
+    purpose: Purpose = "train",
+    examine: Examine | None = None,
 ) -> tuple[AgenticConfig, list[str]]: ...
 @overload
 def load_config(
-    path: str | Path, overrides: Sequence[str] = (), kind: type[C] = ..., strict: bool = False, purpose: Purpose = "train"
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    kind: type[C] = ...,
+    strict: bool = False,
+    purpose: Purpose = "train",
+    examine: Examine | None = None,
 ) -> tuple[C, list[str]]: ...
 def load_config(
     path: str | Path,
@@ -42,20 +53,24 @@ def load_config(
     kind: Any = AgenticConfig,
     strict: bool = False,
     purpose: Purpose = "train",
+    examine: Examine | None = None,
 ) -> tuple[Any, list[str]]:
     """The config of a YAML file with overrides, and notes on what was translated or has no effect.
 
-    What is only played (`purpose` play) needs no siblings to be compared.
+    What is only played (`purpose` play) needs no siblings to be compared. `examine` finds more problems in a config that has
+    none by itself (those of its plug-ins).
 
     Raises:
         ConfigError: every problem that was found, with file and line. With `strict`, keys without effect are problems.
     """
-    return _load(Path(path), overrides, lambda _: kind, strict, purpose)
+    return _load(Path(path), overrides, lambda _: kind, strict, purpose, examine)
 
 
-def load_any_config(path: str | Path, overrides: Sequence[str] = (), strict: bool = False) -> tuple[AnyConfig, list[str]]:
+def load_any_config(
+    path: str | Path, overrides: Sequence[str] = (), strict: bool = False, examine: Examine | None = None
+) -> tuple[AnyConfig, list[str]]:
     """Like `load_config` for a file of either kind: one with `train_files` at its top level is an SFTConfig."""
-    return _load(Path(path), overrides, _kind_of, strict, "show")
+    return _load(Path(path), overrides, _kind_of, strict, "show", examine)
 
 
 @overload
@@ -75,12 +90,17 @@ def parse_config(values: Mapping[str, Any], kind: Any = AgenticConfig, strict: b
 
 
 def _load(
-    path: Path, overrides: Sequence[str], choose: Callable[[dict[str, Any]], type[C]], strict: bool, purpose: Purpose
+    path: Path,
+    overrides: Sequence[str],
+    choose: Callable[[dict[str, Any]], type[C]],
+    strict: bool,
+    purpose: Purpose,
+    examine: Examine | None,
 ) -> tuple[C, list[str]]:
     composed = compose(path, overrides)
     composed.values.setdefault("exp_name", path.stem)
     kind = choose(composed.values)
-    return _parse(composed, kind, strict, display(path), lambda: Positions(path, overrides).of, purpose)
+    return _parse(composed, kind, strict, display(path), lambda: Positions(path, overrides).of, purpose, examine)
 
 
 def _kind_of(values: dict[str, Any]) -> Any:
@@ -94,6 +114,7 @@ def _parse(
     source: str,
     positions: Callable[[], Callable[[KeyPath], str]],
     purpose: Purpose,
+    examine: Examine | None = None,
 ) -> tuple[C, list[str]]:
     problems = [*_not_text(composed.values)]
     if problems:
@@ -109,6 +130,15 @@ def _parse(
     if strict:
         problems += without_effect
     notes = translation.notes + as_sentences(without_effect)
+    if examine is not None and config is not None and not problems:
+        try:
+            for problem in examine(config):
+                problems.append(problem)  # one by one: what comes before an error is kept
+            config.note_examined()
+        except NotAvailableError as error:
+            if purpose != "show" and not problems:
+                raise
+            notes.append(str(error))
     if translation.is_published and isinstance(config, AgenticConfig):
         notes += filter(None, [differing_defaults(config)])
     if problems or config is None:

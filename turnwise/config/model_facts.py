@@ -9,6 +9,8 @@ from typing import Any
 from turnwise.errors import ModelError
 from turnwise.model_folder import base_of_adapter, check_sizes, folder_here, read_object
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Ends of the names of the linear modules in a layer of this family."""
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 

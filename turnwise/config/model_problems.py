@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from turnwise.config.model_facts import PROJECTIONS, read_model_facts
 from turnwise.config.problems import Problem
+from turnwise.config.roles import ModelArgs
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
-from turnwise.errors import ModelError
+from turnwise.errors import ModelError, nearest
 from turnwise.model_folder import check_model
 
 
@@ -31,3 +34,20 @@ def model_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
             f"{config.sequence_length} tokens are {config.sequence_length - facts.context_length} more than the "
             f"{facts.context_length} that {path} can hold by its config.json",
         )
+
+
+def adapter_problems(path: str, model: ModelArgs) -> Iterator[Problem]:
+    """Targets that no adapter can be put into; of an unknown model, those that name no module of any."""
+    targets = model.lora_target
+    if targets == []:
+        yield Problem.at(f"{path}.lora_target", "[] leaves nothing to be trained; name linear modules, or leave it out for all")
+    elif targets and "all" in targets and len(targets) > 1:
+        yield Problem.at(f"{path}.lora_target", f"{', '.join(targets)}: all is every linear module; name it alone")
+    for target in targets or ():
+        facts = read_model_facts(model.model_name_or_path)
+        known = PROJECTIONS if facts and facts.architecture in ("llama", "mistral", "qwen2", "qwen3") else ()
+        if not re.fullmatch(r"\w+(\.\w+)*", target):
+            yield Problem.at(f"{path}.lora_target", f"{target!r} is no name of a module; write a list such as [q_proj, v_proj]")
+        elif known and target.rpartition(".")[2] not in (*known, "all"):
+            message = f"{target!r} is no linear module that can get adapters; this model has {', '.join(known)}, or all of them"
+            yield Problem.at(f"{path}.lora_target", f"{message} (all).{nearest(target, known)}")

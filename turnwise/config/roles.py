@@ -138,12 +138,11 @@ class StrategyArgs(Section):
 
     @field_validator("strategy_config")
     @classmethod
-    def _whole_bytes(cls, options: dict[str, Any]) -> dict[str, Any]:
-        asked = options.get("kv_cache_bytes", 1)
-        if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
-            raise ValueError(
-                f"kv_cache_bytes is {asked!r}; it must be a whole number of at least 1, without quotes or exponent"
-            )
+    def _whole_counts(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for name in STRATEGIES["embedded"].options or ():
+            asked = options.get(name, 1)
+            if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+                raise ValueError(f"{name} is {asked!r}; it must be a whole number of at least 1, without quotes or exponent")
         return options
 
     def degree(self, *names: str) -> int:

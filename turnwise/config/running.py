@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PrivateAttr
 
 from turnwise.config.section import Count, Name, Names, OneOf, Positive, PositiveCount, Seconds, Section, derived
 from turnwise.spec import TRACKERS
@@ -104,6 +104,16 @@ class RunKeys(Section):
     """Arguments by tracker name, or alone where one tracker takes any: `tensorboard: {log_dir}`; stdout takes none."""
     sequence_length: PositiveCount = derived()
     """Tokens of a context [the model's, at most 4096]."""
+    _is_examined: bool = PrivateAttr(False)
+
+    @property
+    def is_examined(self) -> bool:
+        """Whether its plug-ins were found good when the config was read."""
+        return self._is_examined
+
+    def note_examined(self) -> None:
+        """Says that its plug-ins are good."""
+        self._is_examined = True
 
 
 class LimitKeys(Section):

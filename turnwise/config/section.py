@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from types import NoneType
 from typing import Annotated, Any, get_args
@@ -38,8 +39,14 @@ Name = Annotated[str, AfterValidator(_is_named)]
 
 
 def is_entry_point(name: str) -> bool:
-    """Whether it is `module:Class` or `module:function` by its form."""
+    """Whether it is `module:Class` or `module:function` by its form.
+
+    Raises:
+        ValueError: it is one of Python's own modules, in which no plug-in is.
+    """
     module, _, attribute = name.partition(":")
+    if attribute and module.split(".")[0] in sys.stdlib_module_names:
+        raise ValueError(f"{name!r} names a module of Python itself; a plug-in of your own needs a module of another name")
     return attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 

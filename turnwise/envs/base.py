@@ -24,6 +24,9 @@ class TextEnv(ABC):
     """Whether observations hold text that somebody else wrote (a web page, a data set, a player's words): special tokens in it
     then stay ordinary text, unless the config says `encode_special_tokens: true`."""
 
+    shows_pictures: bool = False
+    """Whether this environment's observations hold pictures, which a model of texts can't see."""
+
     @abstractmethod
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
         """Starts an episode that follows from `seed` alone."""

@@ -102,6 +102,7 @@ class FrozenLakeEnv(TextEnv):
         self._size, self._p, self._split = size, p, split
         self._fixed_rows = None if map_rows is None else check_rows(map_rows)
         self._render_mode, self._observation_kind = render_mode, observation
+        self.shows_pictures = render_mode == "rgb_array"
         self._format_penalty = float(format_penalty)
         self._instruction = self._rules() if env_instruction is None else env_instruction
         self._seed = 0

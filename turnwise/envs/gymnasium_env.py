@@ -102,7 +102,7 @@ class GymnasiumEnv(TextEnv):
         """The words of the actions that may be taken."""
         self._numbers = {word.lower(): number for number, word in self._words.items()}
         self._shows_text = render_mode == "text" or renderer is not None
-        self._shows_picture = render_mode == "rgb_array"
+        self.shows_pictures = render_mode == "rgb_array"
         self._render: Renderer | None = _renderer(id, renderer, known.renderers)
         self._describe = gymnasium_spaces.describe
         if self._render is None and self._shows_text:
@@ -187,7 +187,7 @@ class GymnasiumEnv(TextEnv):
         text = self._text() if self._shows_text else "The picture shows the environment."
         if len(text) > self._max_chars:
             text = f"{text[: self._max_chars]}… (cut at {self._max_chars} characters)"
-        if not self._shows_picture:
+        if not self.shows_pictures:
             return text
         picture = self.render()
         if picture is None:
@@ -215,7 +215,7 @@ def _renderer(env_id: str, name: str | None, known: Mapping[str, Renderer]) -> R
     if name in known:
         return known[name]
     if ":" in name:
-        return load_function(name, "renderer", EnvironmentFault)
+        return load_function(name, "renderer", EnvironmentFault, ["observation", "env"])
     names = ("space", "ansi", *known)
     raise EnvironmentFault(
         f"unknown renderer {name!r} for gymnasium's {env_id}; there are {', '.join(names)}, and module:function."

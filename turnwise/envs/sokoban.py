@@ -115,6 +115,7 @@ class SokobanEnv(TextEnv):
         self._num_boxes, self._search_depth, self._split = num_boxes, search_depth, split
         self._fixed_room = None if room_rows is None else read_room(room_rows)
         self._render_mode, self._observation_kind = render_mode, observation
+        self.shows_pictures = render_mode == "rgb_array"
         self._format_penalty = float(format_penalty)
         self._instruction = self._rules() if env_instruction is None else env_instruction
         self._seed = 0

@@ -15,6 +15,7 @@ from turnwise.algorithms.settings import AlgorithmSettings, Correction, Importan
 from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
+from turnwise.foreign import Foreign
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.applied import facts_of, logged
@@ -182,7 +183,11 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
     """
     name = config.adv_estimator
     found = load_class(ESTIMATORS[name].entry if name in ESTIMATORS else name, "adv_estimator", ConfigError)
-    algorithm: Algorithm = found(algorithm_settings(config), kl_ctrl)
+    with Foreign(f"adv_estimator {name}: making it", "at the start", are_faults=True):
+        algorithm: Algorithm = found(algorithm_settings(config), kl_ctrl)
+    lacking = [part for part in (*Algorithm.__annotations__, "credit") if not hasattr(algorithm, part)]
+    if lacking:
+        raise ConfigError(f"adv_estimator {name} has no {', '.join(lacking)}; see Algorithm in turnwise/protocols.py")
     if ("values" in algorithm.needs) != (algorithm.value_loss is not None):
         raise ConfigError(
             f"adv_estimator {name}: needs {', '.join(sorted(algorithm.needs)) or 'nothing'}, and its value_loss is "

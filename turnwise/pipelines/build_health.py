@@ -7,7 +7,8 @@ from statistics import fmean
 
 from turnwise.config import AgenticConfig
 from turnwise.envs.checks.luck import random_outcomes
-from turnwise.pipelines.build_rollouts import env_factory, task_source
+from turnwise.pipelines.build_envs import env_factory
+from turnwise.pipelines.build_rollouts import task_source
 from turnwise.tracking.health import Health, Outcomes
 from turnwise.training.random_state import GlobalRandomState
 

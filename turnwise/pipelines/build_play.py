@@ -19,7 +19,8 @@ from turnwise.event_loop import WatchedRunner
 from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.models.load import load_tokenizer
 from turnwise.models.tokenizer import MARKER_TOKENS, SPECIAL_TOKENS, train_tokenizer
-from turnwise.pipelines.build_rollouts import agent_settings, build_policy, choose_device, sampling_params
+from turnwise.pipelines.build_envs import agent_settings
+from turnwise.pipelines.build_rollouts import build_policy, choose_device, sampling_params
 from turnwise.pipelines.play import Played, Teller, play_episode
 from turnwise.pipelines.play_policies import (
     OPENAI,

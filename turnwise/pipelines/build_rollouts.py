@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
-from contextlib import chdir
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from turnwise.agents.env_agent import EnvAgentSettings
-from turnwise.agents.env_session import CallSettings
-from turnwise.agents.foreign_text import OverForeignText
 from turnwise.chat.episode import EpisodeContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
-from turnwise.envs.contract import check_shape
-from turnwise.envs.registry import make_env, relays_foreign_text, takes_split
+from turnwise.envs.registry import takes_split
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.event_loop import WatchedRunner
-from turnwise.foreign import Foreign
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.inference.hf_server import HFServer
-from turnwise.inference.options import check_server_options
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.fused import load_fused
 from turnwise.models.load import load_tokenizer, parse_dtype, stop_token_ids
-from turnwise.pipelines.pictures import NUM_RECORDED, MakeEnv, Pictures
-from turnwise.protocols import AgentLoop, Env, InferenceServer
+from turnwise.pipelines.build_envs import agent_settings, build_agent, env_factory, plug_ins
+from turnwise.pipelines.pictures import NUM_RECORDED, Pictures
+from turnwise.protocols import InferenceServer
 from turnwise.rollout.group_filter import load_group_filter
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.schedule import Schedule
-from turnwise.spec import AGENTS, STRATEGIES
+from turnwise.spec import STRATEGIES
 from turnwise.stopwatch import Stopwatch
-from turnwise.types import SamplingParams, Split, Task
+from turnwise.types import SamplingParams, Split
 from turnwise.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -146,22 +139,6 @@ def build_policy(
     )
 
 
-def _server_class(config: AgenticConfig) -> type[EmbeddedServer | HFServer]:
-    """The class of actor_infer's strategy.
-
-    Raises:
-        NotAvailableError: it isn't in this version.
-        ConfigError: its strategy_config has an option that it doesn't take.
-    """
-    strategy = config.actor_infer.strategy_args
-    entry = STRATEGIES[strategy.strategy_name].entry
-    if not entry:
-        raise NotAvailableError(f"actor_infer: strategy {strategy.strategy_name!r} isn't in this version; use embedded or hf")
-    found = load_class(entry, "actor_infer.strategy_args.strategy_name", ConfigError)
-    check_server_options(found, strategy.strategy_config)
-    return found
-
-
 def _build_server(
     config: AgenticConfig,
     model: PreTrainedModel,
@@ -171,8 +148,9 @@ def _build_server(
     stopwatch: Stopwatch,
     schedule: Schedule,
 ) -> InferenceServer:
-    options = config.actor_infer.strategy_args.strategy_config
-    found = _server_class(config)
+    strategy = config.actor_infer.strategy_args
+    options = strategy.strategy_config
+    found = load_class(STRATEGIES[strategy.strategy_name].entry, "actor_infer.strategy_args.strategy_name", ConfigError)
     if issubclass(found, EmbeddedServer):
         settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
         num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
@@ -247,81 +225,15 @@ def build_pictures(config: AgenticConfig, run: str) -> Pictures:
 
 
 def check_rollouts(config: AgenticConfig) -> None:
-    """Finds what is wrong with servers, the group filter and environments before a model is loaded: makes one environment of
-    each tag.
+    """Finds what is wrong with the plug-ins of a config before a model is loaded, unless that was done when it was read.
 
     Warns of environments that can't keep training and validation tasks apart by content.
     """
-    _server_class(config)
-    load_group_filter(config.group_filter)
-    with Watchdog() as watchdog:
-        for split in get_args(Split):
-            for tag in config.env_manager(split).tags:
-                build_agent(config, tag, split)
-                limit = agent_settings(config, tag, split, watchdog).calls.limit(tag, "the environment's constructor")
-                with (
-                    limit,
-                    chdir("."),
-                    Foreign(f"custom_envs.{tag}: making and closing an environment", "at the start", are_faults=True),
-                ):
-                    env = env_factory(config, tag, split)(Task(id="check", tag=tag, split=split, seed=0))
-                    check_shape(env)
-                    env.close()
+    for _, check in () if config.is_examined else plug_ins(config):
+        check()
     for tag in config.env_manager("val").tags if config.uses_validation else ():
         if not takes_split(config.custom_envs[tag].env_type):
             logger.warning("custom_envs.%s takes no `split`: its validation tasks differ from training by seed only", tag)
-
-
-def build_agent(
-    config: AgenticConfig, tag: str, split: Split, make_env: MakeEnv | None = None, settings: EnvAgentSettings | None = None
-) -> AgentLoop:
-    """The agent that plays the environment of a tag: a built-in one, or a user's class called like `EnvAgent`.
-
-    `make_env` and `settings` take the place of the tag's `env_factory` and `agent_settings`.
-    """
-    name = config.custom_envs[tag].agent_name
-    found = load_class(AGENTS.get(name) or name, f"custom_envs.{tag}.agent_name", ConfigError)
-    agent: AgentLoop = found(make_env or env_factory(config, tag, split), settings or agent_settings(config, tag, split))
-    env = config.custom_envs[tag]
-    encodes = env.encode_special_tokens
-    is_foreign = relays_foreign_text(env.env_type) if encodes is None else not encodes
-    return OverForeignText(agent) if is_foreign else agent
-
-
-def env_factory(config: AgenticConfig, tag: str, split: Split) -> Callable[[Task], Env]:
-    """Makes environments of the tag for one split; which task they play comes with `reset(seed=...)`."""
-    env = config.custom_envs[tag]
-
-    def make(task: Task) -> Env:
-        return make_env(env.env_type, env.env_config, split)
-
-    return make
-
-
-def agent_settings(
-    config: AgenticConfig, tag: str, split: Split, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None
-) -> EnvAgentSettings:
-    """The limits and texts of a tag's episodes."""
-    env, manager = config.custom_envs[tag], config.env_manager(split)
-    return EnvAgentSettings(
-        tag=tag,
-        max_steps=env.max_steps,
-        max_tokens_per_step=config.max_new_tokens(split, tag),
-        system_template=env.agent_system_template,
-        turn_template=env.agent_template,
-        action_pattern=env.action_pattern,
-        mode=env.mode,
-        history_length=env.history_length,
-        episode_timeout_s=manager.episode_timeout_s,
-        calls=CallSettings(
-            timeout_s=manager.env_step_timeout_s,
-            max_in_threads=manager.max_env_num_per_worker,
-            use_thread_lock=env.use_thread_lock,
-            place_timeout_s=config.deadlines.env_s,
-            watchdog=watchdog or Watchdog(),
-            stopwatch=stopwatch or Stopwatch(),
-        ),
-    )
 
 
 def sampling_params(config: AgenticConfig, split: Split) -> SamplingParams:

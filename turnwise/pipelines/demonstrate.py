@@ -17,7 +17,8 @@ from turnwise.envs.checks.players import actions_of
 from turnwise.envs.players import Acting, ErringPlayer, Player
 from turnwise.errors import ConfigError
 from turnwise.inference.openai_chat import OpenAIChat
-from turnwise.pipelines.build_rollouts import agent_settings, env_factory, sampling_params
+from turnwise.pipelines.build_envs import agent_settings, env_factory
+from turnwise.pipelines.build_rollouts import sampling_params
 from turnwise.pipelines.play_policies import OPENAI, random_player, scripted_player
 from turnwise.protocols import Env
 from turnwise.rollout.seeds import TaskSource, sibling_sampling

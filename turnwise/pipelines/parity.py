@@ -19,7 +19,8 @@ from torch import Tensor
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig
 from turnwise.errors import ParityError
-from turnwise.pipelines.build_rollouts import ServedPolicy, agent_settings, build_agent, sampling_params
+from turnwise.pipelines.build_envs import agent_settings, build_agent
+from turnwise.pipelines.build_rollouts import ServedPolicy, sampling_params
 from turnwise.pipelines.parity_causes import Evidence, Suspects, diagnose
 from turnwise.pipelines.parity_probe import Played, Probe, Prompt, Scored, first_prompts
 from turnwise.pipelines.roles import ModelRole

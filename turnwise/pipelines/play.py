@@ -13,7 +13,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.chat.text_conversation import Complete, TextAnswer, TextConversation
 from turnwise.config import AgenticConfig
 from turnwise.errors import RolloutError, TurnwiseError
-from turnwise.pipelines.build_rollouts import build_agent, env_factory
+from turnwise.pipelines.build_envs import build_agent, env_factory
 from turnwise.pipelines.play_policies import PlayStopped
 from turnwise.protocols import Conversation, Env, InferenceServer, OpenConversation
 from turnwise.rollout.seeds import sibling_sampling

@@ -57,9 +57,9 @@ def load_group_filter(name: str | None) -> GroupFilter | None:
     """The filter of `group_filter`: a built-in one, a user's `module:function`, or none.
 
     Raises:
-        ConfigError: there is no such function.
+        ConfigError: there is no such function, or it takes no group.
     """
     if name is None:
         return None
     built_in = {"non_zero_variance": non_zero_variance}
-    return GroupFilter(name, built_in.get(name) or load_function(name, "group_filter", ConfigError))
+    return GroupFilter(name, built_in.get(name) or load_function(name, "group_filter", ConfigError, ["group"]))

@@ -259,7 +259,7 @@ def test_memory_of_the_cache_is_at_most_its_bound(main_file: Path, tmp_path: Pat
     bound = "actor_infer.strategy_args.strategy_config.kv_cache_bytes=20000000"
     memory = memory_of_a_llama(main_file, tmp_path, bound)["memory"]
     assert "at most 20.0 MB keys and values of 64 contexts (kv_cache_bytes; all of them would be 51.2 MB)" in memory
-    unbounded = memory_of_a_llama(main_file, tmp_path, "actor_infer.strategy_args.strategy_name=hf", bound)["memory"]
+    unbounded = memory_of_a_llama(main_file, tmp_path, "actor_infer.strategy_args.strategy_name=hf")["memory"]
     assert "at most 51.2 MB" in unbounded and "kv_cache_bytes" not in unbounded
 
 

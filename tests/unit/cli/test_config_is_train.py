@@ -1,0 +1,129 @@
+"""What `train` refuses without a model, `config`, `rollout` and `eval` refuse in the same words; no folder is made."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+import pytest
+
+from turnwise.cli.main import main
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.inference.hf_server import HFServer
+from turnwise.spec import STRATEGIES
+
+CONFIG = """\
+pretrain: MODEL
+output_dir: runs
+actor_train: {model_args: {lora_rank: 4}}
+custom_envs:
+  Lake: {env_type: frozen_lake}
+"""
+OWN = """\
+import time
+from turnwise.envs.base import TextEnv
+
+class Env(TextEnv):
+    def __init__(self, depth):
+        if depth == "hang":
+            while True: time.sleep(0.01)
+        if depth == "exit":
+            raise SystemExit(0)
+        if depth < 0:
+            raise ValueError("depth is negative")
+
+    def reset(self, *, seed=None): ...
+
+    def step(self, action): ...
+
+class NoEnv: ...
+
+class Agent:
+    def __init__(self, make_env): ...
+
+class NoAgent:
+    def __init__(self, make_env, settings): ...
+
+class Estimator:
+    def __init__(self, settings, kl_ctrl):
+        self.needs = frozenset()
+
+class Unready:
+    def __init__(self, settings, kl_ctrl):
+        raise KeyError("lambda")
+
+def loss(inputs, *, clip): ...
+
+def keep(group, other): ...
+
+number = 3
+"""
+ENV, OWN_ENV = "custom_envs.Lake.env_config", "custom_envs.Lake.env_type=own_parts:Env"
+QUICK = "{env_step_timeout_s: 0.2}"
+BAD = [
+    (["pg_variant=os:path"], "pg_variant: 'os:path' names a module of Python itself"),
+    (["group_filter=subprocess:call"], "group_filter: 'subprocess:call' names a module of Python itself"),
+    (["adv_estimator=collections:OrderedDict"], "adv_estimator: 'collections:OrderedDict' names a module of Python itself"),
+    (["custom_envs.Lake.agent_name=subprocess:Popen"], "agent_name: 'subprocess:Popen' names a module of Python itself"),
+    (["custom_envs.Lake.env_type=subprocess:call"], "env_type: 'subprocess:call' names a module of Python itself"),
+    (["pg_variant=nowhere:loss"], "no module 'nowhere' on Python's path"),
+    (["pg_variant=own_parts:los"], "own_parts has no function 'los'; its functions are loss, keep. Did you mean 'loss'?"),
+    (["pg_variant=own_parts:number"], "own_parts has no function 'number'"),
+    (["pg_variant=own_parts:loss"], "missing a required argument: 'clip'; it is called as loss(inputs)"),
+    (["group_filter=own_parts:Env"], "group_filter: 'own_parts:Env': own_parts has no function 'Env'"),
+    (["group_filter=own_parts:keep"], "group_filter: 'own_parts:keep': missing a required argument: 'other'"),
+    (["adv_estimator=own_parts:keep"], "adv_estimator: 'own_parts:keep': own_parts has no class 'keep'"),
+    (["adv_estimator=own_parts:Agent"], "adv_estimator: own_parts:Agent: making it raised TypeError"),
+    (["adv_estimator=own_parts:Unready"], "adv_estimator: own_parts:Unready: making it raised KeyError: 'lambda'"),
+    (["adv_estimator=own_parts:Estimator"], "adv_estimator: own_parts:Estimator has no loss, value_loss, running, credit"),
+    (["custom_envs.Lake.agent_name=own_parts:Agent"], "agent_name: own_parts:Agent: making it raised TypeError"),
+    (["custom_envs.Lake.agent_name=own_parts:NoAgent"], "agent_name: own_parts:NoAgent has no method `run`"),
+    ([f"{ENV}.size=-4"], "FrozenLake: got size -4"),
+    ([f"{ENV}.siz=4"], "got an unexpected keyword argument 'siz'"),
+    ([f"{ENV}.render_mode=rgb_array"], "observations are pictures, and no model of this version reads pictures"),
+    (["custom_envs.Lake.env_type=own_parts:NoEnv"], "env_type: NoEnv is no environment, since it has no reset, step"),
+    (["custom_envs.Lake.env_type=own_parts:loss"], "own_parts has no class 'loss'"),
+    ([OWN_ENV], "env_config of 'own_parts:Env': missing a required argument: 'depth'"),
+    ([OWN_ENV, f"{ENV}.depth=-1"], "env_config: making and closing an environment raised ValueError: depth is negative"),
+    ([OWN_ENV, f"{ENV}.depth=exit"], "env_config: making and closing an environment called sys.exit(0)"),
+    ([OWN_ENV, f"{ENV}.depth=hang", f"train_env_manager={QUICK}", f"val_env_manager={QUICK}"], "env_step_timeout_s"),
+    (["actor_infer.strategy_args.strategy_config.kv_cache_byte=1"], "embedded has no such option (it has: max_concurrency,"),
+    (["actor_infer.strategy_args.strategy_config.max_concurrency=0"], "max_concurrency is 0; it must be a whole number of"),
+    (
+        ["actor_infer.strategy_args={strategy_name: hf, strategy_config: {max_length: 3}}"],
+        "hf has no such option (it has: n",
+    ),
+    (["actor_train.model_args.lora_target='.*proj'"], "'.*proj' is no name of a module; write a list such as"),
+    (["actor_train.model_args.lora_target=[q_proj,lm_head]"], "'lm_head' is no linear module that can get adapters"),
+    (["actor_train.model_args.lora_target=[self_attn.q_pro]"], "'self_attn.q_pro' is no linear module that can get adapters"),
+]
+
+
+@pytest.fixture
+def config(tmp_path, tiny_model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own_parts.py").write_text(OWN)
+    (tmp_path / "own.yaml").write_text(CONFIG.replace("MODEL", str(tiny_model)))
+    yield "own.yaml"
+    sys.modules.pop("own_parts", None)
+
+
+@pytest.mark.parametrize(("overrides", "message"), BAD, ids=lambda value: value[-1] if isinstance(value, list) else "")
+def test_what_train_refuses_config_refuses(overrides, message, config, tmp_path, capsys):
+    said = {}
+    for verb in ("train", "config", "rollout", "eval"):
+        assert main([verb, config, *overrides]) == 2
+        said[verb] = capsys.readouterr().err
+    assert message in said["train"] and "Traceback" not in said["train"]
+    assert any(f"override {override!r}: " in said["train"] for override in overrides)
+    # A deadline's stack follows: of a call in the verb.
+    assert len({tuple(text.splitlines()[:2]) for text in said.values()}) == 1, said
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "rollouts.jsonl").exists()
+
+
+@pytest.mark.parametrize(("name", "server"), [("embedded", EmbeddedServer), ("hf", HFServer)])
+def test_options_of_a_strategy_are_those_of_its_server(name, server):
+    follow = {"model", "max_length", "decode", "version", "stopwatch", "schedule"}
+    parameters = [parameter for parameter in inspect.signature(server).parameters if parameter not in follow]
+    assert STRATEGIES[name].options == tuple(parameters) and STRATEGIES[name].entry.endswith(f":{server.__name__}")

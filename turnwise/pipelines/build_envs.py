@@ -1,0 +1,150 @@
+"""From a config to environments and the agents that play them, and a look at every plug-in. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import chdir
+from functools import partial
+from typing import get_args
+
+from turnwise.agents.env_agent import EnvAgentSettings
+from turnwise.agents.env_session import CallSettings
+from turnwise.agents.foreign_text import OverForeignText
+from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.config.problems import Path as KeyPath
+from turnwise.config.problems import Problem
+from turnwise.entry_points import load_class
+from turnwise.envs.base import TextEnv
+from turnwise.envs.contract import check_shape
+from turnwise.envs.registry import env_class, make_env, relays_foreign_text
+from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, TurnwiseError
+from turnwise.foreign import Foreign
+from turnwise.pipelines.pictures import MakeEnv
+from turnwise.protocols import AgentLoop, Env
+from turnwise.rollout.group_filter import load_group_filter
+from turnwise.spec import AGENTS, ENVS, ESTIMATORS, PG_VARIANTS
+from turnwise.stopwatch import Stopwatch
+from turnwise.types import Split, Task
+from turnwise.watchdog import Watchdog
+
+
+def plug_ins(config: AgenticConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
+    """Each plug-in of the config: its key, and a function that imports it, tries its arguments and raises a TurnwiseError."""
+    yield ("group_filter",), partial(load_group_filter, config.group_filter)
+    if config.adv_estimator not in ESTIMATORS or config.pg_variant not in PG_VARIANTS:
+        yield ("pg_variant" if config.pg_variant not in PG_VARIANTS else "adv_estimator",), partial(_try_algorithm, config)
+    for split in get_args(Split):
+        for tag in config.env_manager(split).tags:
+            env = config.custom_envs[tag]
+            if "" not in (ENVS.get(env.env_type), AGENTS.get(env.agent_name)):  # not in this version, as is said elsewhere
+                yield ("custom_envs", tag, "env_type"), partial(env_class, env.env_type)
+                yield ("custom_envs", tag, "agent_name"), partial(_try_agent, config, tag, split)
+                key = "env_config" if env.env_config else "env_type"
+                yield ("custom_envs", tag, key), partial(_try_environment, config, tag, split)
+
+
+def plug_in_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+    """What is wrong with the plug-ins of a config.
+
+    Raises:
+        NotAvailableError: (after the last problem) one of them needs what isn't installed.
+    """
+    missing, wrong = None, set()
+    for path, check in plug_ins(config) if isinstance(config, AgenticConfig) else ():
+        section = path[:2]
+        if section in wrong:
+            continue
+        try:
+            check()
+        except NotAvailableError as error:
+            missing = missing or error
+        except TurnwiseError as error:
+            wrong.add(section)
+            yield Problem(path, re.sub(rf"^{re.escape(Problem(section, '').key)}(\.\w+)?:? ", "", str(error)))
+    if missing:
+        raise missing
+
+
+def _try_algorithm(config: AgenticConfig) -> None:
+    from turnwise.algorithms.controllers import make_kl_controller
+    from turnwise.pipelines.build import build_algorithm  # imports torch, as a user's own loss does
+
+    build_algorithm(config, make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon))
+
+
+def _try_agent(config: AgenticConfig, tag: str, split: Split) -> None:
+    name = config.custom_envs[tag].agent_name
+    with Foreign(f"custom_envs.{tag}.agent_name {name}: making it", "at the start", are_faults=True):
+        agent = build_agent(config, tag, split)
+    if not isinstance(agent, AgentLoop):
+        raise ConfigError(f"custom_envs.{tag}.agent_name {name} has no method `run`; see AgentLoop in turnwise/protocols.py")
+
+
+def _try_environment(config: AgenticConfig, tag: str, split: Split) -> None:
+    with (
+        Watchdog() as watchdog,
+        agent_settings(config, tag, split, watchdog).calls.limit(tag, "the environment's constructor"),
+        chdir("."),
+        Foreign(f"custom_envs.{tag}: making and closing an environment", "at the start", are_faults=True),
+    ):
+        env = env_factory(config, tag, split)(Task(id="check", tag=tag, split=split, seed=0))
+        check_shape(env)
+        env.close()
+    if isinstance(env, TextEnv) and env.shows_pictures:
+        raise EnvironmentFault(
+            f"custom_envs.{tag}.env_config: observations are pictures, and no model of this version reads pictures; leave "
+            "render_mode: rgb_array out, so that they are text"
+        )
+
+
+def build_agent(
+    config: AgenticConfig, tag: str, split: Split, make_env: MakeEnv | None = None, settings: EnvAgentSettings | None = None
+) -> AgentLoop:
+    """The agent that plays the environment of a tag: a built-in one, or a user's class called like `EnvAgent`.
+
+    `make_env` and `settings` take the place of the tag's `env_factory` and `agent_settings`.
+    """
+    name = config.custom_envs[tag].agent_name
+    found = load_class(AGENTS.get(name) or name, f"custom_envs.{tag}.agent_name", ConfigError)
+    agent: AgentLoop = found(make_env or env_factory(config, tag, split), settings or agent_settings(config, tag, split))
+    env = config.custom_envs[tag]
+    encodes = env.encode_special_tokens
+    is_foreign = relays_foreign_text(env.env_type) if encodes is None else not encodes
+    return OverForeignText(agent) if is_foreign else agent
+
+
+def env_factory(config: AgenticConfig, tag: str, split: Split) -> Callable[[Task], Env]:
+    """Makes environments of the tag for one split; which task they play comes with `reset(seed=...)`."""
+    env = config.custom_envs[tag]
+
+    def make(task: Task) -> Env:
+        return make_env(env.env_type, env.env_config, split)
+
+    return make
+
+
+def agent_settings(
+    config: AgenticConfig, tag: str, split: Split, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None
+) -> EnvAgentSettings:
+    """The limits and texts of a tag's episodes."""
+    env, manager = config.custom_envs[tag], config.env_manager(split)
+    return EnvAgentSettings(
+        tag=tag,
+        max_steps=env.max_steps,
+        max_tokens_per_step=config.max_new_tokens(split, tag),
+        system_template=env.agent_system_template,
+        turn_template=env.agent_template,
+        action_pattern=env.action_pattern,
+        mode=env.mode,
+        history_length=env.history_length,
+        episode_timeout_s=manager.episode_timeout_s,
+        calls=CallSettings(
+            timeout_s=manager.env_step_timeout_s,
+            max_in_threads=manager.max_env_num_per_worker,
+            use_thread_lock=env.use_thread_lock,
+            place_timeout_s=config.deadlines.env_s,
+            watchdog=watchdog or Watchdog(),
+            stopwatch=stopwatch or Stopwatch(),
+        ),
+    )
