@@ -172,9 +172,9 @@ class SlowEnv:
 
 
 class StuckEnv(LettersEnv):
-    """Letters, but the method `where` never comes back: it blocks, or awaits what doesn't happen, here or in a thread."""
+    """Letters, but the method `where` never comes back: it blocks or spins, or awaits what doesn't happen, here or in a thread."""
 
-    def __init__(self, where: str = "step", how: Literal["block", "await", "thread"] = "block") -> None:
+    def __init__(self, where: str = "step", how: Literal["block", "spin", "await", "thread"] = "block") -> None:
         super().__init__()
         self._where, self._how = where, how
         if where == "constructor":
@@ -189,6 +189,8 @@ class StuckEnv(LettersEnv):
     def _hang(self) -> Any:
         if self._how == "block":
             block_for_ever()
+        if self._how == "spin":
+            spin_for_ever()
         return asyncio.to_thread(block_for_ever) if self._how == "thread" else await_for_ever()
 
 
@@ -198,6 +200,11 @@ LET_GO = Event()
 
 def block_for_ever() -> None:
     while not LET_GO.wait(0.5):
+        pass
+
+
+def spin_for_ever() -> None:
+    while True:
         pass
 
 

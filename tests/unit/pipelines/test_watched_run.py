@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+import time
 
 import pytest
 
@@ -12,7 +14,7 @@ from turnwise.errors import DeadlineError, EnvironmentFault, RolloutError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
-from turnwise.testing.toy_envs import block_for_ever
+from turnwise.testing.toy_envs import block_for_ever, spin_for_ever
 from turnwise.training.torch_strategy import TorchStrategy
 
 LETTERS, STUCK = "turnwise.testing.toy_envs:LettersEnv", "turnwise.testing.toy_envs:StuckEnv"
@@ -52,12 +54,23 @@ def nothing_is_left():
     assert "watchdog" not in {thread.name for thread in set(threading.enumerate()) - threads}
 
 
-@pytest.mark.parametrize(("how", "max_in_threads"), [("block", 0), ("block", 2), ("await", 0), ("thread", 0)])
+@pytest.mark.parametrize(
+    ("how", "max_in_threads"), [("block", 0), ("block", 2), ("await", 0), ("thread", 0), ("spin", 0), ("spin", 2)]
+)
 def test_an_environment_that_never_returns(tiny_model, tmp_path, how, max_in_threads):
     message = "(?s)max_failed_fraction.*an episode of Toy waited 0.1 s for StuckEnv.step; raise env_step_timeout_s"
     with pytest.raises(RolloutError, match=message) as caught:
         train(tiny_model, tmp_path, STUCK, {"how": how}, max_in_threads)
-    assert "_hang" in str(caught.value) or "await_for_ever" in str(caught.value) or "block_for_ever" in str(caught.value)
+    assert "_hang" in str(caught.value) or "_for_ever" in str(caught.value)
+    for _ in range(100):
+        if not is_spinning():
+            break
+        time.sleep(0.05)
+    assert not is_spinning(), "a busy loop that is left behind would take half of the process's time"
+
+
+def is_spinning():
+    return any(frame.f_code is spin_for_ever.__code__ for frame in sys._current_frames().values())
 
 
 def test_an_environment_whose_constructor_never_returns(tiny_model, tmp_path):
