@@ -172,7 +172,7 @@ class SlowEnv:
 
 
 class StuckEnv(LettersEnv):
-    """Letters, but the method `where` never comes back: it blocks or spins, or awaits what doesn't happen, here or in a thread."""
+    """Letters whose method `where` never comes back: it blocks, spins, or awaits what doesn't happen, here or in a thread."""
 
     def __init__(self, where: str = "step", how: Literal["block", "spin", "await", "thread"] = "block") -> None:
         super().__init__()
