@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from turnwise.errors import DataError
+from turnwise.jsonl import read_jsonl
 
 Admissions = tuple[tuple[str, int], ...]
 """`(request id, slot)` of the requests that a step of the engine admits, in their order."""
@@ -191,8 +192,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
         DataError: it isn't there, can't be read, or doesn't begin at the beginning.
     """
     try:
-        events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as fault:
+        events = [event for _, event in read_jsonl(path)]
+    except DataError as fault:
         raise DataError(
             f"{path} holds no schedule to replay ({fault}); asynchronous runs (async_generation_ratio > 0) write one"
         ) from fault

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from turnwise.cli.out_file import writable_file
 from turnwise.config.differences import leaves
+from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError, nearest
 from turnwise.tracking.columns import AGENTIC_COLUMNS, SFT_COLUMNS, Column
 from turnwise.tracking.jsonl import read_metrics
@@ -122,8 +121,8 @@ def read_run(path: Path) -> Run:
     if not rows:
         raise DataError(f"{path}: no step has ended there yet; leave this run out, or wait")
     try:
-        settings = dict(leaves(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))))
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as fault:
+        settings = dict(leaves(load_yaml(read_yaml(path / "config.yaml"), "config.yaml")))
+    except (ConfigError, AttributeError) as fault:
         reason = str(fault).splitlines()[0]
         print(f"note: {path / 'config.yaml'} can't be read ({reason}), so its settings aren't compared", file=sys.stderr)
         settings = {}

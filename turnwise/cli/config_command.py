@@ -7,7 +7,7 @@ import json
 
 from turnwise.config import describe, load_any_config
 from turnwise.config.dump import dump_yaml, resolved_values
-from turnwise.pipelines.build_envs import plug_in_problems
+from turnwise.pipelines.prepare import problems_here
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -16,7 +16,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: the config is wrong; with `--strict`, also where a key has no effect.
     """
-    config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=plug_in_problems)
+    config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=problems_here)
     applied = describe(config)
     notes = [note for note in notes if note not in applied.warnings]
     if arguments.json:

@@ -11,6 +11,7 @@ from typing import Any
 from turnwise.config import AgenticConfig, load_config, parse_config
 from turnwise.config.compose import compose
 from turnwise.config.environments import CustomEnv
+from turnwise.config.yaml_text import load_yaml
 from turnwise.errors import ConfigError, nearest
 
 NO_MODEL = "none"
@@ -72,17 +73,12 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
     >>> parse_arguments(["size=8", "map_rows=[SF,HG]"])
     {'size': 8, 'map_rows': ['SF', 'HG']}
     """
-    import yaml
-
     values = {}
     for text in overrides:
         key, separator, value = text.partition("=")
         if not (separator and key.isidentifier()):
             raise ConfigError(f"got {text!r}; an argument of the environment is KEY=VALUE, like size=8")
-        try:
-            values[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{text!r}: the value can't be read as YAML ({' '.join(str(error).split())})") from None
+        values[key] = load_yaml(value, f"{text[:60]!r}")
     return values
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from turnwise.cli.env_target import NO_MODEL, EnvTarget, given_actions, read_target
 from turnwise.errors import ConfigError
+from turnwise.hub import looks_like_hub_name
 from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.pipelines.play_policies import OPENAI, PLAYERS
 
@@ -18,7 +19,11 @@ HELP = "an action, or !TEXT for a response as it stands; q leaves"
 def run(options: argparse.Namespace) -> int:
     """Plays and prints; 0 however the episode ends."""
     _check_policy(options)
-    model = options.policy if Path(options.policy).is_dir() else options.tokenizer or NO_MODEL
+    model = (
+        options.policy
+        if Path(options.policy).is_dir() or looks_like_hub_name(options.policy)
+        else options.tokenizer or NO_MODEL
+    )
     target = read_target(options.env, options.overrides, tag=options.tag, model=model, max_steps=options.max_steps)
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():

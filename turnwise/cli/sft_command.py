@@ -10,11 +10,12 @@ from pathlib import Path
 from turnwise.cli.applied_table import shown
 from turnwise.config import SFTConfig, load_config
 from turnwise.pipelines.interrupt import ends_at_once
+from turnwise.pipelines.prepare import row_problems
 
 
 def run(options: argparse.Namespace) -> int:
     """Trains on demonstrations and says where the model is."""
-    config, notes = load_config(options.config, options.overrides, SFTConfig, strict=options.strict)
+    config, notes = load_config(options.config, options.overrides, SFTConfig, strict=options.strict, examine=row_problems)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     with ends_at_once():

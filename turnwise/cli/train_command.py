@@ -7,10 +7,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import yaml
-
 from turnwise.cli.applied_table import shown
 from turnwise.config import AgenticConfig, load_config, require, unavailable
+from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError
 from turnwise.pipelines.build_envs import plug_in_problems
 from turnwise.pipelines.interrupt import ends_at_once
@@ -70,7 +69,9 @@ def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
     file = run / "config.yaml"
     if not file.is_file():
         raise DataError(f"--replay {run}: there is no config.yaml in it, so that it isn't the folder of a run")
-    values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    values = load_yaml(read_yaml(file), str(file))
+    if not isinstance(values, dict) or not isinstance(values.get("exp_name"), str):
+        raise DataError(f"--replay {run}: its config.yaml holds no exp_name, so that no run wrote it; bring back the run's own")
     return str(file), [f"exp_name={values['exp_name']}-replay", "resume_from_checkpoint=false", *overrides]
 
 

@@ -100,7 +100,7 @@ def _require_readable(path: Path, folder: Path, overrides: Sequence[str]) -> Non
     Raises:
         ConfigError: one of them can't be read, or an override has no key.
     """
-    waiting, seen = [path], set()
+    waiting, seen, folders = [path], set(), {folder}
     for override in overrides:
         key, separator, value = override.lstrip("+~").partition("=")
         if not all(key.split(".")) or not (separator or override.startswith("~")):
@@ -113,12 +113,21 @@ def _require_readable(path: Path, folder: Path, overrides: Sequence[str]) -> Non
             continue
         seen.add(file)
         text, name = read_yaml(file, display(file)), display(file)
-        if "defaults" not in text:
+        if "defaults" not in text and "searchpath" not in text:
             require_bounded(text, name)
             continue
         content = load_yaml(text, name)
+        if file == path:
+            folders |= _searched(content)
         for group, option in _included(content.get("defaults") if isinstance(content, dict) else None):
-            waiting += [base / group / f"{option}.yaml" for base in {folder, file.parent}]
+            waiting += [base / group / f"{option}.yaml" for base in {file.parent, *folders}]
+
+
+def _searched(content: Any) -> set[Path]:
+    """Further folders that Hydra looks for files in."""
+    hydra = content.get("hydra") if isinstance(content, dict) else None
+    names = hydra.get("searchpath") if isinstance(hydra, dict) else None
+    return {Path(str(name).removeprefix("file://")) for name in names} if isinstance(names, list) else set()
 
 
 def _included(defaults: Any) -> Iterator[tuple[str, str]]:

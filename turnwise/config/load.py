@@ -26,7 +26,7 @@ AnyConfig = AgenticConfig | SFTConfig
 C = TypeVar("C", AgenticConfig, SFTConfig)
 Kind = type[AgenticConfig] | type[SFTConfig]
 Purpose = Literal["train", "play", "show"]
-Examine = Callable[[AnyConfig], Iterable[Problem]]
+Examine = Callable[[Any], Iterable[Problem]]
 
 
 @overload

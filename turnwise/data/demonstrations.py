@@ -2,46 +2,62 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from turnwise.errors import DataError
+from turnwise.jsonl import read_jsonl
 from turnwise.types import Message
 
 _FORM = (
-    'expected a JSON object a line: {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+    'a row is a JSON object a line: {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 )
+_ROLES = ("system", "user", "assistant", "tool")
 
 
-def read_demonstrations(paths: Sequence[str | Path]) -> list[list[Message]]:
-    """The message lists of all rows of the files, in their order.
+class Row(NamedTuple):
+    """The messages of one row, and where it stands."""
+
+    place: str
+    messages: list[Message]
+
+
+def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
+    """All rows of the files, in their order.
 
     Raises:
         DataError: a file that is missing or empty, or a row of another form; the message names file and line.
     """
-    rows: list[list[Message]] = []
     for path in map(Path, paths):
-        if not path.is_file():
-            raise DataError(f"{path}: no such file; train_files and val_files name JSONL files of messages")
-        before = len(rows)
-        with path.open(encoding="utf-8") as file:
-            rows += [_row(line, f"{path}, line {number}") for number, line in enumerate(file, start=1) if line.strip()]
-        if len(rows) == before:
+        is_empty = True
+        for place, record in read_jsonl(path):
+            is_empty = False
+            if problem := _problem(record):
+                raise DataError(f"{place}: {problem}; {_FORM}")
+            yield Row(place, record["messages"])
+        if is_empty:
             raise DataError(f"{path}: is empty; {_FORM}")
-    return rows
 
 
-def _row(line: str, where: str) -> list[Message]:
-    try:
-        record = json.loads(line)
-    except ValueError as fault:
-        raise DataError(f"{where}: is no JSON ({fault}); {_FORM}") from fault
-    messages = record.get("messages") if isinstance(record, dict) else None
-    if not isinstance(messages, list) or not messages or not all(_is_message(m) for m in messages):
-        raise DataError(f"{where}: got {line.strip()[:80]}; {_FORM}")
-    return messages
+def read_demonstrations(paths: Sequence[str | Path]) -> list[list[Message]]:
+    """The message lists of `read_rows`."""
+    return [row.messages for row in read_rows(paths)]
 
 
-def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
+def _problem(record: dict[str, Any]) -> str:
+    """Why it is no row; empty where it is one."""
+    messages = record.get("messages")
+    if not isinstance(messages, list) or not messages:
+        got = "no `messages`" if "messages" not in record else f"`messages` {str(messages)[:40]!r}"
+        return f"has {got}"
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            return f"message {index} is {str(message)[:40]!r}, no object"
+        if message.get("role") not in _ROLES:
+            return f"message {index} has the role {str(message.get('role'))[:40]!r}; there are {', '.join(_ROLES)}"
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        if not isinstance(content, str | list) or not all(isinstance(part, dict) for part in parts):
+            return f"message {index} has the content {str(content)[:40]!r}, which is no text"
+    return ""

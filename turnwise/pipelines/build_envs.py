@@ -11,7 +11,7 @@ from typing import get_args
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
 from turnwise.agents.foreign_text import OverForeignText
-from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.config import AgenticConfig
 from turnwise.config.problems import Path as KeyPath
 from turnwise.config.problems import Problem
 from turnwise.entry_points import load_class
@@ -44,14 +44,14 @@ def plug_ins(config: AgenticConfig) -> Iterator[tuple[KeyPath, Callable[[], obje
                 yield ("custom_envs", tag, key), partial(_try_environment, config, tag, split)
 
 
-def plug_in_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+def plug_in_problems(config: AgenticConfig) -> Iterator[Problem]:
     """What is wrong with the plug-ins of a config.
 
     Raises:
         NotAvailableError: (after the last problem) one of them needs what isn't installed.
     """
     missing, wrong = None, set()
-    for path, check in plug_ins(config) if isinstance(config, AgenticConfig) else ():
+    for path, check in plug_ins(config):
         section = path[:2]
         if section in wrong:
             continue

@@ -16,6 +16,7 @@ from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, require, unavailable_to_play
 from turnwise.errors import ConfigError
 from turnwise.event_loop import WatchedRunner
+from turnwise.hub import looks_like_hub_name
 from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.models.load import load_tokenizer
 from turnwise.models.tokenizer import MARKER_TOKENS, SPECIAL_TOKENS, train_tokenizer
@@ -172,10 +173,10 @@ def _of_url(config: AgenticConfig, task: Task, choices: Choices) -> Stage:
 
 
 def _of_model(config: AgenticConfig, task: Task, choices: Choices) -> Stage:
-    if not Path(choices.policy).is_dir():
+    if not Path(choices.policy).is_dir() and not looks_like_hub_name(choices.policy):
         known: Sequence[str] = (*PLAYERS, f"{OPENAI}URL")
         raise ConfigError(
-            f"--policy {choices.policy!r} is none of {', '.join(known)}, and there is no model folder of that name"
+            f"--policy {choices.policy!r} is none of {', '.join(known)}, no model folder, and no name on the hub, ORG/NAME"
         )
     require(unavailable_to_play(config, task.split))
     policy = build_policy(config, choose_device(config), is_trained=False, model_path=choices.policy)

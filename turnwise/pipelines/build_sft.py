@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 
@@ -11,8 +11,8 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.cluster.local import LocalCluster
 from turnwise.config import SFTConfig, require, unavailable
-from turnwise.data.demonstrations import read_demonstrations
-from turnwise.errors import DataError
+from turnwise.data.demonstrations import Row, read_rows
+from turnwise.errors import ChatTemplateError, DataError
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype
 from turnwise.pipelines.applied import facts_of, logged
 from turnwise.pipelines.build_lora import prepare_training
@@ -29,7 +29,7 @@ from turnwise.tracking.run_log import RunLog
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.random_state import GlobalRandomState
 from turnwise.training.torch_strategy import TorchStrategy
-from turnwise.types import Message, Sample
+from turnwise.types import Sample
 
 
 def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> SFTPipeline:
@@ -41,8 +41,8 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     path, trust = arguments.model_name_or_path, arguments.trust
     tokenizer = load_tokenizer(path, trust)
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs))
-    train_samples = encode_demonstrations(template, read_demonstrations(config.train_files), config.sequence_length)
-    val_samples = encode_demonstrations(template, read_demonstrations(config.val_files or ()), config.sequence_length)
+    train_samples = encode_demonstrations(template, read_rows(config.train_files), config.sequence_length)
+    val_samples = encode_demonstrations(template, read_rows(config.val_files or ()), config.sequence_length)
     every = config.samples_per_optimizer_step
     num_steps = config.num_epochs * -(-len(train_samples) // every)
     total_steps = min(num_steps, config.max_steps or num_steps)
@@ -91,21 +91,21 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     return logged(pipeline)
 
 
-def encode_demonstrations(template: ChatTemplate, rows: Sequence[list[Message]], max_length: int) -> list[Sample]:
+def encode_demonstrations(template: ChatTemplate, rows: Iterable[Row], max_length: int) -> list[Sample]:
     """The rows as training samples.
 
     Raises:
-        DataError: a row that can't be learnt from or is longer than `max_length`, by its number.
+        DataError: a row that can't be learnt from or is longer than `max_length`, with its file and line.
     """
     samples = []
-    for number, messages in enumerate(rows, start=1):
+    for place, messages in rows:
         try:
             sample = encode_demonstration(template, messages, max_length=max_length)
-        except DataError as error:
-            raise DataError(f"demonstration {number}: {error}") from error
+        except (DataError, ChatTemplateError) as error:
+            raise DataError(f"{place}: {error}") from error
         if sample.num_tokens > max_length:
             raise DataError(
-                f"demonstration {number} has {sample.num_tokens} tokens, more than sequence_length {max_length}; "
+                f"{place}: has {sample.num_tokens} tokens, more than sequence_length {max_length}; "
                 "raise sequence_length or shorten the row"
             )
         samples.append(sample)

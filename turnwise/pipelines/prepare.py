@@ -1,8 +1,15 @@
-"""What a run can begin before anything heavy is imported."""
+"""What a run can begin, or be refused for, before anything heavy is imported."""
 
 from __future__ import annotations
 
-from turnwise.config import AgenticConfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.config.problems import Problem
+from turnwise.data.demonstrations import read_rows
+from turnwise.errors import DataError
+from turnwise.pipelines.build_envs import plug_in_problems
 
 
 def prepare_run(config: AgenticConfig) -> None:
@@ -11,3 +18,20 @@ def prepare_run(config: AgenticConfig) -> None:
         from turnwise.cluster.nursery import prepare_processes
 
         prepare_processes(["turnwise.pipelines.build_roles"])
+
+
+def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]:
+    """What is wrong with the files of demonstrations, as far as that is seen without a tokenizer: the first fault of each.
+    Those that `may_miss` may still be made."""
+    for key, names in (("train_files", config.train_files), ("val_files", config.val_files or [])):
+        for index, name in enumerate(names):
+            try:
+                for _ in read_rows([name]) if not may_miss or Path(name).exists() else ():
+                    pass
+            except DataError as error:
+                yield Problem((key, index), str(error))
+
+
+def problems_here(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+    """What `train` or `sft` refuse beyond the config itself, without a model."""
+    yield from plug_in_problems(config) if isinstance(config, AgenticConfig) else row_problems(config, may_miss=True)

@@ -131,7 +131,7 @@ def test_a_huge_row_is_named(tiny_model, tmp_path, capsys):
     )
     assert main(["sft", str(tmp_path / "sft.yaml")]) == 2
     error = capsys.readouterr().err.replace("\n", " ")
-    assert "demonstration 2" in error and "10000001 characters" in error
+    assert ", line 2: " in error and "10000001 characters" in error
 
 
 ENV = """

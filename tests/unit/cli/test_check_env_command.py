@@ -154,7 +154,7 @@ def test_actions_are_named_on_the_command_line(examined):
         (["frozen_lake", "siz=5"], "Did you mean 'size'?"),
         (["frozen_lake", "observation=smell"], "smell"),
         (["frozen_lake", "size"], "KEY=VALUE"),
-        (["frozen_lake", "size=[5"], "can't be read as YAML"),
+        (["frozen_lake", "size=[5"], ":1 can't be read: "),
         (["frozen_lake", "--tag", "Lake"], "--config FILE"),
         (["frozen_lake", "--episodes", "0"], "--episodes is 0"),
         (["frozen_lake", "--timeout", "-1"], "--timeout is -1"),

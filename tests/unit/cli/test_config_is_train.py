@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from turnwise.cli.main import main
+from turnwise.config import load_config
+from turnwise.errors import ConfigError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
 from turnwise.spec import STRATEGIES
@@ -120,6 +122,64 @@ def test_what_train_refuses_config_refuses(overrides, message, config, tmp_path,
     # A deadline's stack follows: of a call in the verb.
     assert len({tuple(text.splitlines()[:2]) for text in said.values()}) == 1, said
     assert not (tmp_path / "runs").exists() and not (tmp_path / "rollouts.jsonl").exists()
+
+
+def test_rows_are_read_before_a_run_has_a_folder(tmp_path, tiny_model, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "sft.yaml"
+    file.write_text(f"pretrain: {tiny_model}\noutput_dir: runs\ntrain_files: [good.jsonl]\nval_files:\n  - bad.jsonl\n")
+    good = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+    (tmp_path / "good.jsonl").write_text(good)
+    assert main(["config", "sft.yaml"]) == 0 and main(["sft", "sft.yaml"]) == 2
+    assert "sft.yaml:5: val_files[0]: bad.jsonl: no such file" in capsys.readouterr().err
+    (tmp_path / "bad.jsonl").write_text(good + '{"messages": [{"role": "user"}]}\n')
+    for verb in ("config", "sft"):
+        assert main([verb, "sft.yaml"]) == 2
+        assert "sft.yaml:5: val_files[0]: bad.jsonl, line 2: message 0 has the content" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+BOMB = "[" * 99 + "]" * 99
+
+
+@pytest.mark.parametrize("verb", ["check-env", "play", "demos"])
+def test_arguments_of_an_environment_are_bounded(verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for value, message in (
+        (BOMB, "more than 64 sections"),
+        ("&a [*a]", "inside its own anchor"),
+        ("2001-99-99", "read: month"),
+    ):
+        assert main([verb, "frozen_lake", f"size={value}"]) == 2
+        said = capsys.readouterr().err
+        assert message in said and "size=" in said and said.count("\n") == 1
+
+
+def test_the_config_of_a_replay_is_bounded(tmp_path, capsys):
+    for text, message in (
+        (b"exp_name: \xff", "config.yaml:1 isn't UTF-8"),
+        (b"[" * 99, "more than 64"),
+        (b"[]", "no exp_name"),
+    ):
+        (tmp_path / "config.yaml").write_bytes(text)
+        assert main(["train", "--replay", str(tmp_path)]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_files_on_hydras_search_path_are_bounded(tmp_path, tiny_model):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "shared.yaml").write_text(f"tracker_kwargs: {BOMB}\n")
+    head = f"defaults: [shared, _self_]\nhydra: {{searchpath: ['file://{tmp_path}/other']}}\n"
+    (tmp_path / "own.yaml").write_text(head + CONFIG.replace("MODEL", str(tiny_model)))
+    with pytest.raises(ConfigError, match="more than 64 sections inside each other"):
+        load_config(tmp_path / "own.yaml")
+    (tmp_path / "other" / "shared.yaml").write_text("seed: 7\n")
+    assert load_config(tmp_path / "own.yaml")[0].seed == 7
+
+
+def test_a_hub_name_plays(capsys):
+    assert main(["play", "frozen_lake", "--policy", "org/none-such"]) == 2
+    assert "hf download org/none-such --local-dir none-such" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "server"), [("embedded", EmbeddedServer), ("hf", HFServer)])

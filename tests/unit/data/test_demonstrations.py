@@ -19,26 +19,53 @@ def test_rows_of_all_files_in_order(tmp_path):
     assert [len(m) for m in read_demonstrations([first, second])] == [2, 2, 1]
 
 
+ANSWER = {"role": "assistant", "content": "yes"}
+
+
+def written(*messages):
+    return json.dumps({"messages": messages}).encode()
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("line", "message"),
     [
-        ('{"messages": [{"role": "user"', "line 2: is no JSON"),
-        ('{"text": "hello"}', "line 2: got"),
-        ('{"messages": []}', "line 2: got"),
-        ('{"messages": [{"role": "user"}]}', "line 2: got"),
-        ("[1, 2]", "line 2: got"),
+        (b'{"messages": [{"role": "user"', "is no JSON (Expecting"),
+        (b"[" * 100_000, "is no JSON (maximum recursion depth"),
+        (b"[1, 2]", "is a list; a line is a JSON object"),
+        (b'{"text": "hello"}', "has no `messages`; a row is"),
+        (b'{"messages": []}', "has `messages` '[]'; a row is"),
+        (b'{"messages": "hello"}', "has `messages` 'hello'; a row is"),
+        (written("hello", ANSWER), "message 0 is 'hello', no object"),
+        (written({"role": "user"}, ANSWER), "message 0 has the content 'None', which is no text"),
+        (written({"role": "user", "content": 7}, ANSWER), "message 0 has the content '7', which is no text"),
+        (written({"role": "user", "content": ["a"]}, ANSWER), "message 0 has the content"),
+        (written({"role": "bot", "content": "a"}, ANSWER), "message 0 has the role 'bot'; there are system, user"),
+        (written({"content": "a"}, ANSWER), "message 0 has the role 'None'"),
+        (written({"role": [], "content": "a"}, ANSWER), "message 0 has the role '[]'"),
+        ('{"messages": "Füße"}'.encode("latin-1"), "isn't UTF-8 (byte 0xfc); save the file as UTF-8"),
+        (b"\x7fELF\x00\xff", "isn't UTF-8"),
+        (b'{"messages": "\\ud800"}', "holds '\\ud800', half of a character"),
+        (b'{"messages": [{"\\uDFFF": 1}]}', "holds '\\udfff', half of a character"),
     ],
 )
-def test_a_broken_row_is_named(tmp_path, text, message):
+def test_a_broken_row_is_named(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps(ROW) + "\n" + text + "\n")
-    with pytest.raises(DataError, match=message):
+    path.write_bytes(json.dumps(ROW).encode() + b"\n" + line + b"\n")
+    with pytest.raises(DataError) as caught:
         read_demonstrations([path])
+    assert str(caught.value).startswith(f"{path}, line 2: ") and message in str(caught.value)
+
+
+def test_a_byte_order_mark_and_whole_pairs_are_text(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + written({"role": "user", "content": "\U0001f600"}, ANSWER))
+    assert read_demonstrations([tmp_path / "a.jsonl"])[0][0]["content"] == "\U0001f600"
 
 
 def test_missing_and_empty_files_are_refused(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         read_demonstrations([tmp_path / "none.jsonl"])
+    with pytest.raises(DataError, match="is a folder; name a JSONL file in it"):
+        read_demonstrations([tmp_path])
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(DataError, match="is empty"):
         read_demonstrations([tmp_path / "empty.jsonl"])

@@ -1,0 +1,46 @@
+"""JSONL files of others: a JSON object a line, and every fault with file and line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import DataError
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each object with its place, `FILE, line N`; empty lines are none.
+
+    Raises:
+        DataError: there is no such file, or a line isn't UTF-8, no JSON, no object, or holds half a character.
+    """
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; name a JSONL file in it")
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield f"{path}, line {number}", _object(line, f"{path}, line {number}")
+    except FileNotFoundError as fault:
+        raise DataError(f"{path}: no such file") from fault
+    except OSError as fault:
+        raise DataError(f"{path} can't be read: {fault.strerror}") from fault
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line.decode("utf-8-sig"))
+        if b"\\ud" in line.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as fault:
+        raise DataError(f"{where}: isn't UTF-8 (byte 0x{line[fault.start]:02x}); save the file as UTF-8") from fault
+    except UnicodeEncodeError as fault:
+        half = fault.object[fault.start]
+        raise DataError(f"{where}: holds {half!a}, half of a character, which no tokenizer reads; write it anew") from fault
+    except (ValueError, RecursionError) as fault:
+        raise DataError(f"{where}: is no JSON ({fault})") from fault
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: is a {type(value).__name__}; a line is a JSON object, {{...}}")
+    return value
