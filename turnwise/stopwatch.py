@@ -16,9 +16,9 @@ IDLE, HELD = "idle", "held"
 class Work:
     """What somebody has to do before the run goes on, and how far it is."""
 
-    unit: str
+    unit: str = ""
     """`episodes` or `micro-batches`."""
-    total: int
+    total: int = 0
     done: int = 0
     tokens: int = 0
     """Of the micro-batches that are done."""
@@ -41,7 +41,7 @@ class Stopwatch:
         """Groups of episodes that play now."""
         self.num_sampled = 0
         """Tokens that servers have sampled."""
-        self.work: Work | None = None
+        self.work = Work()
         """What the phase that goes on waits for."""
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **facts: Any) -> None:
@@ -51,9 +51,8 @@ class Stopwatch:
 
     def did_batch(self, num_tokens: int) -> None:
         """A micro-batch of the present work is done."""
-        if self.work is not None:
-            self.work.done += 1
-            self.work.tokens += num_tokens
+        self.work.done += 1
+        self.work.tokens += num_tokens
 
     def close(self) -> None:
         """What is kept is written."""

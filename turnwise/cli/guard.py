@@ -1,12 +1,13 @@
-"""A small parent process of a command: whatever ends the command without its having come to its end is said, and no success.
+"""A command runs in a child of a small process, which says what ends the command before it is done, and calls that no success.
 
-The fork comes before anything heavy is imported, and the parent reads and writes nothing else. Both are in one process group:
-the terminal, its Ctrl-C and its Ctrl-Z are the command's own.
+The fork comes before anything heavy is imported. Both processes are in one process group: the terminal, its Ctrl-C and its
+Ctrl-Z are the command's own.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import os
 import select
 import signal
@@ -21,13 +22,13 @@ from turnwise.call_board import CALLS
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED
 
 EXIT_UNFINISHED = 70
-"""Of a command that was ended with status 0 before it was done: EX_SOFTWARE."""
+"""This is the status of a command that was ended with status 0 before it was done (EX_SOFTWARE)."""
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 _ECHO_S = 0.5
 """A signal that was sent to the whole process group reaches both processes within it."""
-_NUDGES_S = (0.5, 2.0, 10.0)
-"""When the child is nudged after a signal: one that comes just before the main thread begins to wait, or that the system gives
-to another thread, doesn't end the wait, and Python runs its handler only after it."""
+_NUDGE, _NUDGES_S = getattr(signal, "SIGURG", 0), (0.5, 2.0, 10.0)
+"""The child is nudged after each signal. A signal that comes just before the main thread begins to wait, or that the system
+gives to another thread, doesn't end that wait, and Python runs its handler only afterwards."""
 _SET_PARENT_DEATH_SIGNAL = 1
 _LOOK_S = 1.0
 
@@ -48,7 +49,7 @@ def guarded(run: Callable[[], int]) -> int:
         # The parent hears which signals have come here already. It needs no handler of this process to run for that.
         os.set_blocking(writable, False)
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-        signal.signal(signal.SIGURG, lambda *_: None)  # a nudge
+        signal.signal(_NUDGE, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
         vars(sys).update({name: _kept(stream) for name, stream in streams.items()})
         try:
@@ -101,7 +102,7 @@ def _kept(stream: TextIO) -> TextIO:
 
 
 class _Guard:
-    """The parent: waits for the child, and passes on the signals that were sent to it alone."""
+    """The parent waits for the child, and passes on the signals that were sent to it alone."""
 
     def __init__(self, child: int, heard: int) -> None:
         self._child, self._heard = child, heard
@@ -109,9 +110,8 @@ class _Guard:
         """Signals that the child is to hear from here."""
         self._reached: dict[int, float] = {}
         """When the child heard of a signal from elsewhere."""
-        self._due: list[tuple[int, float]] = []
-        """Signals that came here, and when they are passed on unless the child hears of them."""
-        self._nudges: list[float] = []
+        self._due: list[tuple[float, int]] = []
+        """When a signal is passed on, unless the child hears of it before; nudges are among them."""
 
     def wait(self, held: set[int]) -> int:
         own, wakeup = os.pipe()
@@ -130,62 +130,49 @@ class _Guard:
                 return _fate(os.waitstatus_to_exitcode(status))
             if process:
                 os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees a stopped job, until it goes on with both
-            readable, _, _ = select.select(sources, [], [], _ECHO_S / 8 if self._due or self._nudges else None)
+            timeout_s = max(0.0, min(self._due)[0] - time.monotonic()) if self._due else None
+            readable, _, _ = select.select(sources, [], [], timeout_s)
+            now = time.monotonic()
             if self._heard in readable:
                 numbers = os.read(self._heard, 4096)
                 if not numbers:
                     sources.remove(self._heard)
-                self._hear(numbers)
+                self._hear(numbers, now)
             for number in os.read(own, 4096) if own in readable else b"":
                 if number != signal.SIGCHLD:
                     is_harmless_twice = number in (signal.SIGCONT, signal.SIGTSTP)
-                    self._due.append((number, time.monotonic() + (0.0 if is_harmless_twice else _ECHO_S)))
-            self._pass_on()
+                    self._due.append((now if is_harmless_twice else now + _ECHO_S, number))
+            self._pass_on(now)
 
-    def _hear(self, numbers: bytes) -> None:
+    def _hear(self, numbers: bytes, now: float) -> None:
         for number in numbers:
-            if number == signal.SIGURG:
-                continue
-            self._nudges = [time.monotonic() + after for after in _NUDGES_S]
             if self._passed[number]:
                 self._passed[number] -= 1
             else:
-                self._reached[number] = time.monotonic()
+                self._reached[number] = now
+            if number != _NUDGE:
+                self._due += [(now + after, _NUDGE) for after in _NUDGES_S]
 
-    def _pass_on(self) -> None:
-        now, due, self._due = time.monotonic(), self._due, []
-        for number, at in due:
-            if abs(self._reached.get(number, 0.0) - (at - _ECHO_S)) < _ECHO_S:
-                continue
-            if now < at:
-                self._due.append((number, at))
-            else:
+    def _pass_on(self, now: float) -> None:
+        due, self._due = self._due, [entry for entry in self._due if entry[0] > now]
+        for at, number in due:
+            if at <= now and abs(self._reached.get(number, -math.inf) - (at - _ECHO_S)) >= _ECHO_S:
                 self._passed[number] += 1
                 os.kill(self._child, number)
-        if self._nudges and now > self._nudges[0]:
-            del self._nudges[0]
-            os.kill(self._child, signal.SIGURG)
 
 
 def _fate(code: int) -> int:
-    """The exit status of a child that ended with this code, or by minus this signal; says what a child can't have said."""
-    if code == -signal.SIGINT:
-        return EXIT_INTERRUPTED
-    if CALLS.is_finished:
-        return code if code >= 0 else 128 - code
+    """The exit status of a child that ended with this code, or by minus this signal; says what the child can't have said."""
+    status = 128 - code if code < 0 else code
+    if code == -signal.SIGINT or CALLS.is_finished:
+        return status
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code} before it was done"
+    advice = "; an environment that can't go on should raise an exception, which fails one episode"
     if code == -signal.SIGKILL:
-        how += ", as the system does where memory runs out"
+        how, advice = f"{how}, as the system does where memory runs out", ""
     going_on, last = CALLS.going_on(), CALLS.last()
-    if going_on:
-        where = "in " + "; or ".join(going_on[:5]) + (f"; or {len(going_on) - 5} more calls" if len(going_on) > 5 else "")
-    else:
+    where = "in " + "; or ".join(going_on[:5]) + (f"; or {len(going_on) - 5} more calls" if len(going_on) > 5 else "")
+    if not going_on:
         where = "while no code of an environment was called" + (f" (the last call was {last})" if last else "")
-    advice = (
-        ""
-        if code == -signal.SIGKILL
-        else "; an environment that can't go on should raise an exception, which fails one episode"
-    )
-    message = f"error: the process {how}, {where}{advice}\n"
-    os.write(2, message.encode(errors="replace"))
-    return 128 - code if code < 0 else code or EXIT_UNFINISHED
+    os.write(2, f"error: the process {how}, {where}{advice}\n".encode(errors="replace"))
+    return status or EXIT_UNFINISHED

@@ -203,7 +203,7 @@ class ModelRole:
             DeadlineError: past the cluster's deadline, naming role and method.
         """
         work = self.stopwatch.work
-        if work is None or work.done >= work.total:
+        if work.done >= work.total:
             self.stopwatch.work = Work("micro-batches", len(batches))
         before = self._num_computed()
         results = self.workers.call(method, batches, route="split", **arguments).result()

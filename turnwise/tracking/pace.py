@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from turnwise.stopwatch import Stopwatch
+from turnwise.stopwatch import Stopwatch, Work
 
 logger = logging.getLogger(__name__)
 
 LONG_STEP_S = 120.0
 """A step that takes longer is worth a sentence about smaller ones."""
 _SURE_S = 15.0
-"""Of a phase, before what is left of it is believed enough for that sentence."""
+"""A phase must have lasted so long before that sentence may rest on it."""
 _NUM_RECENT = 20
 _BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")
 """Phases that not every step has, or that are over at once."""
@@ -20,10 +20,8 @@ _BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")
 class Pace:
     """The steps of a run and the phase that goes on. Times are seconds of any one clock, handed in by the caller.
 
-    Args:
-        stopwatch: knows the work of the phase.
-        tokens_per_episode: that one can sample at most, 0 where that isn't known.
-        advice: what makes a step smaller, in a sentence; said once where a step takes minutes.
+    `stopwatch` knows the work of the phase. `tokens_per_episode` is what one can sample at most, 0 where that isn't known.
+    `advice` says what makes a step smaller; it is given once, where a step takes minutes.
     """
 
     def __init__(
@@ -41,11 +39,11 @@ class Pace:
         self._tokens_per_episode = tokens_per_episode
         self._advice = advice
         self._phase_began = 0.0
-        self._step_began: float | None = None
         self._num_sampled = 0
-        """When the phase began."""
+        """Tokens that were sampled before the phase began."""
+        self._step_began: float | None = None
         self._ends: list[float] = []
-        """Of the steps, after the start of the run."""
+        """When the run started, and when each step ended."""
 
     def begin_phase(self, name: str, now: float) -> None:
         """The run starts with its first phase."""
@@ -54,17 +52,16 @@ class Pace:
         if self._step_began is None and name not in _BESIDE_STEPS:
             self._step_began = now
         self.phase, self._phase_began = name, now
-        self._stopwatch.work, self._num_sampled = None, self._stopwatch.num_sampled
+        self._stopwatch.work, self._num_sampled = Work(), self._stopwatch.num_sampled
 
     def end_step(self, step: int, now: float) -> float:
-        """The seconds since the end of the step before."""
+        """Returns the seconds since the end of the step before."""
         self._ends.append(now)
         self.num_done = min(step + 1, self.num_steps)
         self._step_began = None
-        return now - self._ends[-2] if len(self._ends) > 1 else 0.0
+        return now - self._ends[-2] if self.has_step else 0.0
 
     def elapsed(self, now: float) -> float:
-        """Seconds of the run."""
         return now - self._ends[0] if self._ends else 0.0
 
     @property
@@ -74,28 +71,23 @@ class Pace:
 
     def describe(self, now: float) -> list[str]:
         """The phase, its time, and what is known of its work: how much of it is done, how fast, and what is left."""
-        elapsed = now - self._phase_began
+        work, tokens, elapsed = self._stopwatch.work, self._num_tokens, now - self._phase_began
         parts = [f"{self.phase.replace('_', ' ')} {elapsed:.1f} s"]
-        work = self._stopwatch.work
-        if work is None or not work.total:
-            return parts
-        parts.append(f"{min(work.done, work.total)}/{work.total} {work.unit}")
-        tokens = self._tokens()
-        if tokens and elapsed:
-            parts.append(f"{tokens:,} tokens, {tokens / elapsed:,.0f}/s")
-        left = self._phase_left(now)
-        if left:
-            parts.append(f"{'at most ' if work.unit == 'episodes' else ''}{duration(left)} more")
+        if work.total:
+            parts.append(f"{min(work.done, work.total)}/{work.total} {work.unit}")
+            if tokens and elapsed:
+                parts.append(f"{tokens:,} tokens, {tokens / elapsed:,.0f}/s")
+            if left := self._phase_left(now):
+                parts.append(f"{'at most ' if work.unit == 'episodes' else ''}{duration(left)} more")
         return parts
 
     def time_left(self, now: float) -> str:
-        """From the steps' own times, so that validations and checkpoints count in their share; before the first has ended, from
-        how far it is."""
-        num_left = self.num_steps - self.num_done
+        """The steps' own times tell it, so that validations and checkpoints count in their share; before the first step has
+        ended, how far that one is."""
+        num_left, recent = self.num_steps - self.num_done, self._ends[-_NUM_RECENT - 1 :]
         if num_left <= 0:
             return ""
-        recent = self._ends[-_NUM_RECENT - 1 :]
-        if len(recent) > 1:
+        if self.has_step:
             mean_s = (recent[-1] - recent[0]) / (len(recent) - 1)
             return f"{duration(max(mean_s * num_left - (now - recent[-1]), 0.0))} left"
         step_s = self._first_step_s(now)
@@ -107,11 +99,9 @@ class Pace:
     def advise(self, now: float) -> None:
         """Warns, once, of steps that take minutes, with what makes them smaller."""
         if self.has_step:
-            step_s = self._ends[1] - self._ends[0]
-            what = "the first step took"
-        elif self._first_step_s(now) is not None and now - self._phase_began >= _SURE_S:
-            step_s = self._first_step_s(now) or 0.0
-            what = f"up to the end of its {self.phase.replace('_', ' ')} a step takes about"
+            step_s, what = self._ends[1] - self._ends[0], "the first step took"
+        elif (estimate := self._first_step_s(now)) is not None and now - self._phase_began >= _SURE_S:
+            step_s, what = estimate, f"up to the end of its {self.phase.replace('_', ' ')} a step takes about"
         else:
             return
         if self._advice and step_s > LONG_STEP_S:
@@ -119,24 +109,18 @@ class Pace:
         if step_s > LONG_STEP_S or self.has_step:
             self._advice = ""
 
-    def _tokens(self) -> int:
-        """Of the phase so far."""
+    @property
+    def _num_tokens(self) -> int:
+        """Tokens of the phase so far."""
         work = self._stopwatch.work
-        if work is None:
-            return 0
         return self._stopwatch.num_sampled - self._num_sampled if work.unit == "episodes" else work.tokens
 
-    def _share(self) -> float:
-        """How much of the phase's work is done, at least."""
-        work = self._stopwatch.work
-        if work is None or not work.total:
-            return 0.0
-        most = work.total * self._tokens_per_episode if work.unit == "episodes" else 0
-        return min(max(work.done / work.total, self._tokens() / most if most else 0.0), 1.0)
-
     def _phase_left(self, now: float) -> float | None:
-        share, elapsed = self._share(), now - self._phase_began
-        return elapsed * (1 - share) / share if share and elapsed >= 1.0 else None
+        """Seconds, at most: episodes that go on have done a part of their work."""
+        work, elapsed = self._stopwatch.work, now - self._phase_began
+        most = work.total * self._tokens_per_episode if work.unit == "episodes" else 0
+        done = max(work.done / work.total if work.total else 0.0, self._num_tokens / most if most else 0.0)
+        return elapsed * max(1 / done - 1, 0.0) if done and elapsed >= 1.0 else None
 
     def _first_step_s(self, now: float) -> float | None:
         """What the step takes up to the end of its present phase."""

@@ -18,7 +18,7 @@ from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.schedule import Schedule
-from turnwise.stopwatch import Stopwatch
+from turnwise.stopwatch import Stopwatch, Work
 from turnwise.types import SamplingParams, Trajectory, Turn, VersionRun
 
 
@@ -169,13 +169,13 @@ def test_a_batch_that_waits_is_not_shown_as_complete(runner, settings):
 
     async def watch():
         while True:
-            shown.append((stopwatch.work.done, stopwatch.work.total) if stopwatch.work else (0, 1))
+            shown.append((stopwatch.work.done, stopwatch.work.total or 1))
             await asyncio.sleep(0)
 
     watcher = runner.get_loop().create_task(watch())
     for _ in range(2):
         shown.clear()
-        stopwatch.work = None  # as a new phase does
+        stopwatch.work = Work()  # as a new phase does
         scheduler.get_batch(4)
         assert stopwatch.work.done == stopwatch.work.total
         assert sum(done >= total for done, total in shown) <= 3, "as it is taken"
