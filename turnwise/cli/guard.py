@@ -26,7 +26,7 @@ EXIT_UNFINISHED = 70
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 _ECHO_S = 0.5
 """A signal that was sent to the whole process group reaches both processes within it."""
-_NUDGE, _NUDGES_S = getattr(signal, "SIGURG", 0), (0.5, 2.0, 10.0)
+_NUDGE, _NUDGES_S = signal.Signals.__members__.get("SIGURG", 0), (0.5, 2.0, 10.0)
 """The child is nudged after each signal. A signal that comes just before the main thread begins to wait, or that the system
 gives to another thread, doesn't end that wait, and Python runs its handler only afterwards."""
 _SET_PARENT_DEATH_SIGNAL = 1
