@@ -16,28 +16,26 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from turnwise.agents.demonstrations import demonstrations, play, write_jsonl
+from turnwise.agents.demonstrations import Outcome, play, write_jsonl
 from turnwise.cli.main import exit_status
 from turnwise.cli.sft_command import fine_tune
 from turnwise.cli.train_command import train
 from turnwise.config import AgenticConfig, SFTConfig, load_config
 from turnwise.data.demonstrations import read_demonstrations
-from turnwise.envs.frozen_lake import FrozenLakeEnv
 from turnwise.envs.frozen_lake_map import best_blind_path
-from turnwise.envs.players import BlindPlayer, ErringPlayer, ExpertPlayer, Player, RandomPlayer
+from turnwise.envs.players import BlindPlayer
 from turnwise.models.make import make_model
 from turnwise.pipelines.build_envs import agent_settings, env_factory
 from turnwise.pipelines.build_saved import evaluate_model
 from turnwise.pipelines.corpus import message_text
+from turnwise.pipelines.demonstrate import Demonstrator, demonstrate, tasks_of_tag
 from turnwise.pipelines.evaluate import Score, success_table
 from turnwise.report.curve import learning_curve
-from turnwise.rollout.seeds import TaskSource
 from turnwise.tracking.jsonl import read_metrics
-from turnwise.types import Split, Task, derive_seed
 
 HERE = Path(__file__).parent
 TAG = "FrozenLake"
@@ -54,7 +52,8 @@ def main() -> None:
 
     announce("1/4  demonstrations of a player that errs half of the time")
     demos = out / "demonstrations.jsonl"
-    write_jsonl(demos, scripted_episodes(config, "train", NUM_DEMONSTRATIONS, erring_player))
+    episodes = demonstrate(config, TAG, Demonstrator("erring", ERROR_RATE), NUM_DEMONSTRATIONS)
+    write_jsonl(demos, chain.from_iterable(episode.conversations for episode in episodes))
 
     announce("2/4  a model with random weights")
     made = make_model("tiny", out / "model", message_text(read_demonstrations([demos])), seed=options.seed)
@@ -112,46 +111,27 @@ def success(config: AgenticConfig, model: Path, num_episodes: int) -> Score:
     return evaluate_model(config, str(model), num_episodes).overall
 
 
-def scripted_episodes(config: AgenticConfig, split: Split, num_episodes: int, make_player: Callable[..., Player]) -> Any:
-    """The messages of episodes that a player without a model plays."""
-    tasks = tasks_of(config, split, num_episodes)
-    return demonstrations(env_factory(config, TAG, split), agent_settings(config, TAG, split), make_player, tasks)
-
-
-def tasks_of(config: AgenticConfig, split: Split, num_tasks: int) -> list[Task]:
-    """The first tasks of a split; for validation those that `evaluate_model` plays."""
-    manager = config.env_manager(split)
-    source = TaskSource(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
-    return [source.task(index) for index in range(num_tasks)]
-
-
-def erring_player(env: FrozenLakeEnv, task: Task) -> Player:
-    return ErringPlayer(ExpertPlayer(env), ERROR_RATE, seed=derive_seed(task.seed, "player"))
-
-
 def baselines(config: AgenticConfig, num_episodes: int) -> list[tuple[str, Score]]:
     """What players without a model reach on the held-out tasks.
 
     The blind path is the one that succeeds most often on them: no player that doesn't look at the map does better.
     """
     path, _ = best_blind_path(held_out_maps(config, num_episodes))
-    players: dict[str, Callable[..., Player]] = {
-        "random player": lambda env, task: RandomPlayer(env, seed=derive_seed(task.seed, "player")),
-        "best blind path": lambda env, task: BlindPlayer(env, path),
-        "shortest path": lambda env, task: ExpertPlayer(env),
-    }
-    rows = []
-    for name, make_player in players.items():
-        make_env, settings = env_factory(config, TAG, "val"), agent_settings(config, TAG, "val")
-        outcomes = play(make_env, settings, make_player, tasks_of(config, "val", num_episodes))
-        rows.append((name, Score.count(outcomes)))
-    return rows
+    make_env, settings = env_factory(config, TAG, "val"), agent_settings(config, TAG, "val")
+    tasks = tasks_of_tag(config, TAG, num_episodes, "val")
+    blind = play(make_env, settings, lambda env, task: BlindPlayer(env, path), tasks)
+
+    def scripted(policy: str) -> list[Outcome]:
+        return [episode.outcome for episode in demonstrate(config, TAG, Demonstrator(policy), num_episodes, "val")]
+
+    rows = {"random player": scripted("random"), "best blind path": blind, "shortest path": scripted("expert")}
+    return [(name, Score.count(outcomes)) for name, outcomes in rows.items()]
 
 
 def held_out_maps(config: AgenticConfig, num_tasks: int) -> list[Sequence[str]]:
     make_env = env_factory(config, TAG, "val")
     maps = []
-    for task in tasks_of(config, "val", num_tasks):
+    for task in tasks_of_tag(config, TAG, num_tasks, "val"):
         env = make_env(task)
         env.reset(seed=task.seed)
         maps.append(env.rows)

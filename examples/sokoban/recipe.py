@@ -17,25 +17,23 @@ import os
 import sys
 from pathlib import Path
 
-from turnwise.agents.demonstrations import demonstrations, play, write_jsonl
+from turnwise.agents.demonstrations import demonstrations, write_jsonl
 from turnwise.cli.main import exit_status
 from turnwise.cli.sft_command import fine_tune
 from turnwise.config import AgenticConfig, SFTConfig, load_config
 from turnwise.data.demonstrations import read_demonstrations
-from turnwise.envs.players import ErringPlayer, ExpertPlayer, GivingUpPlayer, Player, RandomPlayer
+from turnwise.envs.players import ErringPlayer, ExpertPlayer, GivingUpPlayer, Player
 from turnwise.envs.sokoban import SokobanEnv
 from turnwise.models.make import make_model
 from turnwise.pipelines.build_envs import agent_settings, env_factory
 from turnwise.pipelines.build_saved import evaluate_model
 from turnwise.pipelines.corpus import message_text
+from turnwise.pipelines.demonstrate import Demonstrator, demonstrate, tasks_of_tag
 from turnwise.pipelines.evaluate import Score, success_table
-from turnwise.rollout.seeds import TaskSource
-from turnwise.types import Split, Task, derive_seed
+from turnwise.types import Task, derive_seed
 
 HERE = Path(__file__).parent
 TAG = "Sokoban"
-ANSWER_TEMPLATE = "{action}"
-"""agentic.yaml takes the whole response as the action."""
 
 
 def main() -> None:
@@ -43,20 +41,15 @@ def main() -> None:
     out = Path(options.out)
     config, _ = load_config(HERE / "agentic.yaml", [f"pretrain={out / 'model'}", f"seed={options.seed}"], AgenticConfig)
 
-    def erring_player(env: SokobanEnv, task: Task) -> Player:
-        return ErringPlayer(ExpertPlayer(env), options.error_rate, seed=derive_seed(task.seed, "player"))
-
     def teacher(env: SokobanEnv, task: Task) -> Player:
-        return GivingUpPlayer(erring_player(env, task), lambda: not env.is_solvable)
-
-    def random_player(env: SokobanEnv, task: Task) -> Player:
-        return RandomPlayer(env, seed=derive_seed(task.seed, "player"))
+        erring = ErringPlayer(ExpertPlayer(env), options.error_rate, seed=derive_seed(task.seed, "player"))
+        return GivingUpPlayer(erring, lambda: not env.is_solvable)
 
     announce(f"1/3  demonstrations of a player that draws {options.error_rate:.0%} of its actions at random")
     demos = out / "demonstrations.jsonl"
     make_env, settings = env_factory(config, TAG, "train"), agent_settings(config, TAG, "train")
-    tasks = tasks_of(config, "train", options.rooms)
-    num_episodes = write_jsonl(demos, demonstrations(make_env, settings, teacher, tasks, ANSWER_TEMPLATE))
+    tasks = tasks_of_tag(config, TAG, options.rooms, "train")
+    num_episodes = write_jsonl(demos, demonstrations(make_env, settings, teacher, tasks))
     print(f"{num_episodes:,} episodes")
 
     announce("2/3  a model with random weights")
@@ -68,22 +61,14 @@ def main() -> None:
     sft_config, _ = load_config(HERE / "sft.yaml", [*overrides, *options.overrides], SFTConfig)
     sft_model = named(fine_tune(sft_config), out / "sft_model")
 
-    players = {"random": random_player, "erring": erring_player, "expert": lambda env, task: ExpertPlayer(env)}
-    held_out = tasks_of(config, "val", options.episodes)
-    make_env, settings = env_factory(config, TAG, "val"), agent_settings(config, TAG, "val")
-    played = {name: play(make_env, settings, player, held_out, ANSWER_TEMPLATE) for name, player in players.items()}
-    rows = [(name, Score.count(outcomes)) for name, outcomes in played.items()]
+    rows = []
+    for policy in ("random", "erring", "expert"):
+        played = demonstrate(config, TAG, Demonstrator(policy, options.error_rate), options.episodes, "val")
+        rows.append((policy, Score.count([episode.outcome for episode in played])))
     rows.append(("after SFT", evaluate_model(config, str(sft_model), options.episodes).overall))
     announce(f"success on {options.episodes} held-out rooms")
     print(success_table(rows))
     print(f"\nnext: turnwise train examples/sokoban/agentic.yaml pretrain={sft_model}")
-
-
-def tasks_of(config: AgenticConfig, split: Split, num_tasks: int) -> list[Task]:
-    """The first tasks of a split; for validation those that `turnwise eval` plays."""
-    manager = config.env_manager(split)
-    source = TaskSource(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
-    return [source.task(index) for index in range(num_tasks)]
 
 
 def named(model: Path, name: Path) -> Path:

@@ -30,9 +30,9 @@ _KL = {"in the reward": "critic/kl", "in the loss": "actor/kl_loss", "of an upda
 
 
 def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mapping[str, float] | None = None) -> Path:
-    """Draws what a run was about over its steps, in training and on held-out tasks, and below it how it went there.
+    """Draws what a run was about over its steps, in training and on validation tasks, and below it how it went there.
 
-    Held-out success has its 95% Wilson interval, which takes episodes as independent. Panels without figures are left out.
+    Success in validation has its 95% Wilson interval, which takes episodes as independent. Panels without figures are left out.
 
     Args:
         rows: the rows of a `metrics.jsonl`, of reinforcement learning or of fine-tuning.
@@ -105,7 +105,7 @@ def _draw_success(axes: Axes, rows: Sequence[Row], baselines: Mapping[str, float
         axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
         axes.plot(*_columns(_smooth(train)), color=_TRAIN, linewidth=2, label="training rollouts, smoothed")
     if held_out:
-        axes.plot(*_columns(held_out), color=_HELD_OUT, linewidth=2, marker="o", markersize=4, label="held-out tasks")
+        axes.plot(*_columns(held_out), color=_HELD_OUT, linewidth=2, marker="o", markersize=4, label="validation tasks")
         counts = dict(_series(rows, r"val/num_episodes"))
         if is_success and counts:
             _draw_intervals(axes, [(step, value, counts[step]) for step, value in held_out if step in counts])
@@ -128,7 +128,9 @@ def _draw_loss(axes: Axes, rows: Sequence[Row]) -> None:
     axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
     axes.plot(*_columns(_smooth(train)), color=_TRAIN, linewidth=2, label="training batches, smoothed")
     if held_out:
-        axes.plot(*_columns(held_out), color=_HELD_OUT, linewidth=2, marker="o", markersize=4, label="held-out demonstrations")
+        axes.plot(
+            *_columns(held_out), color=_HELD_OUT, linewidth=2, marker="o", markersize=4, label="validation demonstrations"
+        )
     axes.set_ylabel("nats a trained token")
     if min(value for _, value in train) > 0:
         axes.set_yscale("log", subs=[2, 5])

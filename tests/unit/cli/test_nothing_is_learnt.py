@@ -11,11 +11,6 @@ import pytest
 from turnwise.cli.main import main
 
 ROOT = Path(__file__).parents[3]
-CONFIG = """
-pretrain: runs/model
-custom_envs:
-  Guess: {env_type: "guess:GuessEnv", max_steps: 5}
-"""
 SMALL = ["rollout_batch_size=8", "train_env_manager.num_env_groups=2", "train_env_manager.group_size=4", "sequence_length=256"]
 SMALL += ["eval_steps=0", "save_steps=0"]
 
@@ -23,9 +18,9 @@ SMALL += ["eval_steps=0", "save_steps=0"]
 @pytest.fixture
 def train(tmp_path, monkeypatch, capfd):
     """Trains guess.yaml from a model of random weights, made as the README makes it; returns what was printed."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    (tmp_path / "guess.py").write_text(next(block for block in blocks if "class GuessEnv" in block))
-    (tmp_path / "guess.yaml").write_text(CONFIG)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for text, name in re.findall(r"```\w+\n(# (guess\.\w+)\n.*?)```", readme, re.DOTALL):
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["make-model", "--size", "tiny", "--out", "runs/model"]) == 0

@@ -1,29 +1,44 @@
-"""The README's own environment runs as it stands, and its links lead somewhere."""
+"""The README's own environment is that of the docs, and links lead somewhere; tests/extras/test_readme_learns.py runs it."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import forked
+from turnwise.cli.main import main
 
 ROOT = Path(__file__).parents[3]
-README = (ROOT / "README.md").read_text()
 
 
-def block(language):
-    [text] = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-    return text
+def own_environment(page: Path) -> str:
+    [code] = re.findall(r"```python\n(# guess\.py\n.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return code
 
 
-def test_the_custom_environment_trains(tiny_model, tmp_path):
-    assert len([line for line in block("python").splitlines() if line.strip()]) <= 15
-    (tmp_path / "guess.py").write_text(block("python"))
-    (tmp_path / "guess.yaml").write_text(block("yaml"))
-    small = ["max_steps=1", "rollout_batch_size=4", "train_env_manager.group_size=4", "sequence_length=512"]
-    done = forked.run(["train", "guess.yaml", f"pretrain={tiny_model}", *small], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "step 1/1" in done.stdout and "success" in done.stdout
+def test_both_pages_have_one_environment_and_it_is_short():
+    code = own_environment(ROOT / "README.md")
+    assert code == own_environment(ROOT / "docs" / "environments.md")
+    assert len([line for line in code[code.index("class") :].splitlines() if line.strip()]) <= 15
+
+
+def commands(page: Path) -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def test_the_tutorial_has_the_commands_of_the_readme_and_two_looks_that_run(tmp_path, monkeypatch, capfd):
+    readme, tutorial = commands(ROOT / "README.md"), commands(ROOT / "docs" / "own_environment.md")
+    looks = [line for line in tutorial if line not in readme]
+    assert [line for line in tutorial if line in readme] == readme[readme.index(tutorial[len(looks)]) :]
+    for text, name in re.findall(r"```\w+\n(# (\w+\.(?:py|yaml))\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert len(looks) == 2
+    for line in looks:
+        assert main(line.split()[1:]) == 0, capfd.readouterr().err
+    printed = capfd.readouterr().out
+    assert "GuessEnv is fit to train in: 2 warnings" in printed and "'5' → reward" in printed
 
 
 def test_relative_links_exist():
