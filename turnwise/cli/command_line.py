@@ -46,7 +46,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 def open_standard_streams(is_command: bool) -> None:
     """Opens those that the shell has closed (`>&-`): their numbers would be those of the next files. Whatever can't be encoded
-    is written out. A Python that knows ASCII alone (`LC_ALL=C PYTHONUTF8=0`) could name no other file: it starts again in UTF-8.
+    is written out. A Python that knows ASCII alone (`LC_ALL=C PYTHONUTF8=0`) could name no other file: it starts again so.
     """
     if is_command and sys.getfilesystemencoding() == "ascii" and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
