@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from turnwise.cli.main import main
 
@@ -101,3 +103,27 @@ def test_a_success_of_pure_luck_is_told_from_skill_where_environments_do_not_blo
         r"after step 20: success is 0\.\d+ after 20 steps, and a player that draws its actions at random has", printed
     )
     assert len(luck) == (not is_blocking)
+
+
+def test_an_entropy_bonus_that_wins_over_the_reward_is_said(tiny_model, tmp_path, monkeypatch, capfd):
+    """A model that has learnt one answer, and a coefficient that makes noise pay more than any answer does."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "coin.py").write_text(COIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "coin", raising=False)
+    messages = [{"role": "user", "content": "Which way?"}, {"role": "assistant", "content": "left"}]
+    (tmp_path / "rows.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 16)
+    common = {"pretrain": str(tiny_model), "sequence_length": 64, "track_with": [], "save_steps": 0}
+    teach = {"train_files": ["rows.jsonl"], "num_epochs": 12, "training_args": {"learning_rate": 0.01}}
+    (tmp_path / "teach.yaml").write_text(yaml.safe_dump({**common, **teach}))
+    assert main(["sft", "teach.yaml"]) == 0
+    [taught] = tmp_path.glob("runs/**/checkpoint-*")
+    coin = {"env_type": "coin:CoinEnv", "max_steps": 1, "max_tokens_per_step": 4, "action_pattern": None}
+    coin |= {"agent_system_template": "", "agent_template": "{observation}"}
+    play = {"pretrain": str(taught), "custom_envs": {"Coin": coin}, "entropy_loss_coef": 1.0, "max_steps": 14}
+    play |= {"rollout_batch_size": 8, "train_env_manager": {"num_env_groups": 2, "group_size": 4}, "eval_steps": 0}
+    play |= {"actor_train": {"training_args": {"learning_rate": 0.001}}}
+    (tmp_path / "noise.yaml").write_text(yaml.safe_dump({**common, **play}))
+    assert main(["train", "noise.yaml"]) == 0
+    said = capfd.readouterr().err
+    assert re.search(r"after step \d+: the entropy rose from [01]\.\d+ to [\d.]+ nats a token", said)
