@@ -6,7 +6,7 @@ import mmap
 
 _NUM_LINES, _WIDTH = 64, 256
 _IS_DONE, _LAST = 0, 1
-"""Bytes of the first line: whether the command has come to its end, and the line of the call that began last."""
+"""These bytes of the first line say whether the command has come to its end, and which line the last call began."""
 
 
 class CallBoard:
@@ -54,4 +54,4 @@ class CallBoard:
 
 
 CALLS = CallBoard()
-"""Of this process, and of the parent that it was forked from."""
+"""This process and the parent that it was forked from share it."""

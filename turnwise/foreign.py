@@ -17,11 +17,11 @@ from turnwise.errors import EnvironmentFault, TurnwiseError
 from turnwise.watchdog import Interrupt
 
 _HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")
-"""Modules whose signal handlers raise KeyboardInterrupt."""
+"""The signal handlers of these modules raise KeyboardInterrupt."""
 
 
 class Foreign:
-    """Around a call: notes it where `episode` says of which, and turns what would end the process into an `EnvironmentFault`.
+    """Surrounds a call, notes it where `episode` says of which, and makes what would end the process an `EnvironmentFault`.
 
     Ctrl-C, cancellation and deadlines go through, exceptions too unless they `are_faults`, which say where they were raised.
     No coroutine or future can carry StopIteration.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
@@ -22,20 +21,20 @@ MAX_QUOTE = 80
 """Characters of an answer that a sentence shows."""
 
 FEW, SOME, BLOCK = 3, 5, 10
-"""Steps in a row: for what is either so or not, for a level, and for a mean that is compared with another."""
+"""So many steps in a row are looked at: for what is either so or not, for a level, and for a mean that is compared."""
 IS_SOLVED = 0.9
 """A success at which certainty, and groups that all score alike, are what one wants."""
 MOSTLY = 0.9
 """The share of answers that a sentence calls nearly all."""
 MIN_NATS = 0.1
-"""Of an episode: with less its siblings are nearly always the same."""
+"""With less entropy in a response, siblings are nearly always the same."""
 BLOWN_FACTOR, BLOWN_NATS = 3.0, 1.0
 """How far above its lowest level the entropy of a token has to be, in both ways: exploration that grows does not triple."""
 NUM_ERRORS, NUM_RISE_ERRORS, NUM_FOR_NOISE = 5.0, 2.0, 50
 """Standard errors that a loss must exceed, since the best of hundreds of steps is high by chance too; those of a rise; and the
 steps that they are read off."""
 LOST_SHARE, LOST_SUCCESS = 0.25, 0.1
-"""Of its best a success must have lost this share, and this much."""
+"""A success must have lost this share of its best, and this much."""
 FELL_BY = 0.05
 """Held-out success that must be lost, whatever its interval."""
 DRIFT_NATS, DRIFT_ESS = 0.1, 0.5
@@ -78,7 +77,7 @@ class History:
         self.num_steps = 0
         self.points: deque[Figures] = deque(maxlen=BLOCK)
         self.success: list[float] = []
-        """Of all steps."""
+        """The success of every step."""
         self.validations: list[Validation] = []
         self.has_differed = False
         self.most_usable, self.lowest_entropy = 0.0, math.inf
@@ -106,7 +105,7 @@ class History:
         return list(self.points)[-number:] if len(self.points) >= number else ()
 
     def successes(self, start: int | None = None, stop: int | None = None) -> Sequence[float]:
-        """Of a slice of the steps, those that are known."""
+        """The known successes of a slice of the steps."""
         return [success for success in self.success[start:stop] if math.isfinite(success)]
 
     @property
@@ -124,21 +123,17 @@ class History:
 Check = Callable[[History], str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One thing that may be wrong: what was seen, where the page explains it, and what to do."""
+class Condition(NamedTuple):
+    """One thing that may be wrong: `check` says what was seen, the page explains it under `heading`, `advice` is what to do."""
 
+    name: str
     check: Check
     heading: str
     advice: str
 
-    @property
-    def name(self) -> str:
-        return self.check.__name__
-
 
 def condition(heading: str, advice: str) -> Callable[[Check], Condition]:
-    return lambda check: Condition(check, heading, advice)
+    return lambda check: Condition(check.__name__, check, heading, advice)
 
 
 @condition(
@@ -369,7 +364,7 @@ def _mean(points: Iterable[Figures], name: str) -> float:
 
 
 def _mean_of(row: Row, start: str, end: str) -> float:
-    """Over the tags; NaN where there is none."""
+    """The mean over the tags; NaN where there is none."""
     values = [value for name, value in row.items() if name.startswith(start) and name.endswith(end)]
     return fmean(values) if values else math.nan
 

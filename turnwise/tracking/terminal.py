@@ -17,12 +17,12 @@ from turnwise.tracking.columns import Column, Columns
 from turnwise.tracking.pace import Pace
 
 SILENCE_S = 30.0
-"""After which a phase that goes on says how far it is."""
+"""A phase that goes on says how far it is when nothing was printed for so long."""
 _TICK_S = 1.0
 
 
 class Ticker:
-    """Calls a method every second on a thread, from `start` until `end` or until its object is gone."""
+    """A thread calls a method every second, from `start` until `end` or until the method's object is gone."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._ended = threading.Event()
@@ -48,8 +48,8 @@ def _tick(call: weakref.WeakMethod[Callable[[], None]], ended: threading.Event) 
 
 
 class TerminalTracker:
-    """Prints the columns that the step has, every `every` steps and whenever something was validated; in between, where nothing
-    was printed for a while, how far the present phase is."""
+    """Prints the columns that a step has, every `every` steps and whenever something was validated. Where nothing was printed
+    for a while, it prints how far the present phase is."""
 
     def __init__(
         self, columns: Columns, num_steps: int, every: int = 1, file: TextIO | None = None, pace: Pace | None = None
@@ -146,7 +146,8 @@ class TerminalHandler(logging.Handler):
 
 @contextmanager
 def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Iterator[Callable[[str], None]]:
-    """Says on standard error how far a phase is that takes long, for what plays without training; is told their names."""
+    """Commands that play without training say on standard error how far a long phase is. They name each phase to what this
+    yields."""
     nothing = Columns((), Column("", "", ""), (), ())
     tracker = TerminalTracker(nothing, 0, file=sys.stderr, pace=Pace(0, 0, stopwatch, tokens_per_episode))
     try:
@@ -157,7 +158,8 @@ def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Itera
 
 @contextmanager
 def warnings_on_terminal() -> Iterator[None]:
-    """Prints the warnings of every logger and of Python's `warnings` as `TerminalHandler` does; inside another, nothing new."""
+    """Prints the warnings of every logger and of Python's `warnings` as `TerminalHandler` does. Inside another one it does
+    nothing."""
     root = logging.getLogger()
     if any(isinstance(handler, TerminalHandler) for handler in root.handlers):
         yield
