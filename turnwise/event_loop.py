@@ -25,7 +25,7 @@ _COLLECTOR = (50_000, 20, 10)
 episodes hold, which is no garbage, again and again: a third of the cost of a turn."""
 
 
-class Turn(Wait):
+class LoopIteration(Wait):
     """One turn of an event loop: the wait of all tasks for the one that runs to await something."""
 
     _timer: asyncio.TimerHandle | None = None
@@ -85,7 +85,8 @@ class WatchedRunner:
         watchdog = self.watchdog
         watchdog.start()
         watchdog.loop = self._runner.get_loop()
-        with Turn(watchdog, "the event loop", "a task that blocks it", self._turn_s, self._setting, DeadlineError) as turn:
+        doing = "the event loop", "a task that blocks it"
+        with LoopIteration(watchdog, *doing, self._turn_s, self._setting, DeadlineError) as turn:
             watchdog.turn = turn
             results: list[T] = []
             started = self._stopwatch.now()

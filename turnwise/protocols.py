@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, M
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from turnwise.facts import ServerFacts, StrategyFacts
+from turnwise.runtime_info import ServerInfo, StrategyInfo
 from turnwise.stopwatch import Stopwatch
 from turnwise.types import (
     Batch,
@@ -25,7 +25,7 @@ from turnwise.types import (
     Reduction,
     SamplingParams,
     Task,
-    TokenFacts,
+    TokenAnnotations,
     Trajectory,
     Turn,
 )
@@ -201,7 +201,7 @@ class InferenceServer(Protocol):
 
     async def close(self) -> None: ...
 
-    def facts(self) -> ServerFacts:
+    def info(self) -> ServerInfo:
         """What it really runs, whatever the config asked for."""
         ...
 
@@ -273,7 +273,7 @@ class TrainStrategy(Protocol):
 
     def onload(self, kinds: Iterable[MemoryKind]) -> None: ...
 
-    def facts(self) -> StrategyFacts:
+    def info(self) -> StrategyInfo:
         """What it really runs, whatever the config asked for."""
         ...
 
@@ -311,7 +311,7 @@ class Algorithm(Protocol):
 @runtime_checkable
 class StreamsStep(Protocol):
     """A loss whose optimiser step may come in parts. It is the sum over samples of what each says by itself, divided by *one*
-    of the step's denominators; in a part all denominators are 1, since the step's aren't known yet. One that `PreparesStep`
+    of the step's denominators; in a part all denominators are 1, since the step's aren't known yet. One that `NeedsWholeStep`
     is asked for each part."""
 
     def divisor(self, denominators: Denominators) -> float:
@@ -334,10 +334,10 @@ class NeedsAdvantages(Protocol):
 
 
 @runtime_checkable
-class PreparesStep(Protocol):
+class NeedsWholeStep(Protocol):
     """A loss that must know of single tokens what only the whole optimiser step tells: which are chosen, masked, weighted."""
 
-    def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenFacts, list[Metric]]:
+    def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
         """What the tokens of the next optimiser step are to know, numpy arrays [N] of the step batch, and what was measured.
 
         The role (`pipelines.roles`) calls it once an optimiser step, or once a part of one that is streamed, in the pipeline's

@@ -21,7 +21,7 @@ MAX_STACKS = 4
 """Different stacks of threads, and of tasks, that are shown."""
 
 
-class Place(NamedTuple):
+class StackCall(NamedTuple):
     """One call of a stack."""
 
     file: str
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     function: str
 
 
-Stack = tuple[Place, ...]
+Stack = tuple[StackCall, ...]
 """Outermost call first."""
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -88,14 +88,14 @@ def _walk(frame: FrameType | None, following: Callable[[FrameType], FrameType | 
     places = []
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_EVENT_LOOP):
-            places.append(Place(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+            places.append(StackCall(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
         frame = following(frame)
     return tuple(places)
 
 
 def _of_task(task: asyncio.Task[Any]) -> Stack:
     """What a suspended task awaits, coroutine by coroutine (`Task.get_stack` shows the first one only)."""
-    places: list[Place] = []
+    places: list[StackCall] = []
     awaited: Any = task.get_coro()
     while isinstance(awaited, CoroutineType) and awaited.cr_frame is not None:
         places += _walk(awaited.cr_frame, lambda _: None)

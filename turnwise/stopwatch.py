@@ -44,7 +44,7 @@ class Stopwatch:
         self.work = Work()
         """What the phase that goes on waits for."""
 
-    def add(self, track: str, name: str, started: float, ended: float | None = None, **facts: Any) -> None:
+    def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
         """Something called `name` has run on `track` from `started` to `ended`, in seconds of `now`, or until now. Each track
         has one thread."""
         self._spent(track, (self.now() if ended is None else ended) - started)

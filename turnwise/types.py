@@ -198,7 +198,7 @@ class Sample:
     advantages: FloatArray | None = None
     returns: FloatArray | None = None
     kept: NDArray[np.bool_] | None = None
-    """`TokenFacts` of the optimiser step at hand, like the next two."""
+    """`TokenAnnotations` of the optimiser step at hand, like the next two."""
     importance: FloatArray | None = None
     chosen: NDArray[np.bool_] | None = None
     media: tuple[Media, ...] = ()
@@ -288,7 +288,7 @@ class Denominators(NamedTuple):
     num_turns: float = 0.0
 
 
-class TokenFacts(NamedTuple):
+class TokenAnnotations(NamedTuple):
     """What a loss must know of single tokens that follows from its whole optimiser step: arrays [N], None for nothing to say.
 
     They are made before the step is cut into micro-batches, so that no result depends on the cut.

@@ -19,8 +19,8 @@ from typing import Any, Self
 
 from turnwise.call_board import CALLS
 from turnwise.errors import DeadlineError, TurnwiseError
-from turnwise.expiry import Expiry
 from turnwise.stacks import WATCHDOG, describe_stacks
+from turnwise.timeouts import Timeouts
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Wait:
     outer: Wait | None = None
     is_interrupted = False
     _has_cancelled = False
-    _expiry: Expiry | None = None
+    _timeouts_of_loop: Timeouts | None = None
 
     def __init__(
         self, watchdog: Watchdog, waiter: str, awaited: str, timeout_s: float | None, setting: str, error: type[TurnwiseError]
@@ -101,8 +101,8 @@ class Wait:
         self._watchdog.of_task[task] = self
         if self.timeout_s is not None:
             self.renew()
-            self._expiry = self._watchdog.expiry(asyncio.get_running_loop(), self.timeout_s)
-            self._expiry.add(self)
+            self._timeouts_of_loop = self._watchdog.timeouts(asyncio.get_running_loop(), self.timeout_s)
+            self._timeouts_of_loop.add(self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
@@ -114,8 +114,8 @@ class Wait:
             self._watchdog.of_task[self._task] = self._before
         # Tasks that were started inside may go on without it.
         self.deadline = float("inf")
-        if self._expiry is not None:
-            self._expiry.remove(self)
+        if self._timeouts_of_loop is not None:
+            self._timeouts_of_loop.remove(self)
         num_cancels = self._task.uncancel() if self._has_cancelled else self._task.cancelling()
         is_cancelled = num_cancels > self._num_cancels and isinstance(fault, asyncio.CancelledError)
         if self.report is not None and not is_cancelled and not isinstance(fault, KeyboardInterrupt | SystemExit):
@@ -168,7 +168,7 @@ class Watchdog:
         """The wait of that loop's tasks for the one that runs."""
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
         """The innermost of each task that awaits something with a deadline."""
-        self._expiries: dict[float, Expiry] = {}
+        self._timeouts: dict[float, Timeouts] = {}
         """By the length of the waits; those of the loop that ran last."""
         self._pending: Wait | None = None
         """What is to be interrupted, until the interrupt is raised."""
@@ -224,12 +224,12 @@ class Watchdog:
         """The innermost wait around the running task that is past its deadline."""
         return next((wait for wait in _chain(_awaiting.get()) if wait.report is not None), None)
 
-    def expiry(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> Expiry:
+    def timeouts(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> Timeouts:
         """What ends the waits of that length on the loop."""
-        expiry = self._expiries.get(timeout_s)
-        if expiry is None or expiry.loop is not loop:
-            expiry = self._expiries[timeout_s] = Expiry(loop, timeout_s)
-        return expiry
+        timeouts = self._timeouts.get(timeout_s)
+        if timeouts is None or timeouts.loop is not loop:
+            timeouts = self._timeouts[timeout_s] = Timeouts(loop, timeout_s)
+        return timeouts
 
     def describe(self, wait: Wait, loop: asyncio.AbstractEventLoop | None) -> str:
         """Who waits for whom, and the stacks of everybody else."""

@@ -27,9 +27,9 @@ from turnwise.envs.sokoban import SokobanEnv
 from turnwise.models.make import make_model
 from turnwise.pipelines.build_envs import agent_settings, env_factory
 from turnwise.pipelines.build_saved import evaluate_model
-from turnwise.pipelines.corpus import message_text
 from turnwise.pipelines.demonstrate import Demonstrator, demonstrate, tasks_of_tag
 from turnwise.pipelines.evaluate import Score, success_table
+from turnwise.pipelines.tokenizer_text import message_text
 from turnwise.types import Task, derive_seed
 
 HERE = Path(__file__).parent

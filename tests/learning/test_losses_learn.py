@@ -52,8 +52,8 @@ def train(settings: AlgorithmSettings, seed: int = 0, sign: float = 1.0, drift: 
         for sample in samples:
             sample.advantages = np.float32(sign) * sample.advantages
         batch = pack(samples, denominators(samples, 4))
-        facts, _ = loss.prepare(batch, seed=number)
-        known = {name: unpack(array, batch.lengths) for name, array in facts._asdict().items() if array is not None}
+        annotations, _ = loss.prepare(batch, seed=number)
+        known = {name: unpack(array, batch.lengths) for name, array in annotations._asdict().items() if array is not None}
         samples = [replace(s, **{name: parts[i] for name, parts in known.items()}) for i, s in enumerate(samples)]
         batch = pack(samples, denominators(samples, 4)).map(torch.as_tensor)
         for _ in range(NUM_EPOCHS):

@@ -26,7 +26,7 @@ from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.models.make import make_model
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
-from turnwise.pipelines.corpus import message_text
+from turnwise.pipelines.tokenizer_text import message_text
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings

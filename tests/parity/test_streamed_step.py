@@ -77,7 +77,7 @@ def trained(
         metrics, bounds = [], [0, *cut, NUM_SAMPLES]
         for start, stop in pairwise(bounds):
             part = samples[start:stop]
-            if workers.worker.facts().adapters:
+            if workers.worker.info().adapters:
                 role.without_adapter("reference", plan).compute_log_probs(part, into="ref_logprobs")
             role.compute_old_log_probs(part, version=1)
             metrics += update.add(part, is_last=stop == NUM_SAMPLES)

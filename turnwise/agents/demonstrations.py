@@ -29,7 +29,7 @@ MakePlayer = Callable[[Any, Task], Player]
 """A player for the environment of a task; one that draws derives its seed from the task's."""
 
 
-class Outcome(NamedTuple):
+class DemonstrationResult(NamedTuple):
     """How one episode ended: `is_success` is the environment's metric `success`, or a positive score without one."""
 
     is_success: bool
@@ -40,7 +40,7 @@ class Episode(NamedTuple):
     """One episode as demonstrations show it: the messages of each of its contexts in which something was said."""
 
     conversations: list[list[Message]]
-    outcome: Outcome
+    outcome: DemonstrationResult
 
 
 class TextConversation(Conversation, Protocol):
@@ -115,7 +115,7 @@ def play(
     make_player: MakePlayer,
     tasks: Iterable[Task],
     answer_template: str | None = None,
-) -> list[Outcome]:
+) -> list[DemonstrationResult]:
     """How one episode a task ends for a player, under the limits of `settings`.
 
     Raises:
@@ -161,8 +161,8 @@ def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
     return count
 
 
-def _outcome(trajectory: Trajectory) -> Outcome:
-    return Outcome(is_success=trajectory.metrics.get("success", trajectory.score) > 0, score=trajectory.score)
+def _outcome(trajectory: Trajectory) -> DemonstrationResult:
+    return DemonstrationResult(is_success=trajectory.metrics.get("success", trajectory.score) > 0, score=trajectory.score)
 
 
 async def _gathered(

@@ -14,7 +14,7 @@ from turnwise.types import Group, Metric
 class AgenticReinforce(TokenEstimator):
     """C_k = Σ rewards inside turn k + γC_{k+1}, the same on every token of turn k."""
 
-    facts = ESTIMATORS["agentic_reinforce"]
+    spec = ESTIMATORS["agentic_reinforce"]
 
     def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
         """The return of each token's turn [R]."""

@@ -33,7 +33,7 @@ class Estimator(ABC):
         NotAvailableError: a valid setting that isn't in this version.
     """
 
-    facts: ClassVar[EstimatorSpec] = EstimatorSpec()
+    spec: ClassVar[EstimatorSpec] = EstimatorSpec()
     """Its line in `spec.ESTIMATORS`: the defaults, and what it needs."""
     needs: frozenset[str]
     loss: Loss
@@ -41,12 +41,12 @@ class Estimator(ABC):
     running: Stateful | None
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
-        self.settings = replace(settings, whiten_advantages=settings.whiten_advantages or self.facts.whitens_advantages)
-        self.normalizer = resolve_normalizer(settings.reward_normalization, self.facts.normalization)
+        self.settings = replace(settings, whiten_advantages=settings.whiten_advantages or self.spec.whitens_advantages)
+        self.normalizer = resolve_normalizer(settings.reward_normalization, self.spec.normalization)
         self.running = self.normalizer.running
         self.controller = kl_controller or make_kl_controller(settings.init_kl_coef, settings.target_kl, settings.kl_horizon)
         self.loss = PolicyLoss(settings)
-        self.needs = settings.needs | self.facts.needs
+        self.needs = settings.needs | self.spec.needs
 
     @abstractmethod
     def credit(self, groups: Sequence[Group]) -> list[Metric]:

@@ -30,12 +30,12 @@ class GiGPO(StepEstimator):
         ConfigError: a `reward_normalization` that takes no mean.
     """
 
-    facts = ESTIMATORS["gigpo"]
+    spec = ESTIMATORS["gigpo"]
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)
         require_mean("gigpo", self.normalizer)
-        self.step_normalizer = resolve_normalizer(settings.reward_normalization, self.facts.normalization)
+        self.step_normalizer = resolve_normalizer(settings.reward_normalization, self.spec.normalization)
         if self.normalizer.running and self.step_normalizer.running:
             self.running = RunningParts({"episode": self.normalizer.running, "step": self.step_normalizer.running})
 

@@ -6,16 +6,16 @@ import numpy as np
 
 from turnwise.algorithms.normalization import MIN_STD, Scores, group_statistics
 from turnwise.algorithms.response_tokens import Array, Index
-from turnwise.algorithms.score_estimator import Outcomes, ScoreEstimator
+from turnwise.algorithms.score_estimator import ScoreEstimator, TrajectoryScores
 from turnwise.spec import ESTIMATORS
 
 
 class GPG(ScoreEstimator):
     """A = α(s − μ) over the siblings of a task, α making up for those that teach nothing; on every trained token."""
 
-    facts = ESTIMATORS["gpg"]
+    spec = ESTIMATORS["gpg"]
 
-    def transform(self, outcomes: Outcomes) -> Array:
+    def transform(self, outcomes: TrajectoryScores) -> Array:
         """The advantages [T] of the trajectories."""
         return rescaled_centred(outcomes.scores, outcomes.groups, outcomes.weights)
 

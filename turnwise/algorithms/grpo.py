@@ -18,7 +18,7 @@ class GRPO(ScoreEstimator):
         ConfigError: a `reward_normalization` that takes no mean.
     """
 
-    facts = ESTIMATORS["grpo"]
+    spec = ESTIMATORS["grpo"]
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)

@@ -6,7 +6,7 @@ import numpy as np
 
 from turnwise.algorithms.normalization import MIN_STD, Scores, group_statistics
 from turnwise.algorithms.response_tokens import Array, Index
-from turnwise.algorithms.score_estimator import Outcomes, ScoreEstimator
+from turnwise.algorithms.score_estimator import ScoreEstimator, TrajectoryScores
 from turnwise.errors import ConfigError
 from turnwise.spec import ESTIMATORS
 
@@ -14,9 +14,9 @@ from turnwise.spec import ESTIMATORS
 class GRPOPassK(ScoreEstimator):
     """A = how far the best sibling is above the second, in deviations; 0 for all others."""
 
-    facts = ESTIMATORS["grpo_passk"]
+    spec = ESTIMATORS["grpo_passk"]
 
-    def transform(self, outcomes: Outcomes) -> Array:
+    def transform(self, outcomes: TrajectoryScores) -> Array:
         """The advantages [T] of the trajectories."""
         return best_above_second(outcomes.scores, outcomes.groups, outcomes.weights, outcomes.runs)
 

@@ -19,14 +19,14 @@ from turnwise.algorithms.ratios import Spans
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.algorithms.variants import VARIANTS, PolicyInputs, find_variant
 from turnwise.protocols import Output
-from turnwise.types import Batch, Denominators, Metric, ModelOutputs, TokenFacts
+from turnwise.types import Batch, Denominators, Metric, ModelOutputs, TokenAnnotations
 
 LOSS_METRICS = ("actor/pg_loss", "actor/kl_loss", "actor/total_loss")
 """The metrics of `PolicyLoss` that are divided as its loss is; all others are means over tokens, or extremes."""
 
 
 class PolicyLoss:
-    """pg + `kl_loss_coef`·KL(lp, ref) − `entropy_loss_coef`·entropy, a `protocols.Loss` that `PreparesStep` and `StreamsStep`.
+    """pg + `kl_loss_coef`·KL(lp, ref) − `entropy_loss_coef`·entropy: a `Loss` that `NeedsWholeStep` and `StreamsStep`.
 
     Returns a micro-batch's part of its optimiser step's loss: the parts of a step add up. Without `old_logprobs` on the
     batch, old is the current log-prob without its gradient: a ratio of 1, right only while the policy that sampled is the
@@ -59,7 +59,7 @@ class PolicyLoss:
         has_own_term = self.variant not in VARIANTS or self.variant in ("kimi15", "kl_cov")
         return not (self.kl_coef or self.entropy_coef or has_own_term)
 
-    def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenFacts, list[Metric]]:
+    def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
         """Importance weights, masks and chosen tokens of an optimiser step, from its batch of numpy arrays.
 
         Raises:
@@ -68,11 +68,11 @@ class PolicyLoss:
         batch = step_batch.map(torch.as_tensor)
         kept, weights = kept_tokens(batch, self.correction), importance_weights(batch, self.correction)
         metrics = correction_metrics(batch, kept, weights)
-        facts = TokenFacts(None if kept is None else kept.numpy(), None if weights is None else weights.numpy())
+        annotations = TokenAnnotations(None if kept is None else kept.numpy(), None if weights is None else weights.numpy())
         if self.variant in CHOICES:
-            counted = step_batch.response_mask if facts.kept is None else facts.kept
-            facts = facts._replace(chosen=self._choose(step_batch, counted & (step_batch.weights > 0), seed))
-        return facts, metrics
+            counted = step_batch.response_mask if annotations.kept is None else annotations.kept
+            annotations = annotations._replace(chosen=self._choose(step_batch, counted & (step_batch.weights > 0), seed))
+        return annotations, metrics
 
     def _choose(self, step_batch: Batch, counted: Any, seed: int) -> Any:
         """bool [N]: the tokens among `counted` [N] that the variant chooses."""

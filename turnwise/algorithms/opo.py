@@ -6,16 +6,16 @@ import numpy as np
 
 from turnwise.algorithms.normalization import Scores
 from turnwise.algorithms.response_tokens import Array, Index
-from turnwise.algorithms.score_estimator import Outcomes, ScoreEstimator
+from turnwise.algorithms.score_estimator import ScoreEstimator, TrajectoryScores
 from turnwise.spec import ESTIMATORS
 
 
 class OPO(ScoreEstimator):
     """A = the score minus the siblings' mean, in which long responses count for more; on every trained token."""
 
-    facts = ESTIMATORS["opo"]
+    spec = ESTIMATORS["opo"]
 
-    def transform(self, outcomes: Outcomes) -> Array:
+    def transform(self, outcomes: TrajectoryScores) -> Array:
         """The advantages [T] of the trajectories."""
         return above_length_weighted_mean(outcomes.scores, outcomes.groups, outcomes.weights * outcomes.lengths)
 

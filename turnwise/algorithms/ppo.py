@@ -24,7 +24,7 @@ class PPO(TokenEstimator):
     tokens, γ and λ a turn.
     """
 
-    facts = ESTIMATORS["gae"]
+    spec = ESTIMATORS["gae"]
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)

@@ -14,7 +14,7 @@ from turnwise.types import Group, Metric
 class Reinforce(TokenEstimator):
     """A_t = Σ_{k≥t} γ^{k−t} r_k over the response tokens of a trajectory, turn after turn."""
 
-    facts = ESTIMATORS["reinforce"]
+    spec = ESTIMATORS["reinforce"]
 
     def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
         """The returns [R] of the tokens."""

@@ -27,7 +27,7 @@ class ReMax(TokenEstimator):
         ConfigError: `whiten_rewards`, after which rewards and that score could not be compared.
     """
 
-    facts = ESTIMATORS["remax"]
+    spec = ESTIMATORS["remax"]
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)

@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
-class Steps(NamedTuple):
+class Decisions(NamedTuple):
     """The S decisions of T trajectories that `of_token` [R] puts tokens together to."""
 
     of_token: Index
@@ -100,13 +100,13 @@ class ResponseTokens:
         """[K] which of the T trajectories each turn belongs to."""
         return np.repeat(np.arange(len(self.trajectories)), self.num_turns)
 
-    def steps(self, granularity: Literal["token", "turn"]) -> Steps:
+    def steps(self, granularity: Literal["token", "turn"]) -> Decisions:
         """The decisions that are credited: each token, or each turn as a whole."""
         if granularity == "token":
             each = np.arange(len(self.position))
-            return Steps(of_token=each, first=each, lengths=self.lengths)
+            return Decisions(of_token=each, first=each, lengths=self.lengths)
         first = np.searchsorted(self.turn, np.arange(len(self.turn_index)), side="left")
-        return Steps(of_token=self.turn, first=first, lengths=self.num_turns)
+        return Decisions(of_token=self.turn, first=first, lengths=self.num_turns)
 
     def totals(self, values: Array) -> Array:
         """Σ of the tokens' `values` [R] in each trajectory, [T]."""

@@ -6,16 +6,16 @@ import numpy as np
 
 from turnwise.algorithms.normalization import Scores
 from turnwise.algorithms.response_tokens import Array, Index
-from turnwise.algorithms.score_estimator import Outcomes, ScoreEstimator
+from turnwise.algorithms.score_estimator import ScoreEstimator, TrajectoryScores
 from turnwise.spec import ESTIMATORS
 
 
 class RLOO(ScoreEstimator):
     """A = the score minus the mean of the other siblings', on every trained token."""
 
-    facts = ESTIMATORS["rloo"]
+    spec = ESTIMATORS["rloo"]
 
-    def transform(self, outcomes: Outcomes) -> Array:
+    def transform(self, outcomes: TrajectoryScores) -> Array:
         """The advantages [T] of the trajectories."""
         return leave_one_out(outcomes.scores, outcomes.groups, outcomes.weights, outcomes.runs)
 

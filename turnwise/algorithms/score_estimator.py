@@ -15,7 +15,7 @@ from turnwise.types import Group, Metric
 
 
 @dataclass(frozen=True, slots=True)
-class Outcomes:
+class TrajectoryScores:
     """What T trajectories came to, as a transform of scores sees them: one entry each."""
 
     scores: Scores
@@ -43,7 +43,7 @@ class ScoreEstimator(Estimator):
         tokens = tokens_of(groups)
         penalties, metrics = self.penalize(tokens)
         scores = scores_of(groups)
-        outcomes = Outcomes(
+        outcomes = TrajectoryScores(
             scores=scores - tokens.totals(penalties),
             groups=group_ids(groups, self.normalizer.grouping),
             weights=weights_of(groups),
@@ -54,7 +54,7 @@ class ScoreEstimator(Estimator):
         metrics += [*clipped, *summary("critic/score", scores), *summary("critic/rewards", rewards)]
         return metrics + write_advantages(tokens, np.repeat(rewards, tokens.lengths), self.settings)
 
-    def transform(self, outcomes: Outcomes) -> Array:
+    def transform(self, outcomes: TrajectoryScores) -> Array:
         """The advantages [T] of the trajectories: their scores as `reward_normalization` says."""
         return self.normalizer(outcomes.scores, outcomes.groups, outcomes.weights)
 

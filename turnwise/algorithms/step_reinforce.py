@@ -16,7 +16,7 @@ from turnwise.types import Group, Metric
 class StepReinforce(StepEstimator):
     """A_k = G_k as `reward_normalization` says, by default (G_k − μ) / (σ + 1e-6) over all turns of a group."""
 
-    facts = ESTIMATORS["step_reinforce"]
+    spec = ESTIMATORS["step_reinforce"]
 
     def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
         """The advantages [K] of the turns."""

@@ -30,7 +30,7 @@ class TokenEstimator(Estimator):
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)
-        default: Placement = "final" if self.facts.placement == "final" else "turn"
+        default: Placement = "final" if self.spec.placement == "final" else "turn"
         self.placement = settings.reward_placement or default
         if self.normalizes == "scores" and self.placement == "turn" and not self.normalizer.is_identity:
             raise ConfigError(

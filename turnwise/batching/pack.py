@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.types import Batch, Denominators, Sample, TokenFacts
+from turnwise.types import Batch, Denominators, Sample, TokenAnnotations
 
-_OPTIONAL = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", *TokenFacts._fields)
+_OPTIONAL = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", *TokenAnnotations._fields)
 
 
 def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:

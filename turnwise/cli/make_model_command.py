@@ -18,7 +18,7 @@ def run(options: argparse.Namespace) -> int:
     out = Path(options.out)
     require_free(out)
     from turnwise.models.make import make_model
-    from turnwise.pipelines.corpus import environment_text, file_text
+    from turnwise.pipelines.tokenizer_text import environment_text, file_text
 
     corpus = chain(environment_text(), file_text(options.text))
     made = make_model(options.size, out, corpus, seed=options.seed, overrides=overrides)

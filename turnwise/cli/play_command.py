@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
         from turnwise.cli.console import open_console
         from turnwise.cli.play_screen import PlayScreen, reader
         from turnwise.pipelines.build_play import Choices, set_stage
-        from turnwise.pipelines.play import Teller
+        from turnwise.pipelines.play import EpisodePrinter
 
     console = open_console(no_color=options.no_color)
     choices = Choices(
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         screen.begin(options.policy)
         if options.policy == "human":
             console.print(HELP, style="dim")
-        screen.end(stage.play(Teller(screen)))
+        screen.end(stage.play(EpisodePrinter(screen)))
     return 0
 
 

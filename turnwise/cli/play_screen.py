@@ -20,8 +20,8 @@ from turnwise.types import Completion, Sample, Trajectory, Turn
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from turnwise.pipelines.build_play import Stage
-    from turnwise.pipelines.play import Played, Prompt
+    from turnwise.pipelines.build_play import EpisodeSetup
+    from turnwise.pipelines.play import PlayedEpisode, Prompt
 
 _LABEL, _COUNT = 7, 6
 """Characters of the gutter's two columns."""
@@ -42,7 +42,7 @@ ENDS = {
 class PlayScreen:
     """An `Onlooker` that prints on a console. `shows_ids` shows every token id, else those of long prompts are cut."""
 
-    def __init__(self, console: Console, stage: Stage, shows_ids: bool = False) -> None:
+    def __init__(self, console: Console, stage: EpisodeSetup, shows_ids: bool = False) -> None:
         self._console = console
         self._stage = stage
         self._shows_ids = shows_ids
@@ -99,7 +99,7 @@ class PlayScreen:
             left += f", {self._left[0]} tokens of the context, {self._left[1]} of the response"
         self._lines("left", "", left, "dim")
 
-    def end(self, played: Played) -> None:
+    def end(self, played: PlayedEpisode) -> None:
         """The score, what ended the episode, and which tokens would be trained on."""
         trajectory = played.trajectory
         self._rule("end")

@@ -15,7 +15,7 @@ from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any
 
-from turnwise.cluster.messages import DONE, RECORD, Answer, Ask, Make, Message, SetUp, Shared, Span, Take, dumps, loads
+from turnwise.cluster.messages import DONE, RECORD, Answer, Ask, Make, Message, SetUp, Shared, StopwatchNote, Take, dumps, loads
 from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
 from turnwise.errors import WorkerError
 from turnwise.stopwatch import Stopwatch
@@ -26,11 +26,11 @@ class KeptStopwatch(Stopwatch):
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         super().__init__()
-        self.spans: list[Span] = []
+        self.spans: list[StopwatchNote] = []
         self._send = send
 
-    def add(self, track: str, name: str, started: float, ended: float | None = None, **facts: Any) -> None:
-        self.spans.append(Span(track, name, started, self.now() if ended is None else ended, facts))
+    def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
+        self.spans.append(StopwatchNote(track, name, started, self.now() if ended is None else ended, details))
 
     def did_batch(self, num_tokens: int) -> None:
         self._send(DONE + b"%d" % num_tokens)

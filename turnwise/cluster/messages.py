@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from turnwise.cluster.shared_tensors import Place
+from turnwise.cluster.shared_tensors import TensorSlot
 from turnwise.stopwatch import Stopwatch
 
 RECORD = b"log"
@@ -62,14 +62,14 @@ Message = SetUp | Make | Ask | Take
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StopwatchNote:
     """What a stopwatch has noted."""
 
     track: str
     name: str
     started: float
     ended: float
-    facts: dict[str, Any]
+    details: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Shared:
 
     source: tuple[str, str]
     num_bytes: int = 0
-    places: dict[str, Place] | None = None
+    places: dict[str, TensorSlot] | None = None
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Answer:
 
     value: Any = None
     error: BaseException | None = None
-    spans: list[Span] = field(default_factory=list)
+    spans: list[StopwatchNote] = field(default_factory=list)
 
 
 class _Pickler(pickle.Pickler):

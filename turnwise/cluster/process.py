@@ -18,9 +18,9 @@ from multiprocessing.connection import Connection
 from textwrap import indent
 from typing import Any
 
+from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.local import require_one_device
 from turnwise.cluster.messages import DONE, RECORD, Answer, Ask, Make, Message, SetUp, Shared, Take, dumps, loads
-from turnwise.cluster.nursery import prepare_processes
 from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import DeadlineError, WorkerError
 from turnwise.protocols import Route
@@ -125,7 +125,7 @@ class TrainerProcess:
             ) from error
         answer = self._answer(name, pickled)
         for span in answer.spans:
-            self._stopwatch.add(span.track, span.name, span.started, span.ended, **span.facts)
+            self._stopwatch.add(span.track, span.name, span.started, span.ended, **span.details)
         if answer.error is not None:
             raise answer.error
         return self._mapped(answer.value) if isinstance(answer.value, Shared) else answer.value

@@ -18,7 +18,7 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorSlot:
     """Where in a buffer a tensor lies, in bytes."""
 
     start: int
@@ -39,7 +39,7 @@ class SharedTensors:
     {'a': (6.0, torch.float32), 'b': (0.0, torch.bfloat16)}
     """
 
-    def __init__(self, descriptor: int, num_bytes: int, places: dict[str, Place]) -> None:
+    def __init__(self, descriptor: int, num_bytes: int, places: dict[str, TensorSlot]) -> None:
         self.places = places
         self._buffer = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
 
@@ -64,16 +64,16 @@ class SharedTensors:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, self._view(place)) for name, place in self.places.items())
 
-    def _view(self, place: Place) -> Tensor:
+    def _view(self, place: TensorSlot) -> Tensor:
         num_bytes = place.shape.numel() * place.dtype.itemsize
         return self._buffer[place.start : place.start + num_bytes].view(place.dtype).view(place.shape)
 
 
-def layout(tensors: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, Place], int]:
+def layout(tensors: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, TensorSlot], int]:
     """A place for each tensor, and the bytes of all. None is kept."""
     places, size = {}, 0
     for name, tensor in tensors:
-        places[name] = Place(size, tensor.dtype, tensor.shape)
+        places[name] = TensorSlot(size, tensor.dtype, tensor.shape)
         size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
     return places, max(size, _ALIGNMENT)
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from turnwise.errors import ServerError
-from turnwise.facts import ServerFacts
 from turnwise.inference.request import Request
 from turnwise.inference.validation import check_request, refuse_all_but_cache
-from turnwise.models.facts import loaded_model
+from turnwise.models.runtime_info import loaded_model
 from turnwise.protocols import MemoryKind, OnWeightUpdate
+from turnwise.runtime_info import ServerInfo
 from turnwise.stopwatch import ENGINE, Stopwatch
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, derive_seed
 
@@ -111,8 +111,8 @@ class HFServer:
         self._is_open.set()
         await self._running_request_is_over()
 
-    def facts(self) -> ServerFacts:
-        return ServerFacts(loaded_model(self.model), "transformers generate", self._max_length, max_concurrency=1)
+    def info(self) -> ServerInfo:
+        return ServerInfo(loaded_model(self.model), "transformers generate", self._max_length, max_concurrency=1)
 
     async def _running_request_is_over(self) -> None:
         """Waits until it has finished, stepped back or noticed that the server is closed."""

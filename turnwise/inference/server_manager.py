@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError
-from turnwise.facts import ServerFacts
 from turnwise.protocols import InferenceServer, MemoryKind, OnWeightUpdate
+from turnwise.runtime_info import ServerInfo
 from turnwise.types import Completion, Media, SamplingParams
 from turnwise.watchdog import Watchdog
 
@@ -113,9 +113,9 @@ class LLMServerManager:
     async def close(self) -> None:
         await self._ask_all("the end of the run", "close", lambda server: server.close())
 
-    def facts(self) -> ServerFacts:
+    def info(self) -> ServerInfo:
         """Those of the first replica alive; all are built alike."""
-        return next(iter(self._servers.values())).facts()
+        return next(iter(self._servers.values())).info()
 
     async def _ask_all(self, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[None]]) -> None:
         async def ask_one(replica: int, server: InferenceServer) -> None:

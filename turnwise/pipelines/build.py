@@ -18,8 +18,7 @@ from turnwise.errors import ConfigError
 from turnwise.foreign import Foreign
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.applied import facts_of, logged
-from turnwise.pipelines.build_cluster import begin_schedule, build_cluster, build_schedule, check_losses
+from turnwise.pipelines.build_cluster import begin_replay_log, build_cluster, build_replay_log, check_losses
 from turnwise.pipelines.build_health import build_health
 from turnwise.pipelines.build_roles import batch_plan, critic_strategy, frozen_strategy, policy_strategy
 from turnwise.pipelines.build_rollouts import (
@@ -38,6 +37,7 @@ from turnwise.pipelines.parity import build_parity_gate
 from turnwise.pipelines.prepare import prepare_run
 from turnwise.pipelines.roles import ModelRole, OldLogProbs
 from turnwise.pipelines.run_folder import RunFolder
+from turnwise.pipelines.run_table import info_of, logged
 from turnwise.protocols import Algorithm, Cluster, Stateful, StreamsStep
 from turnwise.rollout.journal import Journal
 from turnwise.spec import ESTIMATORS
@@ -73,7 +73,7 @@ def build_agentic(
     if is_asynchronous:
         prepare_run(config)
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
-    schedule = build_schedule(config, folder, is_asynchronous, replay)
+    replay_log = build_replay_log(config, folder, is_asynchronous, replay)
     policy = build_policy(
         config,
         device,
@@ -81,12 +81,12 @@ def build_agentic(
         needs=algorithm.needs,
         is_asynchronous=is_asynchronous,
         stopwatch=stopwatch,
-        schedule=schedule,
+        replay_log=replay_log,
     )
     with ExitStack() as on_error:
         on_error.callback(policy.close)
-        if schedule is not None:
-            begin_schedule(schedule, config, policy, device)
+        if replay_log is not None:
+            begin_replay_log(replay_log, config, policy, device)
         cluster = build_cluster(config, policy, is_asynchronous)
         on_error.callback(cluster.shutdown)
         check_losses(config, algorithm, cluster)
@@ -136,7 +136,7 @@ def _assemble(
     if algorithm.running is not None:
         parts["running"] = algorithm.running
     others = {"critic": critic.workers} if critic else {}
-    num_bytes = sum(facts_of(role).saved_bytes for role in (actor_train, critic) if role)
+    num_bytes = sum(info_of(role).saved_bytes for role in (actor_train, critic) if role)
     contents = Contents(actor_train.workers, policy.tokenizer, others, parts, num_bytes)
     checkpoints = build_checkpoints(config, folder, num_steps, contents)
     return AgenticPipeline(

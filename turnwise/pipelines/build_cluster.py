@@ -18,7 +18,7 @@ from turnwise.pipelines.build_rollouts import ServedPolicy
 from turnwise.pipelines.build_run import seed_process
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster
-from turnwise.schedule import Schedule
+from turnwise.replay_log import ReplayLog
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
             ) from error
 
 
-def build_schedule(config: AgenticConfig, folder: RunFolder, is_asynchronous: bool, replay: Path | None) -> Schedule | None:
+def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: bool, replay: Path | None) -> ReplayLog | None:
     """Notes what time decides in an asynchronous run; with `replay`, the folder of another one, it is decided as it was there.
 
     Raises:
@@ -68,27 +68,27 @@ def build_schedule(config: AgenticConfig, folder: RunFolder, is_asynchronous: bo
         raise DataError(f"--replay {replay}: {problem}")
     if not is_asynchronous:
         return None
-    schedule = Schedule(folder.schedule, recorded=replay / folder.schedule.name if replay else None)
+    replay_log = ReplayLog(folder.schedule, recorded=replay / folder.schedule.name if replay else None)
     if folder.resumed_from is not None:
-        schedule.resumed()
-    return schedule
+        replay_log.resumed()
+    return replay_log
 
 
-def begin_schedule(schedule: Schedule, config: AgenticConfig, policy: ServedPolicy, device: torch.device) -> None:
+def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, policy: ServedPolicy, device: torch.device) -> None:
     """Notes what the run computes with.
 
     Raises:
         DataError: the schedule that it follows was recorded with something else.
     """
     threads = cpu_threads(config, torch.get_num_threads())
-    schedule.begin(
+    replay_log.begin(
         {
             "torch": torch.__version__,
             "device": device.type,
             "processor": torch.backends.cpu.get_cpu_capability(),
             "threads": f"{threads.train} to train and {threads.rollout} to play",
             "kernels": "torch's" if load_kernels() is None else "the library's",
-            "engine": policy.servers.facts().engine,
+            "engine": policy.servers.info().engine,
         }
     )
 

@@ -22,7 +22,7 @@ from turnwise.models.load import load_tokenizer
 from turnwise.models.tokenizer import MARKER_TOKENS, SPECIAL_TOKENS, train_tokenizer
 from turnwise.pipelines.build_envs import agent_settings
 from turnwise.pipelines.build_rollouts import build_policy, choose_device, sampling_params
-from turnwise.pipelines.play import Played, Teller, play_episode
+from turnwise.pipelines.play import EpisodePrinter, PlayedEpisode, play_episode
 from turnwise.pipelines.play_policies import (
     OPENAI,
     PLAYERS,
@@ -59,7 +59,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class EpisodeSetup:
     """All that one episode needs."""
 
     config: AgenticConfig
@@ -72,19 +72,19 @@ class Stage:
     notes: tuple[str, ...]
     has_logprobs: bool
     event_loop: WatchedRunner
-    prepare: Callable[[Teller], None]
-    """Gives a teller the contexts of the policy."""
-    meet: Callable[[Env], None]
+    prepare: Callable[[EpisodePrinter], None]
+    """Gives a printer the contexts of the policy."""
+    choose_for: Callable[[Env], None]
     close: Callable[[], None]
 
-    def play(self, teller: Teller) -> Played:
+    def play(self, printer: EpisodePrinter) -> PlayedEpisode:
         """Plays the episode; see `play_episode` for what is raised."""
-        self.prepare(teller)
-        episode = play_episode(self.config, self.task, self.settings, self.sampling, teller, self.meet)
+        self.prepare(printer)
+        episode = play_episode(self.config, self.task, self.settings, self.sampling, printer, self.choose_for)
         return self.event_loop.run(episode)
 
 
-def set_stage(config: AgenticConfig, tag: str, choices: Choices) -> Stage:
+def set_stage(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
     """The stage of one episode of a tag.
 
     Raises:
@@ -103,7 +103,7 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
     return train_tokenizer([], vocab_size=256 + len(SPECIAL_TOKENS) + len(MARKER_TOKENS))
 
 
-def _of_player(config: AgenticConfig, task: Task, choices: Choices) -> Stage:
+def _of_player(config: AgenticConfig, task: Task, choices: Choices) -> EpisodeSetup:
     watchdog = Watchdog()
     settings, sampling = agent_settings(config, task.tag, task.split, watchdog), sampling_params(config, task.split)
     tokenizer, max_length, notes = _tokens(choices.tokenizer), config.sequence_length, []
@@ -121,7 +121,7 @@ def _of_player(config: AgenticConfig, task: Task, choices: Choices) -> Stage:
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs if choices.tokenizer else {}))
     speaker = Speaker(partial(_speaker_of, task, choices, settings.action_pattern))
     event_loop = WatchedRunner(watchdog)
-    return Stage(
+    return EpisodeSetup(
         config=config,
         task=task,
         settings=settings,
@@ -131,8 +131,8 @@ def _of_player(config: AgenticConfig, task: Task, choices: Choices) -> Stage:
         notes=tuple(notes),
         has_logprobs=False,
         event_loop=event_loop,
-        prepare=lambda teller: teller.over_tokens(SpeakerServer(speaker.speak, template), template, max_length, task.id),
-        meet=speaker.meet,
+        prepare=lambda printer: printer.over_tokens(SpeakerServer(speaker.speak, template), template, max_length, task.id),
+        choose_for=speaker.choose_for,
         close=event_loop.close,
     )
 
@@ -149,14 +149,14 @@ def _tokens(folder: str | None) -> PreTrainedTokenizerBase:
     return byte_tokenizer() if folder is None else load_tokenizer(folder)
 
 
-def _of_url(config: AgenticConfig, task: Task, choices: Choices) -> Stage:
+def _of_url(config: AgenticConfig, task: Task, choices: Choices) -> EpisodeSetup:
     if choices.model_name is None:
         raise ConfigError(f"{choices.policy} serves models by name: say which with --model-name NAME")
     url = choices.policy.removeprefix(OPENAI)
     chat = OpenAIChat(url, choices.model_name, os.environ.get("OPENAI_API_KEY", ""), config.deadlines.request_s)
     watchdog = Watchdog()
     event_loop = WatchedRunner(watchdog)
-    return Stage(
+    return EpisodeSetup(
         config=config,
         task=task,
         settings=agent_settings(config, task.tag, task.split, watchdog),
@@ -166,13 +166,13 @@ def _of_url(config: AgenticConfig, task: Task, choices: Choices) -> Stage:
         notes=(f"{chat.url} takes and gives text: there are no token ids to show, and nothing here could be trained on",),
         has_logprobs=False,
         event_loop=event_loop,
-        prepare=lambda teller: teller.over_text(chat.complete),
-        meet=_nobody,
+        prepare=lambda printer: printer.over_text(chat.complete),
+        choose_for=_nobody,
         close=event_loop.close,
     )
 
 
-def _of_model(config: AgenticConfig, task: Task, choices: Choices) -> Stage:
+def _of_model(config: AgenticConfig, task: Task, choices: Choices) -> EpisodeSetup:
     if not Path(choices.policy).is_dir() and not looks_like_hub_name(choices.policy):
         known: Sequence[str] = (*PLAYERS, f"{OPENAI}URL")
         raise ConfigError(
@@ -181,7 +181,7 @@ def _of_model(config: AgenticConfig, task: Task, choices: Choices) -> Stage:
     require(unavailable_to_play(config, task.split))
     policy = build_policy(config, choose_device(config), is_trained=False, model_path=choices.policy)
     max_length = config.sequence_length
-    return Stage(
+    return EpisodeSetup(
         config=config,
         task=task,
         settings=agent_settings(config, task.tag, task.split, policy.watchdog),
@@ -191,8 +191,8 @@ def _of_model(config: AgenticConfig, task: Task, choices: Choices) -> Stage:
         notes=(),
         has_logprobs=True,
         event_loop=policy.event_loop,
-        prepare=lambda teller: teller.over_tokens(policy.servers, policy.template, max_length, task.id),
-        meet=_nobody,
+        prepare=lambda printer: printer.over_tokens(policy.servers, policy.template, max_length, task.id),
+        choose_for=_nobody,
         close=policy.close,
     )
 

@@ -27,11 +27,11 @@ from turnwise.models.load import load_tokenizer, parse_dtype, stop_token_ids
 from turnwise.pipelines.build_envs import agent_settings, build_agent, env_factory, plug_ins
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures
 from turnwise.protocols import InferenceServer
+from turnwise.replay_log import ReplayLog
 from turnwise.rollout.group_filter import load_group_filter
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
-from turnwise.schedule import Schedule
 from turnwise.spec import STRATEGIES
 from turnwise.stopwatch import Stopwatch
 from turnwise.types import SamplingParams, Split
@@ -57,7 +57,7 @@ class ServedPolicy:
     event_loop: WatchedRunner
     watchdog: Watchdog
     stopwatch: Stopwatch
-    schedule: Schedule
+    replay_log: ReplayLog
 
     @property
     def is_trained_apart(self) -> bool:
@@ -100,7 +100,7 @@ def build_policy(
     needs: frozenset[str] = frozenset(),
     is_asynchronous: bool = False,
     stopwatch: Stopwatch | None = None,
-    schedule: Schedule | None = None,
+    replay_log: ReplayLog | None = None,
 ) -> ServedPolicy:
     """The policy of the config, or the model of `model_path`, with its inference server. `needs` are those of the algorithm
     that is fed; `is_asynchronous` says that it is sampled from while it is trained.
@@ -124,8 +124,8 @@ def build_policy(
     elif is_trained and not is_shared:
         copies = (load(dtype=sampling_dtype),)
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=stop_token_ids(model)))
-    watchdog, stopwatch, schedule = Watchdog(), stopwatch or Stopwatch(), schedule or Schedule()
-    server = _build_server(config, copies[0] if copies else model, template, needs, is_asynchronous, stopwatch, schedule)
+    watchdog, stopwatch, replay_log = Watchdog(), stopwatch or Stopwatch(), replay_log or ReplayLog()
+    server = _build_server(config, copies[0] if copies else model, template, needs, is_asynchronous, stopwatch, replay_log)
     return ServedPolicy(
         model=model,
         copies=copies,
@@ -135,7 +135,7 @@ def build_policy(
         event_loop=WatchedRunner(watchdog, config.deadlines.env_s, stopwatch=stopwatch),
         watchdog=watchdog,
         stopwatch=stopwatch,
-        schedule=schedule,
+        replay_log=replay_log,
     )
 
 
@@ -146,7 +146,7 @@ def _build_server(
     needs: frozenset[str],
     is_asynchronous: bool,
     stopwatch: Stopwatch,
-    schedule: Schedule,
+    replay_log: ReplayLog,
 ) -> InferenceServer:
     strategy = config.actor_infer.strategy_args
     options = strategy.strategy_config
@@ -156,7 +156,7 @@ def _build_server(
         num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
         # Training episodes go on during a validation only where they are played ahead.
         options = {"max_concurrency": sum(num_episodes) if is_asynchronous else max(num_episodes), **options}
-        options["schedule"] = schedule
+        options["replay_log"] = replay_log
     return found(model, max_length=config.sequence_length, decode=template.decode, stopwatch=stopwatch, **options)
 
 
@@ -189,7 +189,7 @@ def build_scheduler(
         settings=settings or scheduler_settings(config, split),
         is_fixed=split == "val",
         keep=load_group_filter(config.group_filter) if split == "train" else None,
-        schedule=policy.schedule,
+        replay_log=policy.replay_log,
         stopwatch=policy.stopwatch,
         watchdog=policy.watchdog,
     )

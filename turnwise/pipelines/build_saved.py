@@ -11,7 +11,6 @@ from typing import Literal
 from turnwise.algorithms.controllers import make_kl_controller
 from turnwise.config import AgenticConfig, Applied, require, unavailable_to_play
 from turnwise.config.describe import most_sampled, sampling
-from turnwise.pipelines.applied import applied_play, log_applied
 from turnwise.pipelines.build import build_algorithm
 from turnwise.pipelines.build_rollouts import (
     ServedPolicy,
@@ -25,6 +24,7 @@ from turnwise.pipelines.build_rollouts import (
 )
 from turnwise.pipelines.collect import Collection
 from turnwise.pipelines.evaluate import Evaluation, evaluate
+from turnwise.pipelines.run_table import applied_play, log_applied
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.tracking.terminal import progress_on_terminal
 from turnwise.types import SamplingParams, Split

@@ -14,7 +14,6 @@ from turnwise.config import SFTConfig, require, unavailable
 from turnwise.data.demonstrations import Row, read_rows
 from turnwise.errors import ChatTemplateError, DataError
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype
-from turnwise.pipelines.applied import facts_of, logged
 from turnwise.pipelines.build_lora import prepare_training
 from turnwise.pipelines.build_roles import optimizer_settings
 from turnwise.pipelines.build_run import begin, build_checkpoints, build_trackers, set_profile
@@ -22,6 +21,7 @@ from turnwise.pipelines.checkpoints import Contents, Fingerprint
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.run_folder import RunFolder
+from turnwise.pipelines.run_table import info_of, logged
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.stopwatch import Stopwatch
 from turnwise.tracking.columns import SFT_COLUMNS
@@ -72,7 +72,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
         sft.workers,
         tokenizer,
         parts={"random": GlobalRandomState(), "demonstrations": Fingerprint(train_samples)},
-        num_bytes=facts_of(sft).saved_bytes,
+        num_bytes=info_of(sft).saved_bytes,
     )
     checkpoints = build_checkpoints(config, folder, total_steps, contents)
     pipeline = SFTPipeline(

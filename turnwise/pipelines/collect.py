@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import counted
-from turnwise.pipelines.evaluate import Evaluation, Outcome, score_table
+from turnwise.pipelines.evaluate import EpisodeResult, Evaluation, score_table
 from turnwise.rollout.failures import kind_of_failure
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.scheduler import RolloutScheduler
@@ -72,7 +72,7 @@ class Collection:
 
     def __init__(self, file: Path) -> None:
         self.file = file.absolute()
-        self._outcomes: dict[str, list[list[Outcome]]] = {}
+        self._outcomes: dict[str, list[list[EpisodeResult]]] = {}
         self._groups: Counter[str | None] = Counter()
         self._limits: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
@@ -115,7 +115,7 @@ class Collection:
             self._num_written += len(played_of(group))
             ended = [trajectory for trajectory in group.trajectories if trajectory.status != "failed"]
             if ended:
-                self._outcomes.setdefault(group.task.tag, []).append([Outcome.of(trajectory) for trajectory in ended])
+                self._outcomes.setdefault(group.task.tag, []).append([EpisodeResult.of(trajectory) for trajectory in ended])
             self._limits.update(trajectory.limit for trajectory in ended if trajectory.limit)
             self._failures.update(kind_of_failure(t.error, group.task) for t in played_of(group) if t.error is not None)
             for turn in (turn for trajectory in played_of(group) for turn in trajectory.turns):

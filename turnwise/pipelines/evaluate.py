@@ -11,7 +11,7 @@ from turnwise.report.intervals import clustered_interval
 from turnwise.types import Group, Trajectory
 
 
-class Outcome(NamedTuple):
+class EpisodeResult(NamedTuple):
     """What came of one episode."""
 
     is_success: bool
@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
     is_truncated: bool = False
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> Outcome:
+    def of(cls, trajectory: Trajectory) -> EpisodeResult:
         """An episode succeeds where its environment's own `success` metric says so, else where its score is positive."""
         return cls(
             is_success=trajectory.metrics.get("success", float(trajectory.score > 0)) > 0.5,
@@ -55,10 +55,10 @@ class Score:
     @classmethod
     def count(cls, outcomes: Sequence[tuple[bool, float]]) -> Score:
         """From `(success, score)` of one episode a task."""
-        return cls.of_tasks([[Outcome(*outcome)] for outcome in outcomes])
+        return cls.of_tasks([[EpisodeResult(*outcome)] for outcome in outcomes])
 
     @classmethod
-    def of_tasks(cls, tasks: Sequence[Sequence[Outcome]]) -> Score:
+    def of_tasks(cls, tasks: Sequence[Sequence[EpisodeResult]]) -> Score:
         """From the episodes of each task; there are one or more of each."""
         episodes = [outcome for task in tasks for outcome in task]
         successes, trials = [sum(o.is_success for o in task) for task in tasks], [len(task) for task in tasks]
@@ -87,7 +87,7 @@ class Evaluation:
     num_failed: int
 
     @classmethod
-    def of(cls, outcomes: Mapping[str, Sequence[Sequence[Outcome]]], num_failed: int) -> Evaluation:
+    def of(cls, outcomes: Mapping[str, Sequence[Sequence[EpisodeResult]]], num_failed: int) -> Evaluation:
         """From the episodes of each task of each tag."""
         return cls(
             overall=Score.of_tasks([task for tasks in outcomes.values() for task in tasks]),
@@ -101,9 +101,9 @@ class Evaluation:
 
 def evaluate(groups: Sequence[Group]) -> Evaluation:
     """Counts the successes of finished groups."""
-    by_tag: dict[str, list[list[Outcome]]] = {}
+    by_tag: dict[str, list[list[EpisodeResult]]] = {}
     for group in groups:
-        played = [Outcome.of(trajectory) for trajectory in group.trajectories if trajectory.status != "failed"]
+        played = [EpisodeResult.of(trajectory) for trajectory in group.trajectories if trajectory.status != "failed"]
         if played:
             by_tag.setdefault(group.task.tag, []).append(played)
     num_failed = sum(trajectory.status == "failed" for group in groups for trajectory in group.trajectories)

@@ -100,8 +100,8 @@ def ends_at_once() -> Iterator[None]:
 def _end(signum: int, frame: FrameType | None) -> None:
     if not CALLS.is_finished:
         os.write(sys.stderr.fileno(), b"interrupted\n")
-    if "turnwise.cluster.nursery" in sys.modules:  # which takes longer to import than the rest of a start
-        from turnwise.cluster.nursery import drop_processes
+    if "turnwise.cluster.fork_server" in sys.modules:  # which takes longer to import than the rest of a start
+        from turnwise.cluster.fork_server import drop_processes
 
         drop_processes()
     CALLS.finish()

@@ -21,8 +21,8 @@ from turnwise.config import AgenticConfig
 from turnwise.errors import ParityError
 from turnwise.pipelines.build_envs import agent_settings, build_agent
 from turnwise.pipelines.build_rollouts import ServedPolicy, sampling_params
-from turnwise.pipelines.parity_causes import Evidence, Suspects, diagnose
-from turnwise.pipelines.parity_probe import Played, Probe, Prompt, Scored, first_prompts
+from turnwise.pipelines.parity_diagnosis import Evidence, Suspects, diagnose
+from turnwise.pipelines.parity_probe import CheckedConversation, Probe, Prompt, Scored, first_prompts
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import InferenceServer
 from turnwise.types import Metric, Sample, SamplingParams, TurnSpan, derive_seed
@@ -100,7 +100,7 @@ class ParityGate:
             Metric("time/parity_s", time.perf_counter() - started, "sum"),
         ]
 
-    async def _play(self, version: int) -> tuple[list[Played], list[Played]]:
+    async def _play(self, version: int) -> tuple[list[CheckedConversation], list[CheckedConversation]]:
         new = await asyncio.gather(*(_two_turns(probe) for probe in self._new))
         kept = await asyncio.gather(*(_next_turn(probe) for probe in self._kept))
         if self._forgets:
@@ -109,11 +109,11 @@ class ParityGate:
             await self._server.resume(version)
         return new, kept
 
-    def _scored(self, played: Sequence[Played]) -> Scored:
+    def _scored(self, played: Sequence[CheckedConversation]) -> Scored:
         samples = [conversation.sample() for conversation in played]
         return Scored.of(samples, self._suspects.score(samples))
 
-    def _evidence(self, version: int, played: Sequence[Played], measured: Scored) -> Evidence:
+    def _evidence(self, version: int, played: Sequence[CheckedConversation], measured: Scored) -> Evidence:
         change_since = None
         if self._last is not None:
             last_version, last = self._last
@@ -126,7 +126,7 @@ class ParityGate:
             version, failing, self._scored(failing), self._max_diff, partial(self._ask_afresh, version, played), change_since
         )
 
-    def _ask_afresh(self, version: int, played: Sequence[Played]) -> float:
+    def _ask_afresh(self, version: int, played: Sequence[CheckedConversation]) -> float:
         """The mean difference of the worst conversation where last turns are answered again by a server with nothing cached."""
         answered = self._run_async(self._answer_uncached(version, [conversation.sample() for conversation in played]))
         return max(Scored.of([sample], self._suspects.score([sample])).difference for sample in answered)
@@ -153,14 +153,14 @@ class ParityGate:
         )
 
 
-async def _two_turns(probe: Probe) -> Played:
+async def _two_turns(probe: Probe) -> CheckedConversation:
     probe.start_over()
     await probe.speak()
     await probe.speak()
     return probe.played(num_scored=probe.num_turns)
 
 
-async def _next_turn(probe: Probe) -> Played:
+async def _next_turn(probe: Probe) -> CheckedConversation:
     if probe.num_turns == _MAX_TURNS or not await probe.speak():
         probe.start_over()
         await probe.speak()

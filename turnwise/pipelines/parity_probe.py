@@ -25,7 +25,7 @@ Prompts = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class CheckedConversation:
     """A conversation as one check sees it: its turns, what was said before each, and how many of the last turns are scored."""
 
     messages: tuple[Prompt, ...]
@@ -121,9 +121,9 @@ class Probe:
         self._messages.append(messages)
         return True
 
-    def played(self, num_scored: int) -> Played:
+    def played(self, num_scored: int) -> CheckedConversation:
         """The conversation so far, of which the last `num_scored` turns are to be scored."""
-        return Played(tuple(self._messages), tuple(self._conversation.turns), num_scored)
+        return CheckedConversation(tuple(self._messages), tuple(self._conversation.turns), num_scored)
 
 
 class _Listener:

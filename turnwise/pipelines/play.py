@@ -58,7 +58,7 @@ class Sampler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedEpisode:
     """An episode that is over, or that the player has left."""
 
     trajectory: Trajectory
@@ -66,7 +66,7 @@ class Played:
 
 
 @dataclass(slots=True)
-class Teller:
+class EpisodePrinter:
     """Opens the contexts of an episode and tells an onlooker what passes through them.
 
     A turn's outcome is told when the next one begins, or at the end: the agent writes it into the turn in between.
@@ -134,9 +134,9 @@ class Teller:
 class _ToldSampler:
     """A sampler whose requests are told."""
 
-    def __init__(self, sampler: Sampler, teller: Teller) -> None:
+    def __init__(self, sampler: Sampler, printer: EpisodePrinter) -> None:
         self._sampler = sampler
-        self._teller = teller
+        self._teller = printer
         self._lengths: dict[str, int] = {}
 
     async def generate(
@@ -158,9 +158,9 @@ async def play_episode(
     task: Task,
     settings: EnvAgentSettings,
     sampling: SamplingParams,
-    teller: Teller,
-    meet: Callable[[Env], None],
-) -> Played:
+    printer: EpisodePrinter,
+    choose_for: Callable[[Env], None],
+) -> PlayedEpisode:
     """Plays a task with the agent of its tag. `meet` gets to know the environment before the first response.
 
     Raises:
@@ -171,18 +171,18 @@ async def play_episode(
 
     def introduced(task: Task) -> Env:
         env = make(task)
-        meet(env)
+        choose_for(env)
         return env
 
     agent = build_agent(config, task.tag, task.split, make_env=introduced, settings=settings)
-    episode = agent.run(task, 0, teller, sibling_sampling(sampling, task, 0))
+    episode = agent.run(task, 0, printer, sibling_sampling(sampling, task, 0))
     [outcome] = await asyncio.gather(episode, return_exceptions=True)
     if isinstance(outcome, BaseException):
         if isinstance(outcome, PlayStopped):
-            teller.end()
-            return Played(Trajectory(task=task, sibling=0, turns=teller.turns, status="truncated"), is_left=True)
+            printer.end()
+            return PlayedEpisode(Trajectory(task=task, sibling=0, turns=printer.turns, status="truncated"), is_left=True)
         if isinstance(outcome, TurnwiseError):
             raise outcome
         raise RolloutError(f"the episode ended with an exception\n{describe_error(outcome)}") from outcome
-    teller.end()
-    return Played(outcome[0], is_left=False)
+    printer.end()
+    return PlayedEpisode(outcome[0], is_left=False)

@@ -34,7 +34,7 @@ class Speaker:
         self._choose = choose
         self._say: Say | None = None
 
-    def meet(self, env: Env) -> None:
+    def choose_for(self, env: Env) -> None:
         """The environment of the episode."""
         self._say = self._choose(env)
 

@@ -15,7 +15,7 @@ from turnwise.pipelines.build_envs import plug_in_problems
 def prepare_run(config: AgenticConfig) -> None:
     """Begins the imports of the process that trains in an asynchronous run, beside those of this one."""
     if config.async_generation_ratio > 0:
-        from turnwise.cluster.nursery import prepare_processes
+        from turnwise.cluster.fork_server import prepare_processes
 
         prepare_processes(["turnwise.pipelines.build_roles"])
 

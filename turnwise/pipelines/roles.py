@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
-from turnwise.facts import StrategyFacts
-from turnwise.protocols import WHOLE_STEP, Loss, Output, PreparesStep, StepPart, Workers
+from turnwise.protocols import WHOLE_STEP, Loss, NeedsWholeStep, Output, StepPart, Workers
+from turnwise.runtime_info import StrategyInfo
 from turnwise.stopwatch import Stopwatch, Work
 from turnwise.token_counts import TokenCounts
 from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
@@ -159,11 +159,11 @@ class ModelRole:
     def prepare(self, samples: Sequence[Sample], loss: Loss, seed: int) -> tuple[Sequence[Sample], list[Metric]]:
         """Copies of the samples with what the loss says of their tokens in this step, and what it measured."""
         divisors = denominators(samples, self.plan.max_length)
-        if not isinstance(loss, PreparesStep) or not divisors.num_tokens:
+        if not isinstance(loss, NeedsWholeStep) or not divisors.num_tokens:
             return samples, []
         step_batch = pack(samples, divisors)
-        facts, metrics = loss.prepare(step_batch, seed)
-        known = {name: unpack(array, step_batch.lengths) for name, array in facts._asdict().items() if array is not None}
+        annotations, metrics = loss.prepare(step_batch, seed)
+        known = {name: unpack(array, step_batch.lengths) for name, array in annotations._asdict().items() if array is not None}
         own: list[dict[str, Any]] = [{name: parts[index] for name, parts in known.items()} for index in range(len(samples))]
         return [replace(sample, **fields) for sample, fields in zip(samples, own, strict=True)], metrics
 
@@ -217,5 +217,5 @@ class ModelRole:
         ]
 
     def _num_computed(self) -> TokenCounts:
-        facts: StrategyFacts = self.workers.call("facts", route="rank0").result()
-        return facts.counts
+        info: StrategyInfo = self.workers.call("info", route="rank0").result()
+        return info.counts

@@ -39,35 +39,35 @@ class GroupBuffer:
     [0, 1, 2, 3]
     >>> for index in (3, 1, 0):
     ...     buffer.finish(index)
-    >>> buffer.settle(), buffer.settled
+    >>> buffer.select(), buffer.selected
     (True, [3, 1])
-    >>> buffer.take(), list(iter(buffer.admit, None))
+    >>> buffer.close_step(), list(iter(buffer.admit, None))
     ([], [])
     >>> buffer.begin(num_groups=2)
-    >>> buffer.settle(), list(iter(buffer.admit, None))
+    >>> buffer.select(), list(iter(buffer.admit, None))
     (False, [4, 5])
     """
 
     def __init__(self, settings: BufferSettings) -> None:
         self.settings = settings
         self.step = -1
-        """The step that is collected or, after `take`, trained on."""
+        """The step that is collected or, after `close_step`, trained on."""
         self.next_index = 0
         self.num_groups = 0
         """That the step asked for."""
         self._is_collecting = False
         self._num_filtered = 0
-        """Since the last `take`."""
+        """Since the last `close_step`."""
         self._playing: dict[int, int] = {}
         """Index of each admitted group that plays → the last step that may train on it."""
         self._finished: dict[int, int] = {}
         """The same of those that wait for their step, in the order in which they finished."""
         self._interrupted: list[int] = []
         """Of those that play, the ones to be started again before any new one is."""
-        self.settled: list[int] = []
-        """Of the finished ones, those that have a place of the step, in the order in which they got it."""
-        self._unsettled: dict[int, int] = {}
-        """Of the finished ones, the others."""
+        self.selected: list[int] = []
+        """Finished groups selected for this step, in selection order."""
+        self._unselected: dict[int, int] = {}
+        """Finished groups that aren't selected yet, and the last step of each."""
         self._num_due: Counter[int] = Counter()
         """Last step → groups that play or have finished, and have no place."""
 
@@ -76,7 +76,7 @@ class GroupBuffer:
         self.step += 1
         self.num_groups = num_groups
         self._is_collecting = True
-        self.settled = []
+        self.selected = []
 
     def admit(self) -> int | None:
         """Index of the next group to play; None while there is no room for one."""
@@ -96,44 +96,44 @@ class GroupBuffer:
         """A group has come to its end."""
         last_step = self._playing.pop(index)
         if rejected is None:
-            self._finished[index] = self._unsettled[index] = last_step
+            self._finished[index] = self._unselected[index] = last_step
         else:
             self._num_due[last_step] -= 1
         self._num_filtered += rejected == "filtered"
 
-    def settle(self) -> bool:
+    def select(self) -> bool:
         """Gives places of the step to groups that have finished, and says whether all are given. A group that has one keeps it,
         so that it may be trained on before the others end. Quick groups come first, as long as no group can be late for it."""
-        num_wanted, candidates = self._num_wanted, list(self._unsettled)
+        num_wanted, candidates = self._num_wanted, list(self._unselected)
         if self.settings.is_ordered:
             lowest = set(sorted((*self._playing, *self._finished))[:num_wanted])
             candidates = [index for index in candidates if index in lowest]
         elif self.settings.drops_stale:
-            candidates.sort(key=self._unsettled.__getitem__)
+            candidates.sort(key=self._unselected.__getitem__)
         is_free = self.settings.is_ordered or self.settings.drops_stale
         refused: set[int] = set()
         for index in candidates:
-            last_step = self._unsettled[index]
-            if len(self.settled) == num_wanted:
+            last_step = self._unselected[index]
+            if len(self.selected) == num_wanted:
                 break
             if last_step in refused:
                 continue  # a place less changes nothing for those that are due as late
-            if is_free or self._are_in_time(num_wanted - len(self.settled) - 1, last_step):
-                self._settle(index)
+            if is_free or self._are_in_time(num_wanted - len(self.selected) - 1, last_step):
+                self._select(index)
             else:
                 refused.add(last_step)
-        return len(self.settled) >= num_wanted
+        return len(self.selected) >= num_wanted
 
-    def settle_as(self, wanted: Sequence[int]) -> bool:
+    def select_recorded(self, wanted: Sequence[int]) -> bool:
         """Gives the next places to these groups, if all of them have finished."""
         is_there = self._finished.keys() >= set(wanted)
         for index in wanted if is_there else ():
-            self._settle(index)
+            self._select(index)
         return is_there
 
-    def _settle(self, index: int) -> None:
-        self._num_due[self._unsettled.pop(index)] -= 1
-        self.settled.append(index)
+    def _select(self, index: int) -> None:
+        self._num_due[self._unselected.pop(index)] -= 1
+        self.selected.append(index)
 
     def _are_in_time(self, num_places: int, last_step: int) -> bool:
         """Whether all others can be, when the step has these places left after a group that is due in `last_step`."""
@@ -144,16 +144,16 @@ class GroupBuffer:
                 return False
         return True
 
-    def take(self) -> list[int]:
-        """The settled groups leave: the step trains on them. Returns those that leave with them since no later step may have
+    def close_step(self) -> list[int]:
+        """The selected groups leave: the step trains on them. Returns those that leave with them since no later step may have
         them, playing or finished. Unless stale groups are dropped, only a run resumed with smaller batches has any."""
-        for index in self.settled:
+        for index in self.selected:
             del self._finished[index]
         stale = [index for index, last_step in (*self._playing.items(), *self._finished.items()) if last_step <= self.step]
         for index in stale:
             self._playing.pop(index, None)
             self._finished.pop(index, None)
-            self._unsettled.pop(index, None)
+            self._unselected.pop(index, None)
         self._num_due = Counter({last_step: num for last_step, num in self._num_due.items() if last_step > self.step})
         self._interrupted = [index for index in self._interrupted if index in self._playing]
         self._is_collecting = False
@@ -163,7 +163,7 @@ class GroupBuffer:
     @property
     def num_missing(self) -> int:
         """Places of the step that no group has yet."""
-        return max(0, self._num_wanted - len(self.settled))
+        return max(0, self._num_wanted - len(self.selected))
 
     @property
     def num_running(self) -> int:
@@ -187,7 +187,7 @@ class GroupBuffer:
     def restart(self, index: int) -> None:
         """A finished group is played again, for the step that it was meant for."""
         self._playing[index] = self._finished.pop(index)
-        del self._unsettled[index]
+        del self._unselected[index]
         self._interrupted = sorted([*self._interrupted, index])
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,8 +204,8 @@ class GroupBuffer:
         """Nothing plays afterwards: groups that did are started again, for the steps that they were meant for."""
         self.step, self.next_index, self._num_filtered = state["step"], state["next_index"], state["num_filtered"]
         self._playing, self._finished = dict(state["playing"]), dict(state["finished"])
-        self._unsettled, self._num_due = dict(self._finished), Counter([*self._playing.values(), *self._finished.values()])
-        self.settled = []
+        self._unselected, self._num_due = dict(self._finished), Counter([*self._playing.values(), *self._finished.values()])
+        self.selected = []
         self._interrupted = sorted(self._playing)
 
     @property

@@ -8,7 +8,7 @@ from typing import NamedTuple, TextIO
 
 from turnwise.batching.samples import build_samples
 from turnwise.errors import DataError
-from turnwise.rollout.record import Place, read_record, write_record
+from turnwise.rollout.record import RecordKey, read_record, write_record
 from turnwise.rollout.source import played_of
 from turnwise.rollout.state_keys import StateKeyWriter
 from turnwise.types import Group, Trajectory
@@ -34,7 +34,7 @@ class Journal:
 def write_group(step: int, group: Group) -> list[str]:
     """The lines of one group, its greedy trajectory last."""
     played, keys = played_of(group), StateKeyWriter()
-    places = (Place(step, group.index, len(played), group.rejected, trajectory is group.greedy) for trajectory in played)
+    places = (RecordKey(step, group.index, len(played), group.rejected, trajectory is group.greedy) for trajectory in played)
     return [write_record(place, trajectory, keys) for place, trajectory in zip(places, played, strict=True)]
 
 
@@ -56,7 +56,7 @@ class Line(NamedTuple):
     """One line of a journal: what it holds, or what is wrong with it."""
 
     number: int
-    content: tuple[Place, Trajectory] | None
+    content: tuple[RecordKey, Trajectory] | None
     fault: str = ""
 
 

@@ -1,4 +1,4 @@
-"""One line of `rollouts.jsonl`: a trajectory and its place, complete enough to train from again."""
+"""One line of `rollouts.jsonl`: a trajectory and its key, complete enough to train from again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turnwise.types import FinishReason, FloatArray, Limit, Status, Task, Trajec
 _MAX_SHOWN = 40
 
 
-class Place(NamedTuple):
+class RecordKey(NamedTuple):
     """Where a trajectory belongs: `group_length` lines of one group stand one after the other."""
 
     step: int
@@ -28,13 +28,13 @@ class Place(NamedTuple):
     is_baseline: bool
 
 
-def write_record(place: Place, trajectory: Trajectory, keys: StateKeyWriter) -> str:
+def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -> str:
     """The line of a trajectory, with its advantages where credit was given. `read_record` gives back all but those and media;
     `keys` are those of its group."""
     task = trajectory.task
     advantages = _advantages_by_turn(trajectory)
     record = {
-        **place._asdict(),
+        **key._asdict(),
         "task": {
             "id": task.id,
             "tag": task.tag,
@@ -95,8 +95,8 @@ def _advantages_by_turn(trajectory: Trajectory) -> dict[int, FloatArray]:
     }
 
 
-def read_record(line: str | bytes) -> tuple[Place, Trajectory]:
-    """The trajectory of a line, without samples (`batching.samples.build_samples` makes them), and its place.
+def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
+    """The trajectory of a line, without samples (`batching.samples.build_samples` makes them), and its key.
 
     Raises:
         ValueError: the line is cut, or a field, by its name, is missing or isn't what it must be.
@@ -107,8 +107,8 @@ def read_record(line: str | bytes) -> tuple[Place, Trajectory]:
         raise ValueError(_first_fault(error)) from error
     values = dict(record)
     del values["score"]
-    place = Place(*(values.pop(name) for name in Place._fields))
-    return place, Trajectory(**values | {"turns": [turn.made() for turn in record.turns]})
+    key = RecordKey(*(values.pop(name) for name in RecordKey._fields))
+    return key, Trajectory(**values | {"turns": [turn.made() for turn in record.turns]})
 
 
 class _Record(BaseModel):

@@ -12,7 +12,7 @@ from typing import Any
 from turnwise.batching.samples import build_samples
 from turnwise.errors import CheckpointError, DataError, RolloutError
 from turnwise.rollout.journal import Line, read_lines
-from turnwise.rollout.record import Place
+from turnwise.rollout.record import RecordKey
 from turnwise.rollout.source import Part, played_of
 from turnwise.types import Group, Trajectory
 
@@ -56,7 +56,7 @@ def read_groups(path: Path) -> Recording:
     return Recording(path, groups, losses)
 
 
-def _group(path: Path, index: int, members: Sequence[tuple[Place, Trajectory]]) -> Group:
+def _group(path: Path, index: int, members: Sequence[tuple[RecordKey, Trajectory]]) -> Group:
     trajectories = [trajectory for place, trajectory in members if not place.is_baseline]
     greedy = next((trajectory for place, trajectory in members if place.is_baseline), None)
     place, first = members[0]

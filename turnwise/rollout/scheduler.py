@@ -11,6 +11,7 @@ from typing import Any
 
 from turnwise.errors import CheckpointError, ConfigError, RolloutError, counted
 from turnwise.protocols import AgentLoop
+from turnwise.replay_log import ReplayLog, Taken
 from turnwise.rollout.buffer import BufferSettings, GroupBuffer
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.group_filter import GroupFilter
@@ -19,7 +20,6 @@ from turnwise.rollout.player import EpisodeContexts, GroupPlayer, cancel
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import Part, Rejection, played_of
-from turnwise.schedule import Schedule, Taken
 from turnwise.stopwatch import Stopwatch, Work
 from turnwise.types import Group, SamplingParams, Trajectory
 from turnwise.watchdog import Watchdog
@@ -38,8 +38,8 @@ class RolloutScheduler:
     otherwise another task takes the place of a group with a failed episode, or of one that `keep` says no to, and the group
     is in `rejected` until the next batch, for the record.
 
-    `run_async` waits for a coroutine on the run's event loop. `watchdog` ends episodes that run past their deadline. `schedule`
-    notes which groups each batch takes, or says it; `stopwatch` learns how many groups play.
+    `run_async` waits for a coroutine on the run's event loop. `watchdog` ends episodes that run past their deadline.
+    `replay_log` notes which groups each batch takes, or says it; `stopwatch` learns how many groups play.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RolloutScheduler:
         is_fixed: bool = False,
         keep: GroupFilter | None = None,
         watchdog: Watchdog | None = None,
-        schedule: Schedule | None = None,
+        replay_log: ReplayLog | None = None,
         stopwatch: Stopwatch | None = None,
     ) -> None:
         self.settings = settings
@@ -67,7 +67,7 @@ class RolloutScheduler:
         """Index of each group that plays → its episodes that have ended."""
         self._is_fixed = is_fixed
         self._keep = keep
-        self._schedule = schedule or Schedule()
+        self._replay_log = replay_log or ReplayLog()
         self._stopwatch = stopwatch or Stopwatch()
         self._failures = Failures()
         self._buffer = self._new_buffer()
@@ -134,7 +134,7 @@ class RolloutScheduler:
                 "make rollout_batch_size (val_batch_size) a multiple of the environment manager's group_size"
             )
         if self._is_fixed:
-            self._schedule.begin_validation()
+            self._replay_log.begin_validation()
             self._buffer = self._new_buffer()
         before = self._buffer.state_dict()
         self._work = Work("episodes", num_trajectories // self.group_size * self._episodes_of_group)
@@ -169,9 +169,9 @@ class RolloutScheduler:
         self._stopwatch.work = self._work
         async with AsyncExitStack() as on_error:
             on_error.push_async_callback(self._stop)
-            is_last = await self._settled(parts, is_streamed)
+            is_last = await self._selected(parts, is_streamed)
             self._measure()
-            indices = self._buffer.settled[sum(map(len, parts)) :]
+            indices = self._buffer.selected[sum(map(len, parts)) :]
             parts.append(indices if is_streamed else sorted(indices))
             part = Part([self._played[index] for index in parts[-1]], is_last)
             if is_last:
@@ -179,21 +179,21 @@ class RolloutScheduler:
             on_error.pop_all()
         return part
 
-    async def _settled(self, parts: Sequence[Sequence[int]], is_streamed: bool) -> bool:
+    async def _selected(self, parts: Sequence[Sequence[int]], is_streamed: bool) -> bool:
         """Waits until the batch has a part besides these, and says whether it is the last.
 
         Raises: what ended a group.
         """
-        recorded = None if self._is_fixed else self._schedule.batch(self._buffer.step)
+        recorded = None if self._is_fixed else self._replay_log.batch(self._buffer.step)
         num_known = sum(map(len, parts))
         self._admit()
         while self._fault is None:
             if recorded is not None:
                 is_last = len(parts) + 1 == len(recorded.parts)
                 have_left = not is_last or all(map(self._buffer.is_gone, recorded.rejected))
-                if have_left and self._buffer.settle_as(recorded.parts[len(parts)]):
+                if have_left and self._buffer.select_recorded(recorded.parts[len(parts)]):
                     return is_last
-            elif (is_last := self._buffer.settle()) or (is_streamed and len(self._buffer.settled) > num_known):
+            elif (is_last := self._buffer.select()) or (is_streamed and len(self._buffer.selected) > num_known):
                 return is_last
             self._measure()
             self._has_changed.clear()
@@ -202,7 +202,7 @@ class RolloutScheduler:
 
     async def _take(self, parts: list[list[int]]) -> None:
         """The batch is whole: its groups leave the buffer."""
-        stale = self._buffer.take()
+        stale = self._buffer.close_step()
         await cancel(self._running.pop(index) for index in stale if index in self._running)
         for index in stale:
             self._failing.pop(index, None)
@@ -211,10 +211,10 @@ class RolloutScheduler:
         self._failures = Failures(self._failures.allowed)
         self._hand_out()
         if self._is_fixed:
-            self._schedule.validated()
+            self._replay_log.validated()
         else:
             rejected = [group.index for group in self.rejected if group.rejected != "stale"]
-            self._schedule.took(self._buffer.step, Taken(parts, rejected))
+            self._replay_log.took(self._buffer.step, Taken(parts, rejected))
         self._say_what_is_missing(self._buffer.num_groups)
         self._admit()
 
@@ -271,7 +271,7 @@ class RolloutScheduler:
         others = [min(num, size) for num in self._num_ended.values()]
         if not self.settings.is_ordered:
             others.sort(reverse=True)
-        num_ended = len(self._buffer.settled) * size + sum(others[:num_missing])
+        num_ended = len(self._buffer.selected) * size + sum(others[:num_missing])
         self._work.done = min(num_ended, self._work.total - (num_missing > 0))
 
     @property
@@ -316,7 +316,7 @@ class RolloutScheduler:
         if self._open_parts is not None:
             self._open_parts.close()
         self._halt()
-        self._schedule.close()
+        self._replay_log.close()
 
     def _new_buffer(self) -> GroupBuffer:
         settings = self.settings

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from turnwise.envs.checks.moments import Moment, start_moment, step_moment
+from turnwise.envs.checks.call_results import CallResult, start_result, step_result
 from turnwise.envs.contract import check_shape, read_reset, read_state_key, read_step
 from turnwise.errors import EnvironmentFault
 from turnwise.protocols import Env
@@ -46,16 +46,16 @@ async def _check(make_env: Callable[[], Env], actions: Sequence[str], seeds: Seq
         await _result(other.close)
 
 
-async def _record(env: Env, seed: int, actions: Sequence[str]) -> list[Moment]:
+async def _record(env: Env, seed: int, actions: Sequence[str]) -> list[CallResult]:
     name = type(env).__name__
     observation, info = read_reset(await _result(partial(env.reset, seed=seed)), name)
-    moments = [start_moment(observation, info, read_state_key(env))]
+    call_results = [start_result(observation, info, read_state_key(env))]
     for turn, action in enumerate(actions, start=1):
         step = read_step(await _result(partial(env.step, action)), name, turn, env.metric_reductions)
-        moments.append(step_moment(step, read_state_key(env)))
-        if moments[-1].is_over:
+        call_results.append(step_result(step, read_state_key(env)))
+        if call_results[-1].is_over:
             break
-    return moments
+    return call_results
 
 
 async def _result(method: Callable[[], Any]) -> Any:

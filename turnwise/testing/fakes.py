@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.errors import ServerError
-from turnwise.facts import LoadedModel, ServerFacts
 from turnwise.protocols import MemoryKind, OnWeightUpdate
+from turnwise.runtime_info import LoadedModel, ServerInfo
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
 
 CHATML_TEMPLATE = (
@@ -159,8 +159,8 @@ class ScriptedServer:
     async def close(self) -> None:
         self._running.set()
 
-    def facts(self) -> ServerFacts:
-        return ServerFacts(LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "a script", 0, 0)
+    def info(self) -> ServerInfo:
+        return ServerInfo(LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "a script", 0, 0)
 
 
 class CrowdServer(ScriptedServer):

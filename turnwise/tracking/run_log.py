@@ -47,7 +47,7 @@ class KeepsTexts(Protocol):
 
 
 @dataclass(slots=True)
-class Clock:
+class PhaseTime:
     """How long a phase took, 0 until it is over."""
 
     elapsed_s: float = 0.0
@@ -91,12 +91,12 @@ class RunLog:
                 tracker.keep(whole)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[Clock]:
+    def phase(self, name: str) -> Iterator[PhaseTime]:
         """Measures what runs inside as `time/step_{name}` (or its published name), in seconds. The clock is set at its end."""
         for watcher in self._watchers:
             watcher.begin_phase(name)
         self._num_phases += 1
-        number, clock = self._num_phases, Clock()
+        number, clock = self._num_phases, PhaseTime()
         start = Stopwatch.now()
         if self._step_began is None:
             self._begin_step(start)

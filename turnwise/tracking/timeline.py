@@ -24,13 +24,13 @@ environments are a block between two steps of the engine."""
 
 
 @dataclass(slots=True)
-class Span:
+class TimedSpan:
     """What ran on a track from `start` to `end`, in seconds; `calls` is how many short ones it stands for."""
 
     name: str
     start: float
     end: float
-    facts: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
     calls: int = 1
 
 
@@ -42,10 +42,10 @@ class Timeline(Stopwatch):
         self._path = path
         self._max_spans = max_spans
         self._began = self.now()
-        self._tracks: dict[str, list[Span]] = {}
+        self._tracks: dict[str, list[TimedSpan]] = {}
         self._num_spans = self.num_dropped = 0
 
-    def add(self, track: str, name: str, started: float, ended: float | None = None, **facts: Any) -> None:
+    def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
         ended = self.now() if ended is None else ended
         self._spent(track, ended - started)
         spans = self._tracks.setdefault(track, [])
@@ -54,7 +54,7 @@ class Timeline(Stopwatch):
             last.end = ended
             last.calls += 1
         elif self._num_spans < self._max_spans:
-            spans.append(Span(name, started, ended, facts))
+            spans.append(TimedSpan(name, started, ended, details))
             self._num_spans += 1
         else:
             self.num_dropped += 1
@@ -85,26 +85,26 @@ class Timeline(Stopwatch):
                 yield {"ph": "M", "name": "thread_name", "args": {"name": name}, **where}
                 yield {"ph": "M", "name": "thread_sort_index", "args": {"sort_index": row}, **where}
                 for span in lane:
-                    facts = span.facts if span.calls == 1 else {"calls": span.calls}
+                    details = span.details if span.calls == 1 else {"calls": span.calls}
                     start_us, length_us = (span.start - self._began) * 1e6, (span.end - span.start) * 1e6
                     yield {
                         "ph": "X",
                         "name": span.name,
                         "ts": round(start_us, 1),
                         "dur": round(length_us, 1),
-                        "args": facts,
+                        "args": details,
                         **where,
                     }
 
 
-def _is_next(last: Span, started: float, ended: float) -> bool:
+def _is_next(last: TimedSpan, started: float, ended: float) -> bool:
     is_short = ended - started < _SHORT_S and (last.calls > 1 or last.end - last.start < _SHORT_S)
     return is_short and 0 <= started - last.end < _GAP_S
 
 
-def _lanes(spans: Iterable[Span]) -> tuple[list[list[Span]], int]:
+def _lanes(spans: Iterable[TimedSpan]) -> tuple[list[list[TimedSpan]], int]:
     """Spans that may overlap, each in the first lane where nothing else runs; how many found no room."""
-    lanes: list[list[Span]] = []
+    lanes: list[list[TimedSpan]] = []
     num_left_out = 0
     for span in sorted(spans, key=lambda span: span.start):
         free = next((lane for lane in lanes if lane[-1].end <= span.start), None)

@@ -26,7 +26,7 @@ _SCHEDULES = {
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules, in planned optimiser steps (see `Schedule`).
+    """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules, in planned optimiser steps (see `LRSchedule`).
 
     `warmup_steps` wins over `warmup_ratio`, a share of `total_steps`.
 
@@ -87,13 +87,13 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
     )
 
 
-class Schedule:
+class LRSchedule:
     """The learning rate as a function of the position in the run: the optimiser steps that were planned up to there.
 
     A position needn't be whole: where episodes make more samples than were planned for, an optimiser step is a part of one.
     `constant` with warm-up steps warms up, where transformers' own would ignore them.
 
-    >>> schedule = Schedule(OptimizerSettings(1.0, scheduler="linear", total_steps=4))
+    >>> schedule = LRSchedule(OptimizerSettings(1.0, scheduler="linear", total_steps=4))
     >>> [schedule.rate(position) for position in (0, 1, 1.5, 4, 5)]
     [1.0, 0.75, 0.625, 0.0, 0.0]
     """

@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from turnwise.errors import ConfigError, NotAvailableError
-from turnwise.facts import StrategyFacts
-from turnwise.models.facts import dtype_name, loaded_model
 from turnwise.models.forward import make_forward
 from turnwise.models.lora import Adapters
+from turnwise.models.runtime_info import dtype_name, loaded_model
 from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, StepPart
+from turnwise.runtime_info import StrategyInfo
 from turnwise.stopwatch import Stopwatch
-from turnwise.training.optimizer import OptimizerSettings, Schedule, build_optimizer, clip_gradients
+from turnwise.training.optimizer import LRSchedule, OptimizerSettings, build_optimizer, clip_gradients
 from turnwise.training.state import load_state, save_state
 from turnwise.types import Batch, Metric, ModelOutputs
 
@@ -73,7 +73,7 @@ class TorchStrategy:
         else:
             _require_trainable(self.model, dtype)
             self._optimizer = build_optimizer(self.model, optimizer)
-            self._schedule = Schedule(optimizer)
+            self._schedule = LRSchedule(optimizer)
             self._checkpointed = _checkpoint_layers(self.model) if is_gradient_checkpointing else []
 
     def forward(
@@ -169,9 +169,9 @@ class TorchStrategy:
         """Moves them back. Fused projections have to be fused again, since views don't survive the move."""
         self._move(kinds, self.device)
 
-    def facts(self) -> StrategyFacts:
+    def info(self) -> StrategyInfo:
         clipping = "" if self.max_grad_norm is None else f", gradients clipped to norm {self.max_grad_norm:g}"
-        return StrategyFacts(
+        return StrategyInfo(
             model=loaded_model(self.model),
             compute_dtype=dtype_name(self.dtype),
             optimizer="" if self._settings is None else self._settings.describe() + clipping,

@@ -56,8 +56,8 @@ def sample(advantages, old, mask=None, weight=1.0, rollout=None):
 
 
 def chosen(samples, seed=0, **settings):
-    facts, _ = PolicyLoss(AlgorithmSettings(**settings)).prepare(pack(samples, STEP), seed)
-    return np.flatnonzero(facts.chosen).tolist()
+    annotations, _ = PolicyLoss(AlgorithmSettings(**settings)).prepare(pack(samples, STEP), seed)
+    return np.flatnonzero(annotations.chosen).tolist()
 
 
 KL_COV = {"pg_variant": "kl_cov", "pg_args": {"fraction": 0.25}}

@@ -74,8 +74,8 @@ def test_bands_hold_together_and_their_ends_belong_to_them():
 
 
 def test_nothing_asked_for_is_nothing_done():
-    facts, metrics = PolicyLoss(AlgorithmSettings()).prepare(packed(), seed=0)
-    assert (facts, metrics) == ((None, None, None), [])
+    annotations, metrics = PolicyLoss(AlgorithmSettings()).prepare(packed(), seed=0)
+    assert (annotations, metrics) == ((None, None, None), [])
     assert kept_tokens(tensors(), Correction()) is None and importance_weights(tensors(), Correction()) is None
 
 
@@ -92,10 +92,10 @@ def test_the_masked_share_is_one_of_weighted_tokens_and_mean_weights_are_over_th
 
 
 def test_denominators_count_what_is_left():
-    facts, _ = prepare(Correction(filters=(RatioBand("geometric", 1.0, 3.0),)))
+    annotations, _ = prepare(Correction(filters=(RatioBand("geometric", 1.0, 3.0),)))
     left = [
         Sample(s.token_ids, s.response_mask, s.rollout_logprobs, s.turn_spans, weight=s.weight, kept=kept)
-        for s, kept in zip(SAMPLES, np.split(facts.kept, [5]), strict=True)
+        for s, kept in zip(SAMPLES, np.split(annotations.kept, [5]), strict=True)
     ]
     assert denominators(SAMPLES, 8) == (4.0, 1.5, 8, 2.5)
     assert denominators(left, 8) == (3.0, 1.0, 8, 2.0)

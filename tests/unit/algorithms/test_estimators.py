@@ -396,7 +396,7 @@ def test_a_comparison_without_a_mean_is_refused(name, asked):
 @pytest.mark.parametrize(("name", "spec"), ESTIMATORS.items(), ids=ESTIMATORS)
 def test_spec_names_the_class_and_the_class_reads_spec(name, spec):
     algorithm = build(name, use_kl_loss=True)
-    assert isinstance(algorithm, Estimator) and algorithm.facts is spec
+    assert isinstance(algorithm, Estimator) and algorithm.spec is spec
     assert algorithm.needs == spec.needs | {"ref_logprobs"}
     assert (algorithm.value_loss is None) == ("values" not in spec.needs)
     kind = (TokenEstimator if spec.placement != "score" else ScoreEstimator, StepEstimator)[spec.has_step_returns]
@@ -431,7 +431,7 @@ def test_a_user_s_own_estimator_inherits_an_order_and_its_own_defaults():
 
 
 def test_a_user_s_own_estimator_on_steps_may_normalise_them():
-    """Step returns can be normalised wherever rewards stand, whatever its `facts` say of it."""
+    """Step returns can be normalised wherever rewards stand, whatever its `spec` say of it."""
 
     class Plain(StepEstimator):
         def compare(self, groups, tokens, returns):

@@ -80,8 +80,8 @@ def random_step(seed: int = 0) -> Step:
 def prepared(step: Step, loss: PolicyLoss) -> list[Sample]:
     """As `pipelines.roles` does it."""
     batch = pack(step.samples, denominators(step.samples, MAX_LENGTH))
-    facts, _ = loss.prepare(batch, seed=5)
-    known = {name: unpack(array, batch.lengths) for name, array in facts._asdict().items() if array is not None}
+    annotations, _ = loss.prepare(batch, seed=5)
+    known = {name: unpack(array, batch.lengths) for name, array in annotations._asdict().items() if array is not None}
     return [replace(s, **{name: parts[i] for name, parts in known.items()}) for i, s in enumerate(step.samples)]
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from turnwise.cluster.fork_server import ForkServer, prepare_processes
 from turnwise.cluster.messages import dumps, loads
-from turnwise.cluster.nursery import Nursery, prepare_processes
 from turnwise.cluster.process import CpuThreads, ProcessCluster
 from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
 from turnwise.errors import DataError, DeadlineError, WorkerError
@@ -151,8 +151,8 @@ class Notes(Stopwatch):
         super().__init__()
         self.notes = []
 
-    def add(self, track, name, started, ended=None, **facts):
-        self.notes.append((track, name, ended - started, facts))
+    def add(self, track, name, started, ended=None, **details):
+        self.notes.append((track, name, ended - started, details))
 
 
 @pytest.fixture
@@ -271,8 +271,8 @@ def test_logs_and_times_arrive(make_cluster, caplog):
     with caplog.at_level(logging.WARNING):
         workers.call("work").result()
     assert [record.getMessage() for record in caplog.records if record.name == logger.name] == ["worked on 3"]
-    [(track, name, seconds, facts)] = stopwatch.notes
-    assert (track, name, facts) == ("trainer", "work", {"samples": 3}) and seconds >= 0.01
+    [(track, name, seconds, details)] = stopwatch.notes
+    assert (track, name, details) == ("trainer", "work", {"samples": 3}) and seconds >= 0.01
 
 
 def test_weights_are_written_where_both_sides_see_them(workers):
@@ -453,12 +453,12 @@ def test_a_process_that_ends_is_named(workers, number, fate):
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 def test_what_a_shell_or_a_scheduler_sends_to_all_is_left_to_the_parent(make_cluster, name):
-    nursery, workers = prepare_processes(), make_cluster().spawn("actor_train", Worker)
-    os.kill(nursery._process.pid, signal.Signals[name])
+    fork_server, workers = prepare_processes(), make_cluster().spawn("actor_train", Worker)
+    os.kill(fork_server._process.pid, signal.Signals[name])
     os.kill(workers.call("process").result(), signal.Signals[name])
     assert workers.call("process").result()
     assert make_cluster().spawn("actor_train", Worker).call("process").result()
-    assert prepare_processes() is nursery
+    assert prepare_processes() is fork_server
 
 
 @pytest.mark.parametrize("how", ["exit", "kill", "fork and kill"])
@@ -484,9 +484,9 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
         }[how]
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
-    started, process, nursery, said = done.stdout.split()
+    started, process, fork_server, said = done.stdout.split()
     assert (started, said) == ("started", "said")
-    for gone in (process, nursery):
+    for gone in (process, fork_server):
         end = time.monotonic() + 30
         while time.monotonic() < end and os.path.exists(f"/proc/{gone}"):
             time.sleep(0.05)
@@ -496,7 +496,7 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
 
 def test_a_nursery_that_was_left_in_the_middle_is_followed_by_another(make_cluster, monkeypatch):
     first = prepare_processes()
-    monkeypatch.setattr(Nursery, "_number", press_ctrl_c)
+    monkeypatch.setattr(ForkServer, "_number", press_ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         make_cluster()
     monkeypatch.undo()
@@ -508,20 +508,20 @@ def test_a_nursery_that_was_left_in_the_middle_is_followed_by_another(make_clust
 
 
 def test_a_nursery_that_was_killed_is_followed_by_another(make_cluster):
-    nursery, workers = prepare_processes(), make_cluster().spawn("actor_train", Worker)
-    nursery.kill()
-    nursery._process.wait(timeout=30)
+    fork_server, workers = prepare_processes(), make_cluster().spawn("actor_train", Worker)
+    fork_server.kill()
+    fork_server._process.wait(timeout=30)
     assert workers.call("process").result(), "a process that was forked goes on without it"
     assert make_cluster().spawn("actor_train", Worker).call("process").result()
 
 
 def test_a_nursery_that_does_not_answer_is_named(make_cluster, monkeypatch):
-    nursery = prepare_processes()
-    nursery._control.settimeout(0.2)
-    os.kill(nursery._process.pid, signal.SIGSTOP)
+    fork_server = prepare_processes()
+    fork_server._control.settimeout(0.2)
+    os.kill(fork_server._process.pid, signal.SIGSTOP)
     with pytest.raises(WorkerError, match=r"gave no answer within .* async_generation_ratio: 0 needs none"):
         make_cluster()
-    nursery._process.wait(timeout=30)
+    fork_server._process.wait(timeout=30)
     assert make_cluster().spawn("actor_train", Worker).call("process").result()
 
 
@@ -550,8 +550,8 @@ def test_a_nursery_bears_what_the_main_process_has(make_cluster, monkeypatch, wh
 
 def test_a_process_that_breaks_outside_of_calls_says_so(capfd):
     end_nursery()
-    nursery = prepare_processes()
-    assert nursery.reap(nursery.fork("turnwise.cluster.child:nothing", [])) == 1
+    fork_server = prepare_processes()
+    assert fork_server.reap(fork_server.fork("turnwise.cluster.child:nothing", [])) == 1
     assert "has no attribute 'nothing'" in capfd.readouterr().err
 
 
@@ -594,9 +594,9 @@ def test_tensors_of_any_kind_can_be_sent(tensor):
 
 
 def end_nursery():
-    nursery = prepare_processes()
-    nursery.kill()
-    nursery._process.wait(timeout=30)
+    fork_server = prepare_processes()
+    fork_server.kill()
+    fork_server._process.wait(timeout=30)
 
 
 def press_ctrl_c(self):

@@ -15,7 +15,7 @@ import pytest
 
 from turnwise.envs.checks.examination import CheckSettings
 from turnwise.envs.checks.report import Report, check_env
-from turnwise.envs.checks.session import Clock
+from turnwise.envs.checks.session import CallTimes
 from turnwise.envs.checks.times import times
 from turnwise.envs.frozen_lake import FrozenLakeEnv
 from turnwise.errors import EnvironmentFault
@@ -456,8 +456,8 @@ def test_the_environments_of_the_package_have_no_errors() -> None:
         assert report.verdict != "error", report.to_json()
 
 
-def clock(step_s: float, start_s: float, cpu_share: float, num_calls: int = 200) -> Clock:
-    taken = Clock()
+def clock(step_s: float, start_s: float, cpu_share: float, num_calls: int = 200) -> CallTimes:
+    taken = CallTimes()
     for method, seconds in (("the constructor", 0.0), ("reset", start_s), ("step", step_s)):
         taken.of(method).wall_s.extend([seconds] * num_calls)
         taken.of(method).cpu_s.extend([cpu_share * seconds] * num_calls)
@@ -474,7 +474,7 @@ def clock(step_s: float, start_s: float, cpu_share: float, num_calls: int = 200)
         (clock(30e-3, 1e-3, 0.01), "warning", "it waits: max_env_num_per_worker: 16"),
     ],
 )
-def test_times_tell_cooperative_from_blocking(taken: Clock, verdict: str, message: str) -> None:
+def test_times_tell_cooperative_from_blocking(taken: CallTimes, verdict: str, message: str) -> None:
     step, start = times(taken, mean_steps=10.0, num_cores=4)
     is_start_slow = verdict == "warning" and max(taken.of("step").wall_s) < 1e-3
     slow, other = (start, step) if is_start_slow else (step, start)

@@ -21,7 +21,7 @@ from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerEr
 from turnwise.inference.embedded.generic_runner import GenericRunner
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.weight_transfer import InProcessTransfer
-from turnwise.schedule import Admissions, Schedule
+from turnwise.replay_log import Admissions, ReplayLog
 from turnwise.testing.server_contract import assert_logprobs
 from turnwise.types import SamplingParams, VersionRun
 
@@ -55,12 +55,12 @@ async def play(server: EmbeddedServer, name: str, num_turns: int) -> list[int]:
 
 
 def test_a_driver_that_breaks_leaves_nobody_waiting() -> None:
-    class FullDisk(Schedule):
+    class FullDisk(ReplayLog):
         def stepped(self, admissions: Admissions) -> None:
             raise OSError("No space left on device")
 
     async def scenario() -> None:
-        server = EmbeddedServer(make_model(), schedule=FullDisk())
+        server = EmbeddedServer(make_model(), replay_log=FullDisk())
         with pytest.raises(ServerError, match="the engine broke off while 'a' waited for it: No space left"):
             await asyncio.wait_for(server.generate([1, 2], SamplingParams(3), "a"), 10.0)
         await server.release("a")

@@ -251,7 +251,6 @@ def test_own_estimators_and_agents_come_as_module_and_class(tiny_model, tmp_path
     ("changes", "error", "message"),
     [
         ({"adv_estimator": "nowhere:Class"}, ConfigError, "nowhere"),
-        ({"actor_infer": {"strategy_args": {"strategy_config": {"max_concurency": 3}}}}, ConfigError, "max_concurrency"),
     ],
 )
 def test_wrong_parts_are_named_before_a_model_is_loaded(tmp_path, changes, error, message):

@@ -78,7 +78,7 @@ from turnwise.spec import EstimatorSpec
 
 
 class Own(ScoreEstimator):
-    facts = EstimatorSpec(needs=frozenset({"greedy_sibling"}), normalization=("tags", "mean_std"))
+    spec = EstimatorSpec(needs=frozenset({"greedy_sibling"}), normalization=("tags", "mean_std"))
 """
 
 

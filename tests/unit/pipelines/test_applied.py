@@ -11,11 +11,11 @@ import pytest
 from turnwise.cli.applied_table import print_applied, shown
 from turnwise.config import AgenticConfig, Applied, SFTConfig, parse_config
 from turnwise.kernels.build import load_kernels
-from turnwise.pipelines.applied import applied_settings
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
 from turnwise.pipelines.build_saved import evaluate_model
 from turnwise.pipelines.build_sft import build_sft
+from turnwise.pipelines.run_table import applied_settings
 from turnwise.testing.settings.answers import BASE
 
 

@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file
 
 from turnwise.algorithms.agentic_reinforce import AgenticReinforce
-from turnwise.cluster.nursery import prepare_processes
+from turnwise.cluster.fork_server import prepare_processes
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, DataError, DeadlineError, WorkerError
 from turnwise.inference.embedded.engine import Engine
 from turnwise.kernels.build import load_kernels
-from turnwise.pipelines.applied import applied_settings
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
+from turnwise.pipelines.run_table import applied_settings
 from turnwise.pipelines.session import run_to_end
 from turnwise.testing.toy_envs import LettersEnv
 from turnwise.tracking.jsonl import read_metrics
@@ -329,8 +329,8 @@ def test_what_cannot_be_repeated_is_refused(make_config, tmp_path):
 
 def processes():
     """Ids of the trainers' processes that there are."""
-    nursery = prepare_processes()._process.pid
-    return [int(child) for child in Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()]
+    fork_server = prepare_processes()._process.pid
+    return [int(child) for child in Path(f"/proc/{fork_server}/task/{fork_server}/children").read_text().split()]
 
 
 def signal_trainer(number):
@@ -345,7 +345,7 @@ def signal_trainer(number):
             "old_log_probs_values",
             signal.SIGSTOP,
             DeadlineError,
-            r"(?s)waited 3 s for actor_train.f\w+; raise deadlines.train_s.*the trainer's process:\n    it doesn't say",
+            r"(?s)waited 8 s for actor_train.\w+; raise deadlines.train_s.*the trainer's process:\n    it doesn't say",
         ),
         (
             "model_update",
@@ -353,19 +353,19 @@ def signal_trainer(number):
             DeadlineError,
             r"(?s)waited 2 s for the weights of version 2 .*deadlines.weights_s.*the trainer's process:\n    it doesn't say",
         ),
-        ("train", signal.SIGKILL, WorkerError, r"actor_train.f\w+: the trainer's process has ended: something killed it"),
+        ("train", signal.SIGKILL, WorkerError, r"actor_train.\w+: the trainer's process has ended: something killed it"),
     ],
 )
 def test_a_trainer_that_does_not_answer_ends_the_run_by_name(make_config, capfd, phase, number, error, message):
-    config = make_config(deadlines={"train_s": 3.0, "weights_s": 2.0}, save_steps=1)
-    nursery = prepare_processes()
+    config = make_config(deadlines={"train_s": 8.0, "weights_s": 2.0}, save_steps=1)
+    fork_server = prepare_processes()
     folder = start_run(config)
     pipeline = build_agentic(config, folder)
     pipeline.log = Disturbing(pipeline.log, phase, partial(signal_trainer, number))
     with pytest.raises(error, match=message):
         run_to_end(folder, lambda: pipeline)
     assert not processes()
-    assert prepare_processes() is nursery
+    assert prepare_processes() is fork_server
     resumed = run(make_config(resume_from_checkpoint=True))
     groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
     assert len(groups) == len(set(groups)) == 5 * 8

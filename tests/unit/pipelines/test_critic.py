@@ -10,12 +10,12 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from turnwise.cluster.local import LocalCluster
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError
-from turnwise.facts import LoadedModel, StrategyFacts
 from turnwise.models.load import save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
 from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.runtime_info import LoadedModel, StrategyInfo
 from turnwise.testing.toy_model import toy_samples
 from turnwise.tracking.jsonl import read_metrics
 
@@ -166,8 +166,8 @@ def test_values_before_and_after_tokens_come_from_one_pass_and_go_back_to_their_
             assert outputs == {"values", "next_values"}
             return [{"values": batch.token_ids + 0.5, "next_values": batch.token_ids + 100.0} for batch in batches]
 
-        def facts(self):
-            return StrategyFacts(LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "fp32")
+        def info(self):
+            return StrategyInfo(LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "fp32")
 
     role = ModelRole("critic", LocalCluster().spawn("critic", lambda _: Worker()), BatchPlan(4, 64, 0, max_tokens_infer=60))
     samples = toy_samples(5)

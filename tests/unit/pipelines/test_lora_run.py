@@ -16,11 +16,11 @@ from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.errors import CheckpointError, ConfigError, ModelError, ParityError
 from turnwise.models.load import load_model
 from turnwise.models.value_head import load_value_model
-from turnwise.pipelines.applied import applied_settings
 from turnwise.pipelines.build import build_agentic
 from turnwise.pipelines.build_run import start_run
 from turnwise.pipelines.build_saved import evaluate_model
 from turnwise.pipelines.build_sft import build_sft
+from turnwise.pipelines.run_table import applied_settings
 from turnwise.testing.toy_model import toy_samples
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.torch_strategy import TorchStrategy
@@ -161,7 +161,7 @@ def test_a_checkpoint_is_a_peft_folder_with_a_tokenizer(build):
     settings = json.loads((folder / "adapter_config.json").read_text())
     assert Path(settings["base_model_name_or_path"]).is_absolute() and settings["r"] == 4 and settings["lora_alpha"] == 8
     weights = load_file(folder / "adapter_model.safetensors")
-    assert sum(t.numel() for t in weights.values()) == strategy_of(pipeline.actor_train).facts().model.num_trainable
+    assert sum(t.numel() for t in weights.values()) == strategy_of(pipeline.actor_train).info().model.num_trainable
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from turnwise.inference.hf_server import HFServer
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.load import save_model
 from turnwise.pipelines.parity import ParityGate
-from turnwise.pipelines.parity_causes import Suspects
+from turnwise.pipelines.parity_diagnosis import Suspects
 from turnwise.pipelines.parity_probe import first_prompts
 from turnwise.testing.fakes import CHATML_TEMPLATE, byte_tokenizer
 from turnwise.testing.toy_model import toy_model

@@ -16,7 +16,7 @@ from turnwise.errors import ConfigError, RolloutError
 from turnwise.models.load import load_tokenizer
 from turnwise.pipelines.build_play import BYTES_PER_TOKEN, Choices, byte_tokenizer, set_stage
 from turnwise.pipelines.build_rollouts import build_policy, build_scheduler, choose_device
-from turnwise.pipelines.play import Teller
+from turnwise.pipelines.play import EpisodePrinter
 from turnwise.pipelines.play_policies import person
 from turnwise.rollout.seeds import TaskSource
 from turnwise.types import Task
@@ -57,7 +57,7 @@ def played(config, choices):
     stage = set_stage(config, "Lake", choices)
     try:
         notes = Notes()
-        return notes, stage.play(Teller(notes)), stage
+        return notes, stage.play(EpisodePrinter(notes)), stage
     finally:
         stage.close()
 
@@ -173,9 +173,9 @@ def test_a_policy_known_by_its_words_has_no_tokens(tiny_model):
         return TextAnswer("<answer>Right</answer>", "stop")
 
     stage = set_stage(config, "Lake", Choices("openai:http://localhost:1/v1", model_name="small"))
-    stage = replace(stage, prepare=lambda teller: teller.over_text(complete))
+    stage = replace(stage, prepare=lambda printer: printer.over_text(complete))
     try:
-        result = stage.play(Teller(notes))
+        result = stage.play(EpisodePrinter(notes))
     finally:
         stage.close()
     assert len(result.trajectory.turns) == 4 and all(turn.num_tokens == 0 for turn in result.trajectory.turns)

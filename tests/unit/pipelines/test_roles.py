@@ -9,12 +9,12 @@ import pytest
 
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import DeadlineError, NotAvailableError
-from turnwise.facts import LoadedModel, StrategyFacts
 from turnwise.pipelines.policy_update import PolicyUpdate
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.protocols import StepPart
+from turnwise.runtime_info import LoadedModel, StrategyInfo
 from turnwise.token_counts import TokenCounts
-from turnwise.types import Denominators, Metric, Sample, TokenFacts, TurnSpan
+from turnwise.types import Denominators, Metric, Sample, TokenAnnotations, TurnSpan
 from turnwise.watchdog import Watchdog
 
 
@@ -37,9 +37,9 @@ class Recorder:
         for batch in batches:
             self.counts = self.counts.plus(TokenCounts(batch.num_tokens, len(batch.lengths), 4 * len(batch.lengths)))
 
-    def facts(self):
+    def info(self):
         model = LoadedModel("none", 0, 0, "none", "none", "none", (0, 0))
-        return StrategyFacts(model, "fp32", counts=self.counts)
+        return StrategyInfo(model, "fp32", counts=self.counts)
 
     def forward(self, batches, outputs):
         self._count(batches)
@@ -124,8 +124,8 @@ class PreparedLoss:
         self.seen.append((len(step_batch.lengths), len(self.actor.workers.worker.steps)))
         self.seeds.append(seed)
         place = np.arange(step_batch.num_tokens)
-        facts = TokenFacts(kept=place % 2 == 1, importance=place.astype(np.float32), chosen=place < 5)
-        return facts, [Metric("actor/masked", 0.5)]
+        annotations = TokenAnnotations(kept=place % 2 == 1, importance=place.astype(np.float32), chosen=place < 5)
+        return annotations, [Metric("actor/masked", 0.5)]
 
 
 def test_what_a_loss_prepares_travels_with_its_tokens_and_is_counted_before_the_cut():
@@ -159,7 +159,7 @@ def test_seeds_of_steps_repeat_with_the_run_s():
 def test_a_step_whose_tokens_are_all_taken_out_is_left_out_and_measured():
     class Nothing(PreparedLoss):
         def prepare(self, step_batch, seed):
-            return TokenFacts(kept=np.zeros(step_batch.num_tokens, bool)), [Metric("actor/masked", 1.0)]
+            return TokenAnnotations(kept=np.zeros(step_batch.num_tokens, bool)), [Metric("actor/masked", 1.0)]
 
     actor = role()
     metrics = actor.train_step(samples(2), Nothing(actor), step=0)

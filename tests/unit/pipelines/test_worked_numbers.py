@@ -177,8 +177,8 @@ def stepped(is_stepwise, rng, **keys):
         sample.old_logprobs, sample.rollout_logprobs = parts["old"][index], parts["samp"][index]
         sample.advantages = parts["adv"][index]
     loss = algorithm_of(**keys).loss
-    facts, _ = loss.prepare(pack(samples, denominators(samples, 64)), seed=3)
-    known = {name: unpack(array, lengths) for name, array in facts._asdict().items() if array is not None}
+    annotations, _ = loss.prepare(pack(samples, denominators(samples, 64)), seed=3)
+    known = {name: unpack(array, lengths) for name, array in annotations._asdict().items() if array is not None}
     samples = [replace(s, **{name: arrays[i] for name, arrays in known.items()}) for i, s in enumerate(samples)]
     logprobs = torch.tensor(flat["lp"], requires_grad=True)
     value, _ = loss(ModelOutputs(logprobs=logprobs), pack(samples, denominators(samples, 64)).map(torch.as_tensor))

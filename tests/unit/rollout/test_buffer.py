@@ -18,7 +18,7 @@ def admitted(buffer):
 
 def choice(buffer):
     """The groups of the step, None while it must wait for one."""
-    return sorted(buffer.settled) if buffer.settle() else None
+    return sorted(buffer.selected) if buffer.select() else None
 
 
 class Player:
@@ -71,11 +71,11 @@ class Player:
 
     def is_settled(self):
         """Whether the step is whole. As one that is streamed is told after any group, or only in the end."""
-        before = list(self.buffer.settled)
+        before = list(self.buffer.selected)
         if not self.draw(st.booleans()) and not self.can_be_whole():
             return False
-        is_whole = self.buffer.settle()
-        assert self.buffer.settled[: len(before)] == before, "what was given stays"
+        is_whole = self.buffer.select()
+        assert self.buffer.selected[: len(before)] == before, "what was given stays"
         assert is_whole == self.can_be_whole(), "however early places were given"
         return is_whole
 
@@ -95,13 +95,13 @@ class Player:
         return all(sum(due <= ahead for due in dues) <= ahead * self.num_groups for ahead in range(self.settings.ratio + 1))
 
     def take(self, step):
-        chosen = list(self.buffer.settled)
+        chosen = list(self.buffer.selected)
         assert len(set(chosen)) == len(chosen) <= self.num_groups
         for index in chosen:
             assert index not in self.fates and index not in self.playing
             self.fates[index] = "trained"
             assert 0 <= step - self.admitted_in[index] <= self.settings.ratio
-        for index in self.buffer.take():
+        for index in self.buffer.close_step():
             assert self.settings.drops_stale and index not in self.fates
             assert step - self.admitted_in[index] >= self.settings.ratio
             self.playing.discard(index)
@@ -136,7 +136,7 @@ def test_the_quick_overtake_only_where_the_slow_can_still_be_in_time():
     assert admitted(buffer) == [0, 1, 2, 3, 4, 5]
     for index in (0, 1):
         buffer.finish(index)
-    assert choice(buffer) and buffer.take() == []
+    assert choice(buffer) and buffer.close_step() == []
     buffer.begin(2)
     assert admitted(buffer) == [6, 7]
     for index in (6, 7):
@@ -171,12 +171,12 @@ def test_what_the_step_left_behind_is_dropped_on_demand():
     buffer.begin(1)
     assert admitted(buffer) == [0, 1]
     buffer.finish(1)
-    assert choice(buffer) and buffer.take() == []
+    assert choice(buffer) and buffer.close_step() == []
     buffer.begin(1)
     assert admitted(buffer) == [2]
     assert choice(buffer) is None
     buffer.finish(2)
-    assert choice(buffer) == [2] and buffer.take() == [0]
+    assert choice(buffer) == [2] and buffer.close_step() == [0]
     assert admitted(buffer) == [3] and buffer.num_running == 1
 
 
@@ -206,11 +206,11 @@ def test_a_run_that_goes_on_with_smaller_batches_keeps_the_bound():
     playing = admitted(buffer)
     for index in playing:
         buffer.finish(index)
-    assert choice(buffer) and buffer.take() == []
+    assert choice(buffer) and buffer.close_step() == []
     state, buffer = buffer.state_dict(), GroupBuffer(buffer.settings)
     buffer.load_state_dict(state)
     buffer.begin(1)
-    assert choice(buffer) == [4] and buffer.take() == [5, 6, 7]
+    assert choice(buffer) == [4] and buffer.close_step() == [5, 6, 7]
 
 
 def test_a_group_has_its_place_as_soon_as_it_is_certain():
@@ -219,12 +219,12 @@ def test_a_group_has_its_place_as_soon_as_it_is_certain():
     buffer.begin(2)
     for index in [*admitted(buffer)[:1], 2]:
         buffer.finish(index)
-    assert buffer.settle() and buffer.take() == []
+    assert buffer.select() and buffer.close_step() == []
     buffer.begin(2)
     assert admitted(buffer) == [4, 5]
-    for index, settled in ((4, []), (3, [3]), (1, [3, 1])):
+    for index, selected in ((4, []), (3, [3]), (1, [3, 1])):
         buffer.finish(index)
-        assert buffer.settle() == (len(settled) == 2) and buffer.settled == settled
+        assert buffer.select() == (len(selected) == 2) and buffer.selected == selected
 
 
 def test_a_recorded_step_gets_its_groups_part_by_part():
@@ -232,8 +232,8 @@ def test_a_recorded_step_gets_its_groups_part_by_part():
     buffer.begin(3)
     admitted(buffer)
     buffer.finish(4)
-    assert not buffer.settle_as([4, 0]) and buffer.settled == []
+    assert not buffer.select_recorded([4, 0]) and buffer.selected == []
     buffer.finish(0)
     buffer.finish(1)
-    assert buffer.settle_as([4, 0]) and buffer.settle_as([1]) and buffer.settled == [4, 0, 1]
-    assert buffer.take() == [] and [index in buffer for index in range(6)] == [False, False, True, True, False, True]
+    assert buffer.select_recorded([4, 0]) and buffer.select_recorded([1]) and buffer.selected == [4, 0, 1]
+    assert buffer.close_step() == [] and [index in buffer for index in range(6)] == [False, False, True, True, False, True]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from turnwise.errors import ConfigError, DataError, RolloutError
+from turnwise.replay_log import ReplayLog
 from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.journal import read_group
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
-from turnwise.schedule import Schedule
 from turnwise.stopwatch import Stopwatch, Work
 from turnwise.types import SamplingParams, Trajectory, Turn, VersionRun
 
@@ -473,12 +473,12 @@ def test_where_a_filter_leaves_fewer_the_last_part_may_be_empty(runner):
 
 def test_a_record_is_followed_part_by_part(runner, tmp_path):
     first = make(runner, Agent(), async_generation_ratio=2)
-    first._schedule = Schedule(tmp_path / "schedule.jsonl")
+    first._replay_log = ReplayLog(tmp_path / "replay_log.jsonl")
     batches = [played(first, while_trained=lambda: turn_loop(runner, 5)) for _ in range(5)]
     first.close()
     assert any(len(parts) > 1 for parts in batches)
     again = make(runner, Agent(num_turns=lambda task, sibling: 40 - 3 * (task.seed % 11)), async_generation_ratio=2)
-    again._schedule = Schedule(recorded=tmp_path / "schedule.jsonl")
+    again._replay_log = ReplayLog(recorded=tmp_path / "replay_log.jsonl")
     assert [played(again) for _ in range(5)] == batches
     with pytest.raises(DataError, match="ends after 5 batches"):
         played(again)
@@ -491,11 +491,11 @@ def test_a_record_s_rejected_groups_are_waited_for(runner, tmp_path, ratio):
     keep = GroupFilter("first", lambda group: group.index == 0)
     how = {"async_generation_ratio": ratio, "max_refill_factor": 0.0}
     first = make(runner, Agent(), keep, **how)
-    first._schedule = Schedule(tmp_path / "schedule.jsonl")
+    first._replay_log = ReplayLog(tmp_path / "replay_log.jsonl")
     parts, rejected = played(first), [(group.index, group.rejected) for group in first.rejected]
     first.close()
     assert (1, "filtered") in rejected
     again = make(runner, Agent(num_turns=slow(1, 2, 3)), keep, **how)
-    again._schedule = Schedule(recorded=tmp_path / "schedule.jsonl")
+    again._replay_log = ReplayLog(recorded=tmp_path / "replay_log.jsonl")
     assert played(again) == parts and [(group.index, group.rejected) for group in again.rejected] == rejected
     again.close()

@@ -23,9 +23,9 @@ class Clocked(Timeline):
     def now(self) -> float:
         return self.time_s
 
-    def during(self, track: str, name: str, start: float, end: float, **facts: object) -> None:
+    def during(self, track: str, name: str, start: float, end: float, **details: object) -> None:
         self.time_s = end
-        self.add(track, name, start, **facts)
+        self.add(track, name, start, **details)
 
 
 def events(timeline: Timeline, path: Path) -> tuple[list[dict], dict[int, str]]:

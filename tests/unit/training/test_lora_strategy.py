@@ -116,6 +116,6 @@ def test_a_state_of_other_adapters_or_of_another_base_is_refused(tmp_path: Path)
 
 
 def test_the_facts_name_the_adapters() -> None:
-    facts = make_strategy().facts()
-    assert facts.adapters.startswith("LoRA of rank 4, alpha 8") and facts.model.num_trainable < facts.model.num_parameters / 4
-    assert TorchStrategy(toy_model()).facts().adapters == ""
+    info = make_strategy().info()
+    assert info.adapters.startswith("LoRA of rank 4, alpha 8") and info.model.num_trainable < info.model.num_parameters / 4
+    assert TorchStrategy(toy_model()).info().adapters == ""

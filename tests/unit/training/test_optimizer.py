@@ -5,11 +5,11 @@ import torch
 
 from turnwise.errors import ConfigError
 from turnwise.testing.toy_model import toy_model
-from turnwise.training.optimizer import OptimizerSettings, Schedule, build_optimizer, clip_gradients
+from turnwise.training.optimizer import LRSchedule, OptimizerSettings, build_optimizer, clip_gradients
 
 
 def rates(settings: OptimizerSettings, num_steps: int) -> list[float]:
-    return [Schedule(settings).rate(position) for position in range(num_steps)]
+    return [LRSchedule(settings).rate(position) for position in range(num_steps)]
 
 
 def test_schedules() -> None:
@@ -22,7 +22,7 @@ def test_schedules() -> None:
 
 def test_every_schedule_is_one_of_positions_that_need_not_be_whole() -> None:
     for name in ("constant", "constant_with_warmup", "inverse_sqrt", "linear", "cosine", "cosine_with_restarts", "polynomial"):
-        schedule = Schedule(OptimizerSettings(1.0, scheduler=name, warmup_steps=2, total_steps=8))
+        schedule = LRSchedule(OptimizerSettings(1.0, scheduler=name, warmup_steps=2, total_steps=8))
         around = [schedule.rate(position) for position in (0, 0.5, 1, 3, 3.5, 4)]
         assert around[0] == 0.0 and around[1] == 0.25 and around[2] == 0.5
         assert around[3] >= around[4] >= around[5] and (around[3] > around[4]) == (not name.startswith("constant"))

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turnwise.envs.checks import findings
+from turnwise.envs.checks.call_results import CallResult, Difference, first_difference
 from turnwise.envs.checks.findings import Episode, Finding
-from turnwise.envs.checks.moments import Difference, Moment, first_difference
 from turnwise.envs.checks.players import Choose, expert_of, random_of
-from turnwise.envs.checks.session import BrokenCall, CheckedEnv, Clock
+from turnwise.envs.checks.session import BrokenCall, CallTimes, CheckedEnv
 from turnwise.envs.checks.times import times
 from turnwise.envs.contract import is_picture
 from turnwise.envs.hold_out import SharesTasks
@@ -73,7 +73,7 @@ class Examination:
         self._takes_split = takes_split
         self._settings = settings
         self._reductions: dict[str, Reduction] = {}
-        self._clock = Clock()
+        self._clock = CallTimes()
         self._random: list[Episode] = []
         self._scripted: list[Episode] = []
 
@@ -94,14 +94,14 @@ class Examination:
     def _starts(self) -> Iterator[Finding]:
         """The class itself, and the starts of both splits."""
         # Imports are paid once, by the first constructor: they are no part of what an episode costs.
-        with self._opened(clock=Clock()) as first:
+        with self._opened(clock=CallTimes()) as first:
             self.name = first.name
             self._reductions = dict(first.reductions)
-        starts: dict[Split, list[Moment]] = {"train": [], "val": []}
+        starts: dict[Split, list[CallResult]] = {"train": [], "val": []}
         plays_all = False
-        for split, moments in starts.items():
+        for split, call_results in starts.items():
             with self._opened(split) as env:
-                moments += (env.reset(seed) for seed in self._seeds(split))
+                call_results += (env.reset(seed) for seed in self._seeds(split))
                 plays_all |= isinstance(env.env, SharesTasks) and env.env.plays_all
         yield findings.starts(starts["train"])
         yield findings.splits(starts["train"], starts["val"], self._takes_split, self._settings.is_split_given, plays_all)
@@ -135,7 +135,7 @@ class Examination:
             for episode in self._in_time(self._replayable()):
                 with self._opened() as new:
                     for where, env in (("in a new environment", new), ("after a reset", used)):
-                        if found := first_difference(episode.moments, _replayed(env, episode)):
+                        if found := first_difference(episode.call_results, _replayed(env, episode)):
                             advice = "draw everything from reset's seed, by a generator of the environment's own"
                             yield _differs("same seed", f"another episode {where}", found, advice)
                             return
@@ -149,15 +149,15 @@ class Examination:
             with ExitStack() as opened:
                 siblings = [opened.enter_context(self._opened()) for _ in range(NUM_SIBLINGS)]
                 seen = [[env.reset(episode.seed)] for env in siblings]
-                if found := _any_difference(episode.moments[:1], seen):
+                if found := _any_difference(episode.call_results[:1], seen):
                     advice = "make reset's seed determine the whole start: group statistics mean nothing otherwise"
                     yield _differs("siblings", "siblings start differently", found, advice)
                     return
                 for action in episode.actions:
-                    for env, moments in zip(siblings, seen, strict=True):
-                        if not moments[-1].is_over:
-                            moments.append(env.step(action))
-                if found := _any_difference(episode.moments, seen):
+                    for env, call_results in zip(siblings, seen, strict=True):
+                        if not call_results[-1].is_over:
+                            call_results.append(env.step(action))
+                if found := _any_difference(episode.call_results, seen):
                     advice = "keep generator and state in the instance: environments that play side by side can't share any"
                     yield _differs("siblings", "siblings disturb each other", found, advice)
                     return
@@ -172,14 +172,14 @@ class Examination:
             with self._opened() as env:
                 env.reset(self._seed("train", 0))
                 try:
-                    moment = env.step(action)
+                    call_result = env.step(action)
                 except BrokenCall as broken:
                     if broken.hangs or not self._played:
                         raise
                     advice = "what can't be understood moves nothing, or costs a penalty; an exception fails the episode"
                     yield Finding("no action", "error", f"{broken.problem} (action {action!r})", advice, trace=broken.trace)
                     return
-                answers.append(("an unknown action" if action else "unparsed text", moment))
+                answers.append(("an unknown action" if action else "unparsed text", call_result))
         yield findings.unreadable(answers, self._played)
 
     def _readings(self) -> Iterator[Finding]:
@@ -231,9 +231,9 @@ class Examination:
                 act = choose(env, seed)
                 if act is None:
                     return []
-                while len(episode.actions) < self._settings.max_steps and not episode.moments[-1].is_over:
+                while len(episode.actions) < self._settings.max_steps and not episode.call_results[-1].is_over:
                     episode.actions.append(act())
-                    episode.moments.append(env.step(episode.actions[-1]))
+                    episode.call_results.append(env.step(episode.actions[-1]))
                 episodes.append(episode)
         return episodes
 
@@ -260,7 +260,7 @@ class Examination:
         return derive_seed("check-env", split, index)
 
     @contextmanager
-    def _opened(self, split: Split = "train", clock: Clock | None = None) -> Iterator[CheckedEnv]:
+    def _opened(self, split: Split = "train", clock: CallTimes | None = None) -> Iterator[CheckedEnv]:
         env = CheckedEnv(partial(self._make_env, split), self._settings.timeout_s, clock or self._clock)
         try:
             yield env
@@ -269,15 +269,15 @@ class Examination:
             env.end()
 
 
-def _replayed(env: CheckedEnv, episode: Episode) -> list[Moment]:
-    moments = [env.reset(episode.seed)]
+def _replayed(env: CheckedEnv, episode: Episode) -> list[CallResult]:
+    call_results = [env.reset(episode.seed)]
     for action in episode.actions:
-        if not moments[-1].is_over:
-            moments.append(env.step(action))
-    return moments
+        if not call_results[-1].is_over:
+            call_results.append(env.step(action))
+    return call_results
 
 
-def _any_difference(expected: Sequence[Moment], others: Sequence[Sequence[Moment]]) -> Difference | None:
+def _any_difference(expected: Sequence[CallResult], others: Sequence[Sequence[CallResult]]) -> Difference | None:
     return next(filter(None, (first_difference(expected, other) for other in others)), None)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from turnwise.envs.checks.moments import Moment
+from turnwise.envs.checks.call_results import CallResult
 from turnwise.envs.contract import reduce_metric
 from turnwise.types import Reduction
 
@@ -37,15 +37,15 @@ class Finding:
 
 @dataclass(slots=True)
 class Episode:
-    """One episode as it was seen: the moment after `reset`, and one after each action."""
+    """One episode as it was seen: the call_result after `reset`, and one after each action."""
 
     seed: int
-    moments: list[Moment] = field(default_factory=list)
+    call_results: list[CallResult] = field(default_factory=list)
     actions: list[str] = field(default_factory=list)
 
     @property
-    def steps(self) -> list[Moment]:
-        return self.moments[1:]
+    def steps(self) -> list[CallResult]:
+        return self.call_results[1:]
 
     @property
     def score(self) -> float:
@@ -57,25 +57,25 @@ class Episode:
         return reduce_metric(values, reductions["success"]) > 0.5 if values else self.score > 0
 
 
-def starts(moments: Sequence[Moment]) -> Finding:
+def starts(call_results: Sequence[CallResult]) -> Finding:
     """Whether other seeds give other starts."""
-    distinct = len({content(moment) for moment in moments})
-    share = distinct / len(moments)
-    figures = {"num_seeds": len(moments), "num_distinct": distinct, "share": share}
-    result = f"{distinct} of {len(moments)} starts are distinct ({share:.0%})"
-    if distinct == 1 and len(moments) > 1:
+    distinct = len({content(call_result) for call_result in call_results})
+    share = distinct / len(call_results)
+    figures = {"num_seeds": len(call_results), "num_distinct": distinct, "share": share}
+    result = f"{distinct} of {len(call_results)} starts are distinct ({share:.0%})"
+    if distinct == 1 and len(call_results) > 1:
         advice = "draw the start from reset's seed, unless there is one task only"
         return Finding("other seeds", "warning", result, advice, figures)
     return Finding("other seeds", "ok", result, figures=figures)
 
 
 def splits(
-    train: Sequence[Moment], val: Sequence[Moment], takes_split: bool, is_given: bool = False, plays_all: bool = False
+    train: Sequence[CallResult], val: Sequence[CallResult], takes_split: bool, is_given: bool = False, plays_all: bool = False
 ) -> Finding:
     """Whether validation starts occur among those of training, by content. A `split` that `is_given` is the same for
     both; an environment that `plays_all` has too few tasks to hold any out."""
-    known = {content(moment) for moment in train}
-    num_shared = sum(content(moment) in known for moment in val)
+    known = {content(call_result) for call_result in train}
+    num_shared = sum(content(call_result) in known for call_result in val)
     figures = {"takes_split": takes_split, "num_train": len(train), "num_val": len(val), "num_shared": num_shared}
     result = f"{num_shared} of {len(val)} validation starts occur among {len(train)} of training"
     if plays_all:
@@ -113,17 +113,17 @@ def rewards(episodes: Sequence[Episode]) -> Finding:
     return Finding("rewards", "ok", result, figures=figures)
 
 
-def unreadable(answers: Sequence[tuple[str, Moment]], episodes: Sequence[Episode]) -> Finding:
+def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[Episode]) -> Finding:
     """What text that is no action gets: less than most actions, or it is what training learns to say."""
     told = [f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers]
     steps, scores = [step.reward for episode in episodes for step in episode.steps], [episode.score for episode in episodes]
     result = ", ".join(told)
     if not steps:
         return Finding("no action", "ok", f"{result}; what actions get wasn't examined")
-    for name, moment in answers:
+    for name, call_result in answers:
         # What ends the episode saves all that would have followed.
-        what, beside = ("episodes", scores) if moment.is_over else ("actions", steps)
-        worse = _share(moment.reward > value for value in beside)
+        what, beside = ("episodes", scores) if call_result.is_over else ("actions", steps)
+        worse = _share(call_result.reward > value for value in beside)
         if worse > 0.5:
             result += f"; {name} pays better than {worse:.0%} of {what}, which get {min(beside):.3g} … {max(beside):.3g}"
             advice = f"give it less than {min(beside):.3g}, such as by a format_penalty: training would learn to say nothing"
@@ -150,11 +150,11 @@ def observations(
     episodes: Sequence[Episode], count_tokens: Callable[[str], int] | None = None, budget: int | None = None
 ) -> Finding:
     """Length of what is shown: a turn's in characters and tokens, an episode's against the budget of its context."""
-    shown = [[" ".join((*m.prompt, m.text)) if i == 0 else m.text for i, m in enumerate(e.moments)] for e in episodes]
+    shown = [[" ".join((*m.prompt, m.text)) if i == 0 else m.text for i, m in enumerate(e.call_results)] for e in episodes]
     lengths = [len(text) for texts in shown for text in texts]
     figures: dict[str, Any] = {"mean_characters": _mean(lengths), "max_characters": max(lengths), "budget": budget}
     result = f"{_mean(lengths):.0f} characters a turn, at most {max(lengths)}"
-    num_empty = sum(not m.text.strip() and not m.images for e in episodes for m in e.moments if not m.is_over)
+    num_empty = sum(not m.text.strip() and not m.images for e in episodes for m in e.call_results if not m.is_over)
     if count_tokens is not None:
         tokens = [[count_tokens(text) for text in texts] for texts in shown]
         flat, totals = [n for of_episode in tokens for n in of_episode], [sum(of_episode) for of_episode in tokens]
@@ -178,7 +178,7 @@ def observations(
 def lengths(episodes: Sequence[Episode], max_steps: int) -> Finding:
     """How long episodes are, and what ends them."""
     counts = [len(episode.actions) for episode in episodes]
-    last = [episode.moments[-1] for episode in episodes]
+    last = [episode.call_results[-1] for episode in episodes]
     ended, cut = _share(m.is_terminated for m in last), _share(m.is_truncated and not m.is_terminated for m in last)
     figures = {"mean": _mean(counts), "max": max(counts), "terminated": ended, "truncated": cut, "cut": 1 - ended - cut}
     rest = max(1 - ended - cut, 0.0)
@@ -211,18 +211,18 @@ def expert(random: Sequence[Episode], scripted: Sequence[Episode], reductions: M
 
 def state_keys(episodes: Sequence[Episode]) -> Finding:
     """Whether keys and observations are one to one, over the turns in which an action was chosen."""
-    seen = [moment for episode in episodes for moment in episode.moments if not moment.is_over]
+    seen = [call_result for episode in episodes for call_result in episode.call_results if not call_result.is_over]
     keys_of: dict[Hashable, set[Hashable]] = defaultdict(set)
     views_of: dict[Hashable, set[Hashable]] = defaultdict(set)
-    for moment in seen:
-        view = (moment.text, moment.images)
-        keys_of[view].add(moment.state_key)
-        views_of[moment.state_key].add(view)
+    for call_result in seen:
+        view = (call_result.text, call_result.images)
+        keys_of[view].add(call_result.state_key)
+        views_of[call_result.state_key].add(view)
     if set(views_of) <= {None}:
         result = f"none, so the observation is the key: {len(keys_of)} of them in {len(seen)} turns"
         return Finding("state_key", "skipped", result, figures={"num_observations": len(keys_of)})
-    hidden = _share(len(keys_of[(moment.text, moment.images)]) > 1 for moment in seen)
-    merged = _share(len(views_of[moment.state_key]) > 1 for moment in seen)
+    hidden = _share(len(keys_of[(call_result.text, call_result.images)]) > 1 for call_result in seen)
+    merged = _share(len(views_of[call_result.state_key]) > 1 for call_result in seen)
     figures = {"num_keys": len(views_of), "num_observations": len(keys_of), "hidden": hidden, "merged": merged}
     result = f"{len(views_of)} keys, {len(keys_of)} observations in {len(seen)} turns"
     if merged:
@@ -242,9 +242,9 @@ def state_keys(episodes: Sequence[Episode]) -> Finding:
     return Finding("state_key", "ok", f"{result}, one to one", figures=figures)
 
 
-def content(moment: Moment) -> Hashable:
+def content(call_result: CallResult) -> Hashable:
     """What makes a start a task of its own: all that is shown, and the true state where it has a name."""
-    return moment.prompt, moment.text, moment.images, moment.state_key
+    return call_result.prompt, call_result.text, call_result.images, call_result.state_key
 
 
 def _share(flags: Iterable[bool]) -> float:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from turnwise.envs.checks.players import random_of
-from turnwise.envs.checks.session import BrokenCall, CheckedEnv, Clock
+from turnwise.envs.checks.session import BrokenCall, CallTimes, CheckedEnv
 from turnwise.envs.contract import reduce_metric
 from turnwise.errors import TurnwiseError
 from turnwise.protocols import Env
@@ -40,7 +40,7 @@ def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: in
 
 def _play(make: Callable[[], Env], seed: int, max_steps: int) -> bool | None:
     """One episode, None where it can't say whether it succeeded."""
-    env = CheckedEnv(make, CALL_TIMEOUT_S, Clock())
+    env = CheckedEnv(make, CALL_TIMEOUT_S, CallTimes())
     try:
         choose = random_of(env.env, seed)
         if choose is None or "success" not in env.reductions:
@@ -48,9 +48,9 @@ def _play(make: Callable[[], Env], seed: int, max_steps: int) -> bool | None:
         env.reset(seed)
         told: list[float] = []
         for _ in range(max_steps):
-            moment = env.step(choose())
-            told += [value for name, value in moment.metrics if name == "success"]
-            if moment.is_over:
+            call_result = env.step(choose())
+            told += [value for name, value in call_result.metrics if name == "success"]
+            if call_result.is_over:
                 break
         env.close()
         return reduce_metric(told, env.reductions["success"]) > 0.5 if told else None

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any, get_args
 
 from turnwise.call_board import CALLS
-from turnwise.envs.checks.moments import Moment, start_moment, step_moment
+from turnwise.envs.checks.call_results import CallResult, start_result, step_result
 from turnwise.envs.contract import read_reset, read_state_key, read_step
 from turnwise.errors import EnvironmentFault, TurnwiseError
 from turnwise.event_loop import new_loop
@@ -49,7 +49,7 @@ class Timings:
 
 
 @dataclass(slots=True)
-class Clock:
+class CallTimes:
     """The timings of an examination by method."""
 
     timings: dict[str, Timings] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class CheckedEnv:
         BrokenCall: the constructor raises anything else, or hangs.
     """
 
-    def __init__(self, make: Callable[[], Env], timeout_s: float, clock: Clock) -> None:
+    def __init__(self, make: Callable[[], Env], timeout_s: float, clock: CallTimes) -> None:
         self._thread = DaemonThread("check-env")
         self._timeout_s = timeout_s
         self._clock = clock
@@ -95,17 +95,17 @@ class CheckedEnv:
 
     # Methods are looked up in the thread too: an environment may lack one, or compute it.
 
-    def reset(self, seed: int) -> Moment:
+    def reset(self, seed: int) -> CallResult:
         self._num_steps = 0
         result = self.call("reset", lambda: self.env.reset(seed=seed))
         observation, info = self._checked("reset", partial(read_reset, result, self.name))
-        return start_moment(observation, info, self._state_key())
+        return start_result(observation, info, self._state_key())
 
-    def step(self, action: str) -> Moment:
+    def step(self, action: str) -> CallResult:
         self._num_steps += 1
         result = self.call("step", lambda: self.env.step(action))
         step = self._checked("step", partial(read_step, result, self.name, self._num_steps, self.reductions))
-        return step_moment(step, self._state_key())
+        return step_result(step, self._state_key())
 
     def render(self) -> Any:
         return self.call("render", lambda: self.env.render())

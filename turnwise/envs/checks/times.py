@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from turnwise.envs.checks.findings import Finding
-from turnwise.envs.checks.session import Clock, Timings
+from turnwise.envs.checks.session import CallTimes, Timings
 
 COOPERATIVE_S = 1e-3
 """Seconds of a turn, its share of constructor and reset included, that may be spent between two steps of the sampler."""
@@ -18,7 +18,7 @@ NUM_WAITING = 16
 """Calls at once that are suggested for an environment that waits for something else than a processor."""
 
 
-def times(clock: Clock, mean_steps: float, num_cores: int) -> list[Finding]:
+def times(clock: CallTimes, mean_steps: float, num_cores: int) -> list[Finding]:
     """The times of `step` and of a start, and whether the environment may be called between two steps of the sampler."""
     step, start = clock.of("step"), _start(clock)
     rows = [_row("step time", step), _row("start time", start)]
@@ -58,7 +58,7 @@ def _judged(
     return [replace(blocking, figures=figures), start_row]
 
 
-def _start(clock: Clock) -> Timings:
+def _start(clock: CallTimes) -> Timings:
     """Constructor and reset together, as each episode has them: there is one constructor and at least one reset a session."""
     made, reset = clock.of("the constructor"), clock.of("reset")
     mean_made, mean_cpu = _mean(made.wall_s), _mean(made.cpu_s)

@@ -19,7 +19,7 @@ from turnwise.inference.embedded.runner import Runner, Step
 from turnwise.inference.embedded.sampler import sample
 from turnwise.inference.embedded.scheduler import Scheduler
 from turnwise.inference.request import Finished, Request
-from turnwise.schedule import Admissions
+from turnwise.replay_log import Admissions
 from turnwise.types import FinishReason, FloatArray, IntArray
 
 Decode = Callable[[Sequence[int]], str]

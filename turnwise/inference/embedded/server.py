@@ -10,17 +10,17 @@ from collections.abc import Iterable, Sequence
 from transformers import PreTrainedModel
 
 from turnwise.errors import ServerError
-from turnwise.facts import ServerFacts
 from turnwise.inference.embedded.engine import Decode, Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.generic_runner import GenericRunner
 from turnwise.inference.embedded.runner import Runner
 from turnwise.inference.request import Finished, Request
 from turnwise.inference.validation import check_request, refuse_all_but_cache
-from turnwise.models.facts import loaded_model
 from turnwise.models.fused import fast_path_obstacle
+from turnwise.models.runtime_info import loaded_model
 from turnwise.protocols import MemoryKind, OnWeightUpdate
-from turnwise.schedule import Schedule
+from turnwise.replay_log import ReplayLog
+from turnwise.runtime_info import ServerInfo
 from turnwise.spec import KV_CACHE_BYTES
 from turnwise.stopwatch import ENGINE, Stopwatch
 from turnwise.types import Completion, Media, SamplingParams
@@ -38,7 +38,7 @@ class EmbeddedServer:
     it before and resumes it afterwards.
     Up to `max_concurrency` requests are decoded together, in contexts of up to `max_length` tokens (default: the model's
     own). `kv_cache_bytes` bounds the cache of running and idle conversations. `decode` turns ids into text, for stop strings.
-    `schedule` notes what each step admits, or says it.
+    `replay_log` notes what each step admits, or says it.
     Responses include the stop token, or the token that completed a stop string.
 
     Raises:
@@ -56,7 +56,7 @@ class EmbeddedServer:
         decode: Decode | None = None,
         version: int = 0,
         stopwatch: Stopwatch | None = None,
-        schedule: Schedule | None = None,
+        replay_log: ReplayLog | None = None,
     ) -> None:
         self.model = model
         self._vocab_size: int = model.config.vocab_size
@@ -78,7 +78,7 @@ class EmbeddedServer:
         self._num_requests = 0
         self._is_closed = False
         self._stopwatch = stopwatch or Stopwatch()
-        self._schedule = schedule or Schedule()
+        self._replay_log = replay_log or ReplayLog()
         self._has_stepped = asyncio.Event()
 
     @property
@@ -126,7 +126,7 @@ class EmbeddedServer:
         self._engine.release(request_id)
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
-        if self._schedule.is_followed:
+        if self._replay_log.is_followed:
             await self._update_is_due()
         else:
             self._engine.is_admitting = False
@@ -138,7 +138,7 @@ class EmbeddedServer:
 
     async def resume(self, version: int) -> None:
         self._engine.update(version)
-        self._schedule.updated(version)
+        self._replay_log.updated(version)
         self._engine.is_admitting = True
         self._drive_if_needed()
 
@@ -167,8 +167,8 @@ class EmbeddedServer:
         self._engine.is_admitting = False
         self._engine.free_cache()
 
-    def facts(self) -> ServerFacts:
-        return ServerFacts(
+    def info(self) -> ServerInfo:
+        return ServerInfo(
             model=loaded_model(self.model),
             engine=f"embedded, {self._runner.name} forward pass",
             max_length=self._max_length,
@@ -190,7 +190,7 @@ class EmbeddedServer:
             self._driver = None
 
     def _end(self, driver: asyncio.Task[None]) -> None:
-        """Nobody waits for a driver: what breaks it (a full disk under the schedule) is told to those who wait for tokens."""
+        """Nobody waits for a driver: what breaks it (a full disk under the replay_log) is told to those who wait for tokens."""
         fault = None if driver.cancelled() else driver.exception()
         for request_id in list(self._futures) if fault is not None else ():
             self._engine.abort(request_id)
@@ -201,9 +201,9 @@ class EmbeddedServer:
     @property
     def _may_step(self) -> bool:
         """Whether a step would do something, and is the next that is to happen: all that it admits has come."""
-        if not self._schedule.is_followed:
+        if not self._replay_log.is_followed:
             return self._engine.has_work
-        admissions = self._schedule.admissions
+        admissions = self._replay_log.admissions
         return admissions is not None and all(self._engine.is_waiting(request_id) for request_id, _ in admissions)
 
     async def _update_is_due(self) -> None:
@@ -212,7 +212,7 @@ class EmbeddedServer:
         Raises:
             DataError: the record ends before it.
         """
-        while self._schedule.update is None:
+        while self._replay_log.update is None:
             self._has_stepped.clear()
             await self._has_stepped.wait()
 
@@ -227,7 +227,7 @@ class EmbeddedServer:
     def _step(self) -> None:
         try:
             started, num_steps, num_sampled = self._stopwatch.now(), self._engine.num_steps, self._engine.num_sampled
-            self._engine.admissions = self._schedule.admissions
+            self._engine.admissions = self._replay_log.admissions
             finished = self._engine.step()
             self._stopwatch.add(ENGINE, "step", started, **self._engine.last_step._asdict())
             self._stopwatch.num_sampled += self._engine.num_sampled - num_sampled
@@ -238,7 +238,7 @@ class EmbeddedServer:
                 self._fail(request.request_id, failure)
             return
         if self._engine.num_steps > num_steps:
-            self._schedule.stepped(self._engine.admitted)
+            self._replay_log.stepped(self._engine.admitted)
             self._has_stepped.set()
         for item in finished:
             self._deliver(item)

@@ -25,17 +25,17 @@ _FORK, _REAP = b"f", b"r"
 _NUMBER = 8
 """Bytes of a number in a message."""
 _END_S = 5.0
-"""In which a nursery whose connection is closed ends by itself."""
+"""In which a fork server whose connection is closed ends by itself."""
 _ANSWER_S = 600.0
-"""In which a nursery answers; the first time it imports before that."""
+"""In which a fork server answers; the first time it imports before that."""
 _IS_STARTER_THERE_S = 1.0
 """Between two looks at it. A closed connection says it sooner, unless a fork of the starter holds its end."""
 _SENT_TO_ALL = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """What a shell or a scheduler may send to all processes of a run: what becomes of the others is the first one's choice."""
 
 
-class Nursery:
-    """The process that forks, from the side of the one that has started it. All ends with this one, however it ends."""
+class ForkServer:
+    """The process that forks, as seen by the process that started it. Killing the starter kills them all."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         if sys.platform == "win32":
@@ -46,7 +46,7 @@ class Nursery:
         self._lock = threading.Lock()
         code = (
             f"import sys; sys.path[:] = {[folder for folder in sys.path if isinstance(folder, str)]!r}\n"
-            f"from turnwise.cluster.nursery import main; main({theirs.fileno()}, {os.getpid()}, {list(modules)!r})"
+            f"from turnwise.cluster.fork_server import main; main({theirs.fileno()}, {os.getpid()}, {list(modules)!r})"
         )
         # Unbuffered, since forks may be killed. In a session of its own, since Ctrl-C in a terminal is for this process alone.
         # Without OpenBLAS's threads, which a fork doesn't have.
@@ -69,7 +69,7 @@ class Nursery:
         """The id of a new process, which calls the function `main` (`module:name`) with its ends of the connections.
 
         Raises:
-            WorkerError: there can be none, since the nursery has ended or doesn't answer.
+            WorkerError: there can be none, since the fork server has ended or doesn't answer.
         """
         try:
             with self._talking():
@@ -114,30 +114,30 @@ class Nursery:
         return int.from_bytes(data, "big")
 
 
-_nurseries: dict[int, Nursery] = {}
+_fork_servers: dict[int, ForkServer] = {}
 """By the process that has started it: one that was forked from it needs its own."""
 
 
-def prepare_processes(modules: Sequence[str] = ()) -> Nursery:
-    """The nursery of this process. Where there is none yet one begins to import `modules`; where one has ended, what it had."""
-    nursery = _nurseries.get(os.getpid())
-    if nursery is None or not nursery.is_alive:
-        known = nursery.modules if nursery is not None else ()
-        _nurseries.clear()
-        nursery = _nurseries[os.getpid()] = Nursery(modules or known)
-    return nursery
+def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:
+    """The fork server of this process. A new one imports `modules`, or what the one before it had that has ended."""
+    fork_server = _fork_servers.get(os.getpid())
+    if fork_server is None or not fork_server.is_alive:
+        known = fork_server.modules if fork_server is not None else ()
+        _fork_servers.clear()
+        fork_server = _fork_servers[os.getpid()] = ForkServer(modules or known)
+    return fork_server
 
 
 def drop_processes() -> None:
-    """Ends a nursery that still imports, and would only then see that this process is gone."""
-    nursery = _nurseries.pop(os.getpid(), None)
-    if nursery is not None:
-        nursery.kill()
+    """Ends a fork server that still imports, and would only then see that this process is gone."""
+    fork_server = _fork_servers.pop(os.getpid(), None)
+    if fork_server is not None:
+        fork_server.kill()
 
 
 def main(descriptor: int, starter: int, modules: Sequence[str]) -> None:
-    """In the nursery: imports the modules, then forks and reaps as it is asked to, until the other end is closed or its starter
-    is gone."""
+    """In the fork server: imports the modules, then forks and reaps as it is asked to, until its starter closes the other end
+    or is gone."""
     for name in _SENT_TO_ALL:
         if name in signal.Signals.__members__:
             signal.signal(signal.Signals[name], lambda *_: None)

@@ -19,7 +19,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TurnwiseError
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype, trusted_already
 from turnwise.models.plain import logprobs_at, plain_logits, plain_model
-from turnwise.pipelines.parity_probe import Played, Prompts, Scored
+from turnwise.pipelines.parity_probe import CheckedConversation, Prompts, Scored
 from turnwise.types import FloatArray, Sample
 
 Score = Callable[[Sequence[Sample]], list[FloatArray]]
@@ -62,7 +62,7 @@ class Evidence:
     """
 
     version: int
-    played: Sequence[Played]
+    played: Sequence[CheckedConversation]
     scored: Scored
     max_diff: float
     ask_afresh: Callable[[], float]
@@ -70,7 +70,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """A fault that was tried: the mean difference that is left if it is the cause (NaN: not tried), and what to do then."""
 
     cause: str
@@ -112,9 +112,9 @@ class _Trial:
         self._suspects = suspects
         self._samples = [conversation.sample() for conversation in evidence.played]
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[Diagnosis]:
         folders = self._suspects.folders
-        tests: dict[str, Callable[[], Iterator[Finding]]] = {
+        tests: dict[str, Callable[[], Iterator[Diagnosis]]] = {
             "stale prefix": self._stale_prefix,
             "weights not transferred": self._stale_weights,
             "adapter not loaded": self._adapter,
@@ -129,15 +129,15 @@ class _Trial:
             try:
                 yield from test()
             except TurnwiseError as error:
-                yield Finding(f"{name}, which can't be tried: {str(error).splitlines()[0]}", math.nan, "", is_proven=False)
+                yield Diagnosis(f"{name}, which can't be tried: {str(error).splitlines()[0]}", math.nan, "", is_proven=False)
 
-    def _finding(self, cause: str, rest: float, advice: str) -> Finding:
+    def _finding(self, cause: str, rest: float, advice: str) -> Diagnosis:
         difference = self._scored.difference
         is_almost_all = rest <= difference / 10
         is_within_bound = rest <= self._evidence.max_diff and rest <= difference / 3
-        return Finding(cause, rest, advice, is_proven=is_almost_all or is_within_bound)
+        return Diagnosis(cause, rest, advice, is_proven=is_almost_all or is_within_bound)
 
-    def _stale_prefix(self) -> Iterator[Finding]:
+    def _stale_prefix(self) -> Iterator[Diagnosis]:
         yield self._finding(
             "stale prefix",
             self._evidence.ask_afresh(),
@@ -146,7 +146,7 @@ class _Trial:
             "actor_infer.strategy_args.strategy_config",
         )
 
-    def _stale_weights(self) -> Iterator[Finding]:
+    def _stale_weights(self) -> Iterator[Diagnosis]:
         if self._evidence.change_since is not None:
             version, distance = self._evidence.change_since
             yield self._finding(
@@ -156,7 +156,7 @@ class _Trial:
                 "reach it; actor_infer.strategy_args.strategy_name: embedded reads the trainer's own weights",
             )
 
-    def _adapter(self) -> Iterator[Finding]:
+    def _adapter(self) -> Iterator[Diagnosis]:
         if self._suspects.without_adapter is not None:
             yield self._finding(
                 "adapter not loaded",
@@ -165,7 +165,7 @@ class _Trial:
                 "(actor_train.model_args.lora_rank): it must load the adapter, or be given merged weights",
             )
 
-    def _temperature(self) -> Iterator[Finding]:
+    def _temperature(self) -> Iterator[Diagnosis]:
         ours = self._suspects.temperature
         fitted = self._fitted_temperature()
         if abs(math.log(fitted / ours)) > _SAME_TEMPERATURE:
@@ -177,7 +177,7 @@ class _Trial:
                 "what it samples from, after the temperature; for vLLM that is logprobs_mode: processed_logprobs",
             )
 
-    def _other_tokens(self) -> Iterator[Finding]:
+    def _other_tokens(self) -> Iterator[Diagnosis]:
         """A server that puts a token before the prompt, or takes one away, where the template has written all there is."""
         tokenizer = self._suspects.template.tokenizer
         ours = [played.prompts for played in self._evidence.played]
@@ -194,7 +194,7 @@ class _Trial:
             "The ids that a server is given are the whole prompt: turn off that it removes a token",
         )
 
-    def _template(self, folder: str) -> Iterator[Finding]:
+    def _template(self, folder: str) -> Iterator[Diagnosis]:
         template = ChatTemplate(load_tokenizer(folder, trusted_already(self._suspects.model_config)))
         prompts = [played.written_by(template) for played in self._evidence.played]
         highest = max(token_id for written in prompts for ids in written for token_id in ids)
@@ -207,7 +207,7 @@ class _Trial:
                 "that it is given, and all roles should name one folder",
             )
 
-    def _folder(self, folder: str) -> Iterator[Finding]:
+    def _folder(self, folder: str) -> Iterator[Diagnosis]:
         setting, start = self._suspects.folders[folder], next(iter(self._suspects.folders))
         dtype, trust = parse_dtype(self._suspects.sampler_dtype), trusted_already(self._suspects.model_config)
         model = load_model(folder, dtype=dtype, attn_implementation="sdpa", trust=trust)
@@ -219,7 +219,7 @@ class _Trial:
             advice = f"The server samples from this model, and training started from {start}: name one folder for both"
             yield self._finding(f"wrong folder, {setting} {folder}", rest, advice)
 
-    def _trainer(self) -> Iterator[Finding]:
+    def _trainer(self) -> Iterator[Diagnosis]:
         ours, theirs = self._suspects.trainer_dtype, self._suspects.sampler_dtype
         rest = self._distance_plain(self._logits, self._suspects.temperature)
         advice = "The server agrees with transformers' plain forward pass over the trainer's weights, and the trainer doesn't: "
@@ -230,13 +230,13 @@ class _Trial:
             advice += "set actor_train.model_args.dtype to the server's, or raise parity_max_logprob_diff"
             yield self._finding(f"dtype, {ours} of the trainer", rest, advice)
 
-    def _rounding(self) -> Iterator[Finding]:
+    def _rounding(self) -> Iterator[Diagnosis]:
         for dtype in dict.fromkeys((self._suspects.sampler_dtype, "bf16", "fp16")):
             if dtype == "fp32":
                 continue
             predicted = logprobs_at(self._plain_logits(dtype), self._samples, self._suspects.temperature)
             rounding = float(np.abs(predicted - self._scored.trained).mean())
-            yield Finding(
+            yield Diagnosis(
                 f"dtype, {dtype} of the server",
                 self._scored.distance(predicted),
                 f"The difference is of the size that computing in {dtype} makes on these tokens, {rounding:.2g}. The trainer "

@@ -22,7 +22,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class StrategyFacts:
+class StrategyInfo:
     """What a strategy runs."""
 
     model: LoadedModel
@@ -40,7 +40,7 @@ class StrategyFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFacts:
+class ServerInfo:
     """What an inference server runs."""
 
     model: LoadedModel

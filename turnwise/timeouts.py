@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Protocol
 
 
-class Expiring(Protocol):
+class HasDeadline(Protocol):
     """What ends at a deadline, in `time.monotonic()`, unless it is over by then."""
 
     deadline: float
@@ -17,7 +17,7 @@ class Expiring(Protocol):
     def expire(self) -> None: ...
 
 
-class Expiry:
+class Timeouts:
     """Ends the waits of `timeout_s` seconds on one event loop.
 
     They are due in the order in which they began. A timer of its own for each would cost as much as all else that a wait does,
@@ -27,16 +27,16 @@ class Expiry:
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
         self.loop = loop
         self._timeout_s = timeout_s
-        self._waits: dict[Expiring, None] = {}
+        self._waits: dict[HasDeadline, None] = {}
         self._is_armed = False
 
-    def add(self, wait: Expiring) -> None:
+    def add(self, wait: HasDeadline) -> None:
         """A wait begins, whose deadline is that of none before it or later."""
         self._waits[wait] = None
         if not self._is_armed:
             self._arm(self._timeout_s)
 
-    def remove(self, wait: Expiring) -> None:
+    def remove(self, wait: HasDeadline) -> None:
         """It is over."""
         self._waits.pop(wait, None)
 

@@ -12,7 +12,7 @@ from turnwise.types import Observation
 _MAX_SHOWN = 40
 
 
-class Moment(NamedTuple):
+class CallResult(NamedTuple):
     """All that an agent, or credit, gets to see of one call."""
 
     text: str
@@ -30,14 +30,14 @@ class Moment(NamedTuple):
         return self.is_terminated or self.is_truncated
 
 
-def start_moment(observation: Observation, info: Mapping[str, Any], state_key: Hashable = None) -> Moment:
+def start_result(observation: Observation, info: Mapping[str, Any], state_key: Hashable = None) -> CallResult:
     """What a `reset` shows."""
-    return Moment(observation.text, _images(observation), _prompt(info), 0.0, False, False, (), state_key)
+    return CallResult(observation.text, _images(observation), _prompt(info), 0.0, False, False, (), state_key)
 
 
-def step_moment(step: StepResult, state_key: Hashable = None) -> Moment:
+def step_result(step: StepResult, state_key: Hashable = None) -> CallResult:
     """What a `step` shows."""
-    return Moment(
+    return CallResult(
         text=step.observation.text,
         images=_images(step.observation),
         prompt=_prompt(step.info),
@@ -53,15 +53,15 @@ class Difference(NamedTuple):
     """Where two episodes part."""
 
     name: str
-    """The field of `Moment` that differs first; "end" where only one episode is over."""
+    """The field of `CallResult` that differs first; "end" where only one episode is over."""
     told: str
     """The same in a few words, with turn and values."""
 
 
-def first_difference(expected: Sequence[Moment], got: Sequence[Moment]) -> Difference | None:
+def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) -> Difference | None:
     """Where two episodes part, None where they are equal.
 
-    >>> start = start_moment(Observation("P _"), {})
+    >>> start = start_result(Observation("P _"), {})
     >>> first_difference([start], [start._replace(text="_ P")])
     Difference(name='text', told="at the start: text 'P _' and '_ P'")
     """
@@ -71,7 +71,7 @@ def first_difference(expected: Sequence[Moment], got: Sequence[Moment]) -> Diffe
         where = f"at turn {turn}" if turn else "at the start"
         if one is None or other is None:
             return Difference("end", f"{where}: one episode is over and the other goes on")
-        name, first, second = next((name, a, b) for name, a, b in zip(Moment._fields, one, other, strict=True) if a != b)
+        name, first, second = next((name, a, b) for name, a, b in zip(CallResult._fields, one, other, strict=True) if a != b)
         if name == "images":
             return Difference(name, f"{where}: the pictures differ")
         return Difference(name, f"{where}: {name} {' and '.join(_shown(first, second))}")

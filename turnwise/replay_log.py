@@ -18,8 +18,8 @@ Admissions = tuple[tuple[str, int], ...]
 """`(request id, slot)` of the requests that a step of the engine admits, in their order."""
 
 
-class Steps(NamedTuple):
-    """Steps of the engine, one after the other, of which the first admits requests."""
+class EngineSteps(NamedTuple):
+    """EngineSteps of the engine, one after the other, of which the first admits requests."""
 
     admissions: Admissions
     num_steps: int
@@ -32,11 +32,11 @@ class Taken(NamedTuple):
     rejected: list[int]
 
 
-class Schedule:
+class ReplayLog:
     """Writes what happens to a file, and says what is to happen next where there is a `recorded` file to follow.
 
-    >>> schedule = Schedule()
-    >>> schedule.is_followed, schedule.batch(0)
+    >>> replay_log = ReplayLog()
+    >>> replay_log.is_followed, replay_log.batch(0)
     (False, None)
     """
 
@@ -44,17 +44,17 @@ class Schedule:
         self.is_followed = recorded is not None
         self._recorded = recorded
         self._file = file.open("a", encoding="utf-8") if file else None
-        self._pending = Steps((), 0)
-        """Steps that happened and aren't written yet."""
+        self._pending = EngineSteps((), 0)
+        """EngineSteps that happened and aren't written yet."""
         self._conditions: dict[str, Any] = {}
         self._batches: dict[int, Taken] = {}
         self._validations: set[int] = set()
         """After how many batches the record has a validation that was played whole."""
         self._num_taken = 0
         """Batches that were taken."""
-        self._events: Iterator[Steps | int] = iter(())
-        self._next: Steps | int | None = None
-        """Steps of the engine, or the version of a weight update."""
+        self._events: Iterator[EngineSteps | int] = iter(())
+        self._next: EngineSteps | int | None = None
+        """EngineSteps of the engine, or the version of a weight update."""
         if recorded is not None:
             events = _read(recorded)
             self._conditions = next((event["on"] for event in events if "on" in event), {})
@@ -69,7 +69,7 @@ class Schedule:
     @property
     def admissions(self) -> Admissions | None:
         """Those of the engine's next step; None where a weight update comes before it, or the record is at its end."""
-        return self._next.admissions if isinstance(self._next, Steps) else None
+        return self._next.admissions if isinstance(self._next, EngineSteps) else None
 
     @property
     def update(self) -> int | None:
@@ -131,10 +131,10 @@ class Schedule:
         """The engine has made a step, and admitted these in it."""
         if admissions:
             self._flush()
-        self._pending = Steps(admissions or self._pending.admissions, self._pending.num_steps + 1)
-        if isinstance(self._next, Steps):
+        self._pending = EngineSteps(admissions or self._pending.admissions, self._pending.num_steps + 1)
+        if isinstance(self._next, EngineSteps):
             num_left = self._next.num_steps - 1
-            self._next = Steps((), num_left) if num_left else next(self._events, None)
+            self._next = EngineSteps((), num_left) if num_left else next(self._events, None)
 
     def updated(self, version: int) -> None:
         """The weights are now those of this version."""
@@ -167,7 +167,7 @@ class Schedule:
     def _flush(self) -> None:
         if self._pending.num_steps:
             self._write({"admit": self._pending.admissions, "steps": self._pending.num_steps})
-        self._pending = Steps((), 0)
+        self._pending = EngineSteps((), 0)
 
     def _write(self, event: dict[str, Any]) -> None:
         if self._file is not None:
@@ -179,10 +179,10 @@ def _taken(event: Mapping[str, Any]) -> Taken:
     return Taken(event.get("parts") or [event["groups"]], event.get("rejected", []))
 
 
-def _decode(event: dict[str, Any]) -> Steps | int:
+def _decode(event: dict[str, Any]) -> EngineSteps | int:
     if "update" in event:
         return int(event["update"])
-    return Steps(tuple((request_id, slot) for request_id, slot in event["admit"]), event["steps"])
+    return EngineSteps(tuple((request_id, slot) for request_id, slot in event["admit"]), event["steps"])
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from turnwise.facts import LoadedModel
 from turnwise.models.load import DTYPES
 from turnwise.models.native_layers import uses_native_layers
 from turnwise.models.packed_attention import PACKED_ATTENTION
+from turnwise.runtime_info import LoadedModel
 
 _KERNELS = {
     PACKED_ATTENTION: "packed",

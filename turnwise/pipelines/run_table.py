@@ -13,7 +13,6 @@ from turnwise.config import AgenticConfig, Applied, SFTConfig, ineffective
 from turnwise.config.describe import Row, algorithm_rows, asynchronous, sampling, tags_of, tracking, validation
 from turnwise.config.smaller import bytes_text
 from turnwise.errors import counted
-from turnwise.facts import LoadedModel, ServerFacts, StrategyFacts
 from turnwise.model_folder import base_of_adapter
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.checkpoints import Checkpoints
@@ -21,6 +20,7 @@ from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.protocols import InferenceServer
 from turnwise.rollout.source import RolloutSource
+from turnwise.runtime_info import LoadedModel, ServerInfo, StrategyInfo
 from turnwise.types import Split
 
 P = TypeVar("P", AgenticPipeline, SFTPipeline)
@@ -46,21 +46,21 @@ def applied_settings(pipeline: AgenticPipeline | SFTPipeline) -> Applied:
 
 def applied_play(config: AgenticConfig, server: InferenceServer, source: RolloutSource, split: Split, sampled: str) -> Applied:
     """The table of `turnwise eval` and `turnwise rollout`, which train nothing; `sampled` says how tokens are drawn."""
-    facts = server.facts()
-    episodes = f"{source.describe()}, each of at most {facts.max_length} tokens"
-    rows = [("model", _model(facts.model)), ("server", _server(facts)), *_environments(config, split)]
+    info = server.info()
+    episodes = f"{source.describe()}, each of at most {info.max_length} tokens"
+    rows = [("model", _model(info.model)), ("server", _server(info)), *_environments(config, split)]
     return Applied([*rows, ("episodes", episodes), ("sampling", sampled), ("profile", _profile(config))])
 
 
 def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
     config, role = pipeline.pipeline_config, pipeline.actor_train
-    actor = facts_of(role)
+    actor = info_of(role)
     yield "model", f"{_start(config.actor_train.model_args.model_name_or_path)}: {_trained(actor.model)}"
     yield from _adapters(actor)
     yield "actor_train", _strategy(actor)
     yield "optimiser", actor.optimizer
     if pipeline.critic:
-        critic = facts_of(pipeline.critic)
+        critic = info_of(pipeline.critic)
         alone = f", alone in the first {counted(config.critic_warmup, 'step')}" if config.critic_warmup else ""
         yield "critic", f"{_trained(critic.model)}, {_strategy(critic)}{alone}"
         yield from _adapters(critic, "its adapters")
@@ -68,9 +68,9 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
     if pipeline.reference and pipeline.reference.is_base:
         yield "reference", "the policy's own weights with the adapter off"
     elif pipeline.reference:
-        reference = facts_of(pipeline.reference)
+        reference = info_of(pipeline.reference)
         yield "reference", f"{_start(config.reference.model_args.model_name_or_path)}: {_strategy(reference)}"
-    yield "actor_infer", _server(pipeline.actor_infer.facts(), actor)
+    yield "actor_infer", _server(pipeline.actor_infer.info(), actor)
     if isinstance(pipeline.cluster, ProcessCluster):
         yield "asynchronous", f"{_split(pipeline.cluster)}; {asynchronous(config)}"
     yield from _environments(config, "train")
@@ -87,11 +87,11 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
 
 def _sft_rows(pipeline: SFTPipeline) -> Iterator[Row]:
     config, plan = pipeline.pipeline_config, pipeline.sft.plan
-    facts = facts_of(pipeline.sft)
-    yield "model", f"{_start(config.model_args.model_name_or_path)}: {_trained(facts.model)}"
-    yield from _adapters(facts)
-    yield "training", _strategy(facts)
-    yield "optimiser", facts.optimizer
+    info = info_of(pipeline.sft)
+    yield "model", f"{_start(config.model_args.model_name_or_path)}: {_trained(info.model)}"
+    yield from _adapters(info)
+    yield "training", _strategy(info)
+    yield "optimiser", info.optimizer
     tokens = sum(sample.num_trained for sample in pipeline.train_samples)
     yield "demonstrations", f"{len(pipeline.train_samples)} of at most {plan.max_length} tokens, {tokens:,} tokens trained on"
     yield "steps", f"{pipeline.num_steps} of {plan.samples_per_step} samples, {counted(config.num_epochs, 'epoch')}"
@@ -103,10 +103,10 @@ def _sft_rows(pipeline: SFTPipeline) -> Iterator[Row]:
     yield "tracking", tracking(config)
 
 
-def facts_of(role: ModelRole) -> StrategyFacts:
+def info_of(role: ModelRole) -> StrategyInfo:
     """What the role's strategy says of itself."""
-    facts: StrategyFacts = role.workers.call("facts", route="rank0").result()
-    return facts
+    info: StrategyInfo = role.workers.call("info", route="rank0").result()
+    return info
 
 
 def _model(model: LoadedModel) -> str:
@@ -123,24 +123,24 @@ def _start(path: str) -> str:
     return path if base is None else f"{path}, an adapter merged into {base}"
 
 
-def _adapters(facts: StrategyFacts, title: str = "adapters") -> Iterator[Row]:
-    if facts.adapters:
-        yield title, facts.adapters
+def _adapters(info: StrategyInfo, title: str = "adapters") -> Iterator[Row]:
+    if info.adapters:
+        yield title, info.adapters
 
 
-def _strategy(facts: StrategyFacts) -> str:
-    model = facts.model
-    recomputed = ", activations computed twice" if facts.recomputes_activations else ""
-    return f"{model.device}, weights {model.dtype}, computes in {facts.compute_dtype}, attention {model.attention}{recomputed}"
+def _strategy(info: StrategyInfo) -> str:
+    model = info.model
+    recomputed = ", activations computed twice" if info.recomputes_activations else ""
+    return f"{model.device}, weights {model.dtype}, computes in {info.compute_dtype}, attention {model.attention}{recomputed}"
 
 
-def _server(facts: ServerFacts, trainer: StrategyFacts | None = None) -> str:
-    parts = [facts.engine, facts.model.device, facts.model.dtype]
+def _server(info: ServerInfo, trainer: StrategyInfo | None = None) -> str:
+    parts = [info.engine, info.model.device, info.model.dtype]
     if trainer:
         copy = "a copy with the adapters merged" if trainer.adapters else "a copy of the parameters"
-        parts.append("the trainer's own parameters" if facts.model.address == trainer.model.address else copy)
-    parts.append(f"at most {facts.max_concurrency} requests at once")
-    kept = f"cache of at most {bytes_text(facts.cache_bytes)}" if facts.cache_bytes else "nothing cached between requests"
+        parts.append("the trainer's own parameters" if info.model.address == trainer.model.address else copy)
+    parts.append(f"at most {info.max_concurrency} requests at once")
+    kept = f"cache of at most {bytes_text(info.cache_bytes)}" if info.cache_bytes else "nothing cached between requests"
     return ", ".join([*parts, kept])
 
 
