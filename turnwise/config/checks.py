@@ -342,8 +342,12 @@ def _sampling(config: AgenticConfig) -> Iterator[Problem]:
     for tag in config.train_env_manager.tags:
         if tag in config.custom_envs and (limit := config.max_new_tokens("train", tag)) >= config.sequence_length:
             message = f"{limit} tokens of one response leave no room for a prompt in a sequence_length of"
-            if config.is_set("actor_infer.generating_args.max_new_tokens") or config.custom_envs[tag].max_tokens_per_step:
-                yield Problem(("custom_envs", tag, "max_tokens_per_step"), f"{message} {config.sequence_length}")
+            of_tag = config.custom_envs[tag].max_tokens_per_step == limit
+            keys = [f"{role}.generating_args.max_new_tokens" for role in ("train_env_manager", "actor_infer")]
+            path: list[Path] = [("custom_envs", tag, "max_tokens_per_step")] if of_tag else []
+            path += [tuple(key.split(".")) for key in keys if config.is_set(key)]
+            if path:
+                yield Problem(path[0], f"{message} {config.sequence_length}")
 
 
 def _cache(config: AgenticConfig) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, overload
 
@@ -15,16 +16,19 @@ from turnwise.config.coming_from import counterpart, differing_defaults, unknown
 from turnwise.config.compose import Composed, compose
 from turnwise.config.effects import find_ineffective, never_works
 from turnwise.config.positions import Positions, display
+from turnwise.config.problems import MAX_SHOWN, Problem, as_sentences, config_error
 from turnwise.config.problems import Path as KeyPath
-from turnwise.config.problems import Problem, as_sentences, config_error
 from turnwise.config.published import Translation, translate
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
+from turnwise.config.yaml_text import MAX_DEPTH
 from turnwise.errors import NotAvailableError, nearest
 
 AnyConfig = AgenticConfig | SFTConfig
 C = TypeVar("C", AgenticConfig, SFTConfig)
 Kind = type[AgenticConfig] | type[SFTConfig]
+MAX_CHARACTERS = 100_000
+"""Of one text: more than any context holds."""
 Purpose = Literal["train", "play", "show"]
 Examine = Callable[[Any], Iterable[Problem]]
 
@@ -116,7 +120,7 @@ def _parse(
     purpose: Purpose,
     examine: Examine | None = None,
 ) -> tuple[C, list[str]]:
-    problems = [*_not_text(composed.values)]
+    problems = [*islice(_not_text(composed.values), MAX_SHOWN)]
     if problems:
         raise config_error(source, problems, positions())
     translation = translate(composed.values, frozenset(kind.model_fields), composed.interpolated)
@@ -156,8 +160,12 @@ def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purp
 
 
 def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
-    """Texts that no file name, terminal or tokenizer can take."""
-    if isinstance(value, str) and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):
+    """Texts that no file name, terminal or tokenizer can take, and values that never end."""
+    if len(path) > MAX_DEPTH:
+        yield Problem(path[:4], f"holds more than {MAX_DEPTH} sections inside each other; a config has a few")
+    elif isinstance(value, str) and len(value) > MAX_CHARACTERS:
+        yield Problem(path, f"has {len(value):,} characters, and at most {MAX_CHARACTERS:,} are read; shorten it")
+    elif isinstance(value, str) and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):
         yield Problem(path, f"{value!r} holds a NUL or half a surrogate pair, which no text has; write it anew, as UTF-8")
     elif isinstance(value, dict):
         for key, item in value.items():

@@ -91,7 +91,8 @@ def _unplayed(translation: Translation) -> frozenset[str]:
     tags = [translation.section(manager).get("tags") for manager in MANAGERS]
     if tags[0] is None:
         return frozenset()
-    played = {name for names in tags if names is not None for name in ([names] if isinstance(names, str) else names)}
+    lists = [[names] if isinstance(names, str) else names for names in tags if isinstance(names, str | list)]
+    played = {name for names in lists for name in names if isinstance(name, str)}
     return frozenset(translation.section("custom_envs").keys() - played)
 
 
@@ -226,7 +227,7 @@ def _translate_env(translation: Translation, tag: str) -> None:
             del config["action_pattern"]  # the tag's own is what parses
         else:
             translation.move((*path, "env_config", "action_pattern"), (*path, "action_pattern"), config["action_pattern"])
-    if env.get("env_type") in ENVS:
+    if str(env.get("env_type")) in ENVS:
         _translate_builtin_env(translation, path, env, config)
 
 

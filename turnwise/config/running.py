@@ -32,7 +32,7 @@ class CheckpointConfig(Section):
 
     type: Literal["file_system"] = "file_system"
     """The one kind there is."""
-    output_dir: str | None = None
+    output_dir: Name | None = None
     """Folder of the checkpoints [the run's own]."""
 
 
@@ -79,11 +79,11 @@ class RunKeys(Section):
     one that it never reads is an error."""
     exp_name: Annotated[str, AfterValidator(_folder_name)] = "turnwise"
     """Name of the experiment [the config file's]."""
-    seed: Annotated[int, Field(ge=0)] = 42
+    seed: Count = 42
     """Everything random follows from it."""
     output_dir: Name = "runs"
     """A run writes to output_dir/exp_name/time."""
-    logging_dir: str | None = None
+    logging_dir: Name | None = None
     """Folder of the run's readable log file [the run's own]."""
 
     save_steps: Count = 50

@@ -41,7 +41,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     max_steps: Count = 200
     """Steps of the pipeline."""
-    render_save_dir: str | None = None
+    render_save_dir: Name | None = None
     """Folder for animated pictures of validation episodes, in exp_name/time/step-N below it; unset = none."""
     reward_pretrain: Name = derived()
     """Model of the critic and of the `reward` role [pretrain]."""

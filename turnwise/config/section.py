@@ -11,31 +11,37 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from turnwise.errors import nearest
 
-Count = Annotated[int, Field(ge=0)]
-PositiveCount = Annotated[int, Field(ge=1)]
+LARGEST = 2**63 - 1
+"""Of a whole number: torch, numpy and files hold 64 bits."""
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+PositiveCount = Annotated[int, Field(ge=1, le=LARGEST)]
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 """Longer than any wait; clocks of the system overflow beyond it."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
+LONGEST_PART, LONGEST_PATH = 255, 4095
+"""Bytes of a file's name, and of a path."""
+
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Names = Annotated[list[str], BeforeValidator(_as_list)]
-"""A list of names; a single name stands for a list of one."""
-
-
 def _is_named(name: str) -> str:
     if not name.strip():
         raise ValueError("is empty; give it a name, or leave it out")
+    if any(len(part.encode()) > LONGEST_PART for part in name.split("/")) or len(name.encode()) > LONGEST_PATH:
+        raise ValueError(f"is too long: the system takes {LONGEST_PART} bytes between slashes and {LONGEST_PATH:,} in all")
     return name
 
 
 Name = Annotated[str, AfterValidator(_is_named)]
-"""A text that says something."""
+"""A text that says something, and could be a path."""
+
+Names = Annotated[list[Name], BeforeValidator(_as_list)]
+"""A list of names; a single name stands for a list of one."""
 
 
 def is_entry_point(name: str) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.problems import Problem
@@ -26,7 +26,7 @@ def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]
     for key, names in (("train_files", config.train_files), ("val_files", config.val_files or [])):
         for index, name in enumerate(names):
             try:
-                for _ in read_rows([name]) if not may_miss or Path(name).exists() else ():
+                for _ in read_rows([name]) if not may_miss or os.path.exists(name) else ():
                     pass
             except DataError as error:
                 yield Problem((key, index), str(error))

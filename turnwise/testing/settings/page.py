@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.effects import EFFECTS, ROLE_EFFECTS, SFT_EFFECTS, Effect
-from turnwise.config.section import OneOf
+from turnwise.config.section import LARGEST, OneOf
 from turnwise.testing.settings.answers import COMBINATIONS, answers
 from turnwise.testing.settings.leaves import Kind, Leaf, declaring, leaves
 from turnwise.testing.settings.table import AGENTIC, PLACES, SFT
@@ -175,10 +175,10 @@ def _bound(item: Any) -> str:
         case Gt(gt=bound):
             return f"> {bound}"
         case Le(le=bound):
-            return f"≤ {bound}"
+            return "" if bound == LARGEST else f"≤ {bound}"
         case AfterValidator(func=OneOf() as names):
             return f"({names})"
-    return " ".join(_bound(inner) for inner in item.metadata) if isinstance(item, FieldInfo) else ""
+    return " ".join(filter(None, map(_bound, item.metadata))) if isinstance(item, FieldInfo) else ""
 
 
 def _is_optional(annotation: Any) -> bool:

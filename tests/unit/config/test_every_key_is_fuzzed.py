@@ -1,0 +1,90 @@
+"""Every key of the schema with values that can't be meant: each is taken, or refused by a ConfigError that names its key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import date
+from itertools import cycle, islice
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from turnwise.config import AgenticConfig, SFTConfig, describe, parse_config, unavailable
+from turnwise.errors import ConfigError
+
+LIST: list[Any] = []
+LIST += [LIST, LIST]
+DICT: dict[str, Any] = {}
+DICT["a"] = DICT
+HUGE = "x" * 10**6
+HOSTILE: list[Any] = [
+    *("a\0b", "\ud800", "", "  ", ":", "a:b", "word", "../x", "${a}", "{x!z:", "(", "1e400", HUGE, "x" * 300, "/" * 5000),
+    *(-1, -1.5, 0, 1, 2**63, 10**400, 1e300, math.nan, math.inf, -math.inf, True, False, None, date(2001, 1, 1)),
+    *([], {}, LIST, DICT, [None], [[{}]], ["", "a"], [-1], [LIST], {1: 2}, {None: 1}, {"a": HUGE}),
+]
+VALUES_OF_A_KEY = 6
+"""That a key gets, of the hostile ones in turn: its neighbours of the same type get the next."""
+BASES: dict[type[AgenticConfig] | type[SFTConfig], dict[str, Any]] = {
+    AgenticConfig: {"pretrain": "models/none", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}},
+    SFTConfig: {"pretrain": "models/none", "train_files": ["a.jsonl"]},
+}
+
+
+def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from sections_of(argument)
+
+
+def keys_of(section: type[BaseModel], seen: set[type[BaseModel]], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every key of every section, at one place where it stands."""
+    seen.add(section)
+    for name, field in section.model_fields.items():
+        path = (*prefix, name, "Lake") if name == "custom_envs" else (*prefix, name)
+        yield path
+        for inner in sections_of(field.annotation):
+            if inner not in seen and name != "filters":
+                yield from keys_of(inner, seen, path)
+
+
+def changed(base: Any, path: tuple[str, ...], value: Any) -> Any:
+    if not path:
+        return value
+    return {**(base if isinstance(base, dict) else {}), path[0]: changed((base or {}).get(path[0]), path[1:], value)}
+
+
+def require_named(kind: Any, path: tuple[str, ...], value: Any) -> None:
+    try:
+        config, _ = parse_config(changed(BASES[kind], path, value), kind)
+        describe(config)
+        unavailable(config)
+    except ConfigError as error:
+        assert path[-1] in str(error) and len(str(error)) < 20_000
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_whatever_a_key_holds_is_taken_or_named(kind: Any) -> None:
+    values = cycle(HOSTILE)
+    keys = list(keys_of(kind, set()))
+    assert len(keys) > 40
+    for path in keys:
+        for value in islice(values, VALUES_OF_A_KEY):
+            require_named(kind, path, value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "pretrain",
+        "actor_infer.generating_args.max_new_tokens",
+        "actor_train.model_args.lora_rank",
+        "custom_envs.Lake.env_type",
+        "train_env_manager.tags",
+    ],
+)
+def test_keys_that_fell_over_once_get_every_value(key: str) -> None:
+    for value in HOSTILE:
+        require_named(AgenticConfig, tuple(key.split(".")), value)
