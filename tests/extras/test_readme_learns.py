@@ -25,7 +25,8 @@ def test_as_printed(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-euc", commands], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
-    after_sft, after_rl = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["results"]
+    results = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["results"]
+    after_sft, after_rl = (result["overall"] for result in results)
     assert after_sft["num_episodes"] == after_rl["num_episodes"] == 1000
     assert after_sft["success"] <= 0.60, done.stdout
     assert after_rl["success"] >= 0.90, done.stdout

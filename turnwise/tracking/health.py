@@ -265,8 +265,8 @@ def validation_falls(history: History) -> str | None:
         return None
     if fmean(lately) - fmean(then) <= NUM_RISE_ERRORS * history.error:
         return None
-    held_out = f"held-out success fell from {best.success:.2f} to {now.success:.2f}"
-    return f"{held_out} while training success rose from {fmean(then):.2f} to {fmean(lately):.2f}"
+    validation = f"validation success fell from {best.success:.2f} to {now.success:.2f}"
+    return f"{validation} while training success rose from {fmean(then):.2f} to {fmean(lately):.2f}"
 
 
 def _no_better_than(play: Callable[[], Outcomes | None]) -> Condition:

@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from PIL import Image
 
 from turnwise.report.curve import learning_curve
@@ -27,6 +28,21 @@ def test_curve_is_a_picture_of_its_rows(tmp_path):
     whole = drawn(SUCCESS, tmp_path)
     assert not np.array_equal(whole, drawn(SUCCESS[:5], tmp_path))
     assert not np.array_equal(whole, drawn(SUCCESS, tmp_path, baselines={"random player": 0.1}))
+
+
+def test_validation_is_called_validation_since_nothing_need_be_held_out(tmp_path, monkeypatch):
+    labels = []
+    plot = Axes.plot
+
+    def noted(axes, *values, label=None, **options):
+        labels.append(label)
+        return plot(axes, *values, label=label, **options)
+
+    monkeypatch.setattr(Axes, "plot", noted)
+    drawn(SUCCESS, tmp_path)
+    drawn([{"step": 0, "sft/loss": 1.0}, {"step": 1, "sft/loss": 0.5, "sft/val_loss": 0.6}], tmp_path)
+    said = {label for label in labels if label and "training" not in label}
+    assert said == {"validation tasks", "validation demonstrations"}
 
 
 def test_the_number_of_episodes_draws_an_interval(tmp_path):
