@@ -67,8 +67,8 @@ class TrainerProcess:
         readable, writable = os.pipe()
         self._connection, connection = Connection(ours.detach()), Connection(theirs.detach())
         self._stacks, stacks = Connection(readable, writable=False), Connection(writable, readable=False)
-        self._nursery = prepare_processes()
-        self._id = self._nursery.fork("turnwise.cluster.child:serve", [connection, stacks])
+        self._fork_server = prepare_processes()
+        self._id = self._fork_server.fork("turnwise.cluster.child:serve", [connection, stacks])
         connection.close()
         stacks.close()
         self._thread = DaemonThread("trainer")
@@ -157,7 +157,7 @@ class TrainerProcess:
 
     def _reap(self) -> None:
         if self._exit_code is None:
-            self._exit_code = self._nursery.reap(self._id)
+            self._exit_code = self._fork_server.reap(self._id)
 
     def _fate(self) -> str:
         self._reap()

@@ -345,7 +345,7 @@ def signal_trainer(number):
             "old_log_probs_values",
             signal.SIGSTOP,
             DeadlineError,
-            r"(?s)waited 8 s for actor_train.\w+; raise deadlines.train_s.*the trainer's process:\n    it doesn't say",
+            r"(?s)waited 3 s for actor_train.\w+; raise deadlines.train_s.*the trainer's process:\n    it doesn't say",
         ),
         (
             "model_update",
@@ -357,8 +357,8 @@ def signal_trainer(number):
     ],
 )
 def test_a_trainer_that_does_not_answer_ends_the_run_by_name(make_config, capfd, phase, number, error, message):
-    config = make_config(deadlines={"train_s": 8.0, "weights_s": 2.0}, save_steps=1)
-    fork_server = prepare_processes()
+    config = make_config(deadlines={"train_s": 3.0, "weights_s": 2.0}, save_steps=1)
+    fork_server = prepare_processes(["turnwise.pipelines.build_roles"])
     folder = start_run(config)
     pipeline = build_agentic(config, folder)
     pipeline.log = Disturbing(pipeline.log, phase, partial(signal_trainer, number))
