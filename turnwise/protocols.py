@@ -32,7 +32,7 @@ from turnwise.types import (
 
 MemoryKind = Literal["weights", "kv_cache", "optimizer"]
 Output = Literal["logprobs", "entropy", "values", "next_values"]
-"""Of a token: its log-prob, the entropy of its distribution, and the values of the states before and after it."""
+"""A token's log-prob, the entropy of its distribution, and the values of the states before and after it."""
 Route = Literal["split", "broadcast", "rank0"]
 OnWeightUpdate = Literal["finish", "abort_continue", "abort_restart"]
 
@@ -235,7 +235,7 @@ class StepPart(NamedTuple):
     number: int = 0
     """From 0: the first forgets what an earlier step has left behind."""
     divisor: float | None = 1.0
-    """Of the last part: what the gradients of all are divided by. None = more parts come."""
+    """What the gradients of all parts are divided by; only the last part has it. None = more parts come."""
 
 
 WHOLE_STEP = StepPart()
@@ -295,7 +295,7 @@ class Algorithm(Protocol):
     """
 
     needs: frozenset[str]
-    """Of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling`."""
+    """What it needs of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling`."""
     loss: Loss
     """The policy's. An object of its own, so that it can be sent to the ranks of a strategy without the rest."""
     value_loss: Loss | None

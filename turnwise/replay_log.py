@@ -68,7 +68,7 @@ class ReplayLog:
 
     @property
     def admissions(self) -> Admissions | None:
-        """Those of the engine's next step; None where a weight update comes before it, or the record is at its end."""
+        """Admissions of the engine's next step; None where a weight update comes first, or the record is at its end."""
         return self._next.admissions if isinstance(self._next, EngineSteps) else None
 
     @property

@@ -27,16 +27,16 @@ class StrategyInfo:
 
     model: LoadedModel
     compute_dtype: str
-    """Of matrix products."""
+    """Dtype of matrix products."""
     optimizer: str = ""
     """The optimiser with its schedule; empty for a frozen model."""
     recomputes_activations: bool = False
     adapters: str = ""
     """Rank, scale and modules of what is trained in place of the model's own parameters; empty where those are."""
     saved_bytes: int = 0
-    """That `save` writes, about."""
+    """Bytes that `save` writes, about."""
     counts: TokenCounts = field(default_factory=TokenCounts)
-    """Of all passes so far."""
+    """Tokens of all passes so far."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,9 +297,9 @@ TRACKERS: dict[str, TrackerSpec] = {
 }
 
 KV_CACHE_BYTES = 2**30
-"""Of the embedded server's cache, unless told otherwise."""
+"""Default bound of the embedded server's cache."""
 MAX_PACKED_BYTES = 2**28
-"""Of a float32 model of which the embedded server keeps a copy on a CPU, in the order in which its kernels read."""
+"""The largest float32 model that the embedded server copies on a CPU into the order in which its kernels read."""
 
 ContextMode = Literal["trajectory", "step"]
 """One growing context an episode, or a fresh one each turn."""

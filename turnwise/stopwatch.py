@@ -21,7 +21,7 @@ class Work:
     total: int = 0
     done: int = 0
     tokens: int = 0
-    """Of the micro-batches that are done."""
+    """Tokens of the micro-batches that are done."""
 
 
 class Stopwatch:

@@ -15,7 +15,7 @@ class TokenCounts(NamedTuple):
     given: int = 0
     """Tokens of samples."""
     distinct: int = 0
-    """Of these the ones that no other sample of the same micro-batch has computed: shared prefixes count once."""
+    """Tokens that no other sample of the same micro-batch has computed: shared prefixes count once."""
     computed: int = 0
     """Positions of the model's input, padding among them."""
 

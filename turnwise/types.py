@@ -27,7 +27,8 @@ Limit = Literal["max_steps", "sequence_length", "environment", "time"]
 Reduction = Literal["mean", "sum", "max", "min", "last"]
 """How numbers combine into one."""
 PooledReduction = Literal["p99", "ess"]
-"""Of all values together, not of parts: the 99th percentile, the effective sample size (Σρ)² / (n·Σρ²) of n ratios ρ."""
+"""Reductions of all values together, not of parts: the 99th percentile, and the effective sample size (Σρ)² / (n·Σρ²) of n
+ratios ρ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +364,7 @@ class ModelOutputs:
     next_values: Any = None
 
     def named(self) -> dict[str, Any]:
-        """Those that there are, by name."""
+        """The outputs that were computed, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
 
 

@@ -25,11 +25,11 @@ from turnwise.timeouts import Timeouts
 logger = logging.getLogger(__name__)
 
 EXIT_STATUS = 2
-"""Of a process whose main thread doesn't come back: that of every error."""
+"""Exit status of a process whose main thread doesn't come back: that of every error."""
 _SAME_STACKS_S = 0.1
 """Many waits for one thing end together: they share one look at the stacks."""
 _LONGEST_S = 1e6
-"""That faulthandler can be armed for."""
+"""The longest time that faulthandler can be armed for."""
 _STDERR = 2
 _SIGNAL = signal.Signals.__members__.get("SIGUSR2")
 
@@ -161,9 +161,9 @@ class Watchdog:
         self._poll_s = poll_s
         self._stall_s = stall_s
         self.innermost: Wait | None = None
-        """Of the waits that block the thread; only the thread itself writes it."""
+        """The innermost wait that blocks the thread; only the thread itself writes it."""
         self.loop: asyncio.AbstractEventLoop | None = None
-        """That the thread runs."""
+        """The loop that the thread runs."""
         self.turn: Wait | None = None
         """The wait of that loop's tasks for the one that runs."""
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
@@ -176,7 +176,7 @@ class Watchdog:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._thread_id: int | None = None
-        """Of the watched thread, where it can be interrupted."""
+        """The watched thread, where it can be interrupted."""
         self._previous: Any = None
 
     def waiting(

@@ -40,7 +40,7 @@ class CallSettings:
     watchdog: Watchdog = field(default_factory=Watchdog)
     stopwatch: Stopwatch = field(default_factory=Stopwatch, compare=False)
     places: asyncio.Semaphore | None = field(init=False, default=None, compare=False)
-    """Of blocking environments in threads; all agents with these settings share them."""
+    """Limits how many blocking environments run in threads; all agents with these settings share it."""
 
     def __post_init__(self) -> None:
         num_places = 1 if self.use_thread_lock else self.max_in_threads

@@ -23,7 +23,7 @@ EXIT_FINDINGS = 1
 _NAME, _MARK = 15, 9
 """Characters of the columns, where no name is longer."""
 _MAX_LINES = 3
-"""Of one result: an exception may have any text."""
+"""Lines shown of one result: an exception may have any text."""
 MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("ERROR", "bold red"), "skipped": ("–", "dim")}
 
 

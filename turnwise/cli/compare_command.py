@@ -55,7 +55,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Of all phases: what came after the last step has no wall time of its own."""
+        """Seconds of all phases: what came after the last step has no wall time of its own."""
         return sum(
             row.get("time/step_wall")
             or sum(value for name, value in row.items() if name.startswith("time/step_") and name != "time/step_total")

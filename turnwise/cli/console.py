@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 128
-"""Of text that goes into a file or a pipe."""
+"""Characters of a line of text that goes into a file or a pipe."""
 
 
 def open_console(file: TextIO | None = None, no_color: bool = False) -> Console:

@@ -78,7 +78,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _modes(options: argparse.Namespace, own: Mode) -> list[Mode]:
-    """Those that are asked for, or both; the one of validation in training first."""
+    """The modes that are asked for, or both; the one that validation in training uses comes first."""
     asked: dict[Mode, bool] = {"sampled": options.sampled, "greedy": options.greedy}
     modes: list[Mode] = [mode for mode, is_asked in asked.items() if is_asked or not any(asked.values())]
     return sorted(modes, key=lambda mode: mode != own)

@@ -25,9 +25,9 @@ _FORK, _REAP = b"f", b"r"
 _NUMBER = 8
 """Bytes of a number in a message."""
 _END_S = 5.0
-"""In which a fork server whose connection is closed ends by itself."""
+"""Seconds within which a fork server ends by itself after its connection was closed."""
 _ANSWER_S = 600.0
-"""In which a fork server answers; the first time it imports before that."""
+"""Seconds within which a fork server answers; before its first answer it imports."""
 _IS_STARTER_THERE_S = 1.0
 """Between two looks at it. A closed connection says it sooner, unless a fork of the starter holds its end."""
 _SENT_TO_ALL = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")

@@ -29,7 +29,7 @@ class SetUp:
     path: list[str]
     folder: str
     log_levels: dict[str, int]
-    """Of the loggers by these names."""
+    """Level of each logger, by its name."""
     function: Callable[[], object]
 
 

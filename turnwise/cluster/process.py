@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 RunAsync = Callable[[Coroutine[Any, Any, Any]], Any]
 _END_S = 60.0
-"""That the end of a run waits for the thread that talks to a process which is gone."""
+"""Seconds that the end of a run waits for the thread that talks to a process which is gone."""
 _STACK_S = 5.0
-"""In which a process writes where it is, if it can."""
+"""Seconds within which a process writes where it is, if it can."""
 
 
 @dataclass(frozen=True, slots=True)

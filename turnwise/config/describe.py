@@ -235,13 +235,13 @@ def _step(config: AgenticConfig) -> Iterator[Row]:
 
 
 def _episodes_at_once(config: AgenticConfig) -> int:
-    """Of training: redundant siblings and greedy ones are played too."""
+    """Training episodes that play at once. Redundant siblings and greedy ones are played too."""
     manager, has_greedy = config.train_env_manager, "greedy_sibling" in estimator_of(config).needs
     return manager.num_env_groups * (manager.group_size + manager.group_size_redundancy + has_greedy)
 
 
 def _optimizer_steps(config: AgenticConfig, role: str) -> str:
-    """Of a step of the pipeline, with the samples of each."""
+    """Optimiser steps of one pipeline step, with the samples of each."""
     most, size = config.max_samples_per_trajectory, config.roles[role].samples_per_optimizer_step
     steps = str(config.optimizer_steps_per_batch(role))
     if most > 1:

@@ -28,7 +28,7 @@ AnyConfig = AgenticConfig | SFTConfig
 C = TypeVar("C", AgenticConfig, SFTConfig)
 Kind = type[AgenticConfig] | type[SFTConfig]
 MAX_CHARACTERS = 100_000
-"""Of one text: more than any context holds."""
+"""Characters of one text: more than any context holds."""
 Purpose = Literal["train", "play", "show"]
 Examine = Callable[[Any], Iterable[Problem]]
 
@@ -151,7 +151,7 @@ def _parse(
 
 
 def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:
-    """Those that refuse the config. A published file may be one of a pipeline that only plays, which no key of it says."""
+    """Problems that refuse the config. A published file may be one of a pipeline that only plays, which no key of it says."""
     found = [] if purpose == "play" else list(sibling_problems(config))
     if purpose == "show" and translation.is_published:
         translation.notes += [f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)]

@@ -35,7 +35,7 @@ class Translation:
     """Tags of environments that neither manager plays."""
 
     def refusing(self, problems: list[Problem]) -> list[Problem]:
-        """Those that refuse the config. One of a tag that nothing plays becomes a note, and the tag is left out."""
+        """Problems that refuse the config. One of a tag that nothing plays becomes a note, and the tag is left out."""
         refusing = []
         for problem in problems:
             if problem.path[:1] == ("custom_envs",) and str(problem.path[1:2] and problem.path[1]) in self.unplayed:

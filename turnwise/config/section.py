@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from turnwise.errors import nearest
 
 LARGEST = 2**63 - 1
-"""Of a whole number: torch, numpy and files hold 64 bits."""
+"""The largest whole number: torch, numpy and files hold 64 bits."""
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveCount = Annotated[int, Field(ge=1, le=LARGEST)]
 NonNegative = Annotated[float, Field(ge=0)]

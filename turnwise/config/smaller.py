@@ -46,7 +46,7 @@ def _smaller(config: AgenticConfig) -> list[str]:
 
 
 def _checkpoint_bytes(arguments: ModelArgs, facts: ModelFacts) -> int:
-    """Of one model: fp32 weights and the two moments of Adam of what is trained; beside adapters their base isn't saved."""
+    """Bytes of one model: fp32 weights, and Adam's two moments of what is trained. An adapter's base model isn't saved."""
     if arguments.lora_rank is None:
         return 12 * facts.num_parameters
     return 12 * facts.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])

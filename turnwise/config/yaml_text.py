@@ -13,7 +13,7 @@ from turnwise.config.problems import Path as KeyPath
 from turnwise.errors import ConfigError
 
 MAX_BYTES = 2**20
-"""Of a YAML file."""
+"""Size of a YAML file."""
 MAX_SIZE = 100_000
 """Values of a file, a long text counted as several."""
 MAX_DEPTH = 64

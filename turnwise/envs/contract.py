@@ -17,7 +17,7 @@ PROMPT_KEYS = ("env_instruction", "suffix")
 """What prompts take from `info`."""
 
 LARGEST = 1e30
-"""Of a reward or metric: its square and sums of many have room in a float64, and it has in a float32."""
+"""The largest reward or metric: it fits into a float32, and its square and sums of many fit into a float64."""
 
 
 class StepResult(NamedTuple):

@@ -27,7 +27,7 @@ class Known:
     renderers: Mapping[str, Renderer] = field(default_factory=dict)
     """By the names that a config uses. The first is what an observation becomes unless it says so; none = by its space."""
     state_key: Callable[[Any], Hashable] | None = None
-    """Of gymnasium's environment; None = the observation."""
+    """Names the state of gymnasium's environment; None = the observation."""
     prints: bool = False
     """Whether its `reset` prints what it does."""
 

@@ -27,7 +27,7 @@ RUNS_ANSWERS = frozenset(
 """Datasets of version 0.1.25 whose scorers run an answer as Python code, by `eval` or by sympy's `parse_expr`."""
 
 UNREPEATABLE = frozenset({"isomorphic_strings", "list_functions", "polynomial_multiplication", "ransom_note"})
-"""Those whose tasks don't follow from their seed: they depend on Python's hash seed, or on what was drawn before."""
+"""Data sets whose tasks don't follow from their seed: they depend on Python's hash seed, or on what was drawn before."""
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError)
 """What scorers raise on answers that they didn't expect."""

@@ -104,7 +104,7 @@ def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
 
 @lru_cache
 def _signature(cls: type) -> inspect.Signature:
-    """Of the constructor: looking it up takes as long as many environments take to be made."""
+    """The constructor's signature, cached: looking it up takes as long as making many environments."""
     return inspect.signature(cls)
 
 

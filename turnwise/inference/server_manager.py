@@ -114,7 +114,7 @@ class LLMServerManager:
         await self._ask_all("the end of the run", "close", lambda server: server.close())
 
     def info(self) -> ServerInfo:
-        """Those of the first replica alive; all are built alike."""
+        """What the first live replica runs; all are built alike."""
         return next(iter(self._servers.values())).info()
 
     async def _ask_all(self, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[None]]) -> None:

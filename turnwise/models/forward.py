@@ -48,7 +48,7 @@ class PackedForward(ABC):
         self._has_own_attention = model.config._attn_implementation == PACKED_ATTENTION
         self.is_packed = self._has_own_attention or model.config._attn_implementation == "flash_attention_2"
         self.counts = TokenCounts()
-        """Of all calls so far."""
+        """Tokens of all calls so far."""
 
     def __call__(self, batch: Batch, outputs: Set[Output]) -> ModelOutputs:
         """Tensors [N] aligned with the tokens of `batch`.

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ATTENTION = {"auto": None, "sdpa": "sdpa", "eager": "eager", "fa2": "flash_attention_2"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-"""Of which a folder with a tokenizer has one. Without any transformers makes one up."""
+"""A folder with a tokenizer has one of these. Without any, transformers makes one up."""
 _REMOTE_MODULES = "transformers_modules."
 """How the modules are called that transformers makes of a model folder's Python files."""
 _MANY_WITHOUT_TOKEN = 0.05

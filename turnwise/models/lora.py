@@ -30,7 +30,7 @@ BASE_FINGERPRINT = "base_fingerprint.txt"
 """Says in an adapter's folder on which weights it was trained."""
 ALL_LINEAR = "all"
 _NAME = "default"
-"""Of the one adapter of a model, in peft's terms."""
+"""peft's name of the one adapter of a model."""
 _VALUE_TASK = "TOKEN_CLS"
 """What peft calls the task of a value model."""
 _FINGERPRINT_VALUES = 64

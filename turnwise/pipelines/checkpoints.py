@@ -67,7 +67,7 @@ class Contents:
     others: Mapping[str, Workers] = field(default_factory=dict)
     parts: Mapping[str, Stateful] = field(default_factory=dict)
     num_bytes: int = 0
-    """That it takes on the disk, about."""
+    """Bytes on the disk, about."""
 
 
 class Checkpoints:
@@ -96,7 +96,7 @@ class Checkpoints:
         self._contents = contents
         self._config_yaml = config_yaml
         self._num_saved: int | None = None
-        """Of the checkpoint that this run has saved, or goes on from."""
+        """Steps in the checkpoint that this run has saved, or continues from."""
         self._remember()
 
     @contextmanager
@@ -116,7 +116,7 @@ class Checkpoints:
 
     @property
     def num_bytes(self) -> int:
-        """Of one checkpoint, about."""
+        """Bytes of one checkpoint, about."""
         return self._contents.num_bytes
 
     @property

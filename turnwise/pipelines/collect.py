@@ -23,7 +23,7 @@ class Summary:
     """What `turnwise rollout` says of what it has played."""
 
     evaluation: Evaluation
-    """Of all episodes that came to an end, those of filtered groups included."""
+    """Scores of all episodes that ended, filtered groups included."""
     num_groups: int
     num_filtered: int
     """Groups that the filter didn't keep."""

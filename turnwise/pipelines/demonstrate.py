@@ -39,7 +39,7 @@ class Demonstrator:
     actions: tuple[str, ...] = ()
     """What is drawn from, where the environment has no `actions`."""
     model_name: str = ""
-    """Of the URL."""
+    """Name of the model behind the URL."""
 
 
 def demonstrate(

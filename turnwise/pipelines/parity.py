@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _TOKENS_PER_TURN = 4
 _MAX_TURNS = 4
-"""Of a conversation that is kept over updates, which then starts over."""
+"""A conversation that is kept over updates starts again after so many turns."""
 _MIN_CONVERSATIONS = 2
 _PLAIN_PROMPT: Prompt = [{"role": "user", "content": "Hello"}]
 """What a gate says that has no prompt of the run."""

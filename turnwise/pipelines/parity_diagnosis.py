@@ -248,7 +248,7 @@ class _Trial:
 
     @cached_property
     def _logits(self) -> list[Tensor]:
-        """Of the trainer's weights, as the server should compute them."""
+        """Logits of the trainer's weights, as the server should compute them."""
         return self._plain_logits(self._suspects.sampler_dtype)
 
     def _plain_logits(self, dtype: str) -> list[Tensor]:

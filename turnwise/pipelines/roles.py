@@ -35,7 +35,7 @@ class BatchPlan:
     max_tokens_train: int | None = None
     max_tokens_infer: int | None = None
     samples_per_batch: int | None = None
-    """That the schedule counts on, one a trajectory; None = as many as there are."""
+    """Samples of a batch that the schedule counts on, one a trajectory; None = as many as there are."""
     first_step: int = 0
     """Step of the pipeline in which the role is trained first."""
 

@@ -115,7 +115,7 @@ class RunFolder:
 
     @property
     def timeline(self) -> Path:
-        """Of a run that goes on from a checkpoint: beside that of the steps before."""
+        """The file of the timeline. A resumed run writes its own beside that of the steps before."""
         return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
 
     @property

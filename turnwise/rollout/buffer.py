@@ -54,7 +54,7 @@ class GroupBuffer:
         """The step that is collected or, after `close_step`, trained on."""
         self.next_index = 0
         self.num_groups = 0
-        """That the step asked for."""
+        """Groups that the step asked for."""
         self._is_collecting = False
         self._num_filtered = 0
         """Since the last `close_step`."""
@@ -63,7 +63,7 @@ class GroupBuffer:
         self._finished: dict[int, int] = {}
         """The same of those that wait for their step, in the order in which they finished."""
         self._interrupted: list[int] = []
-        """Of those that play, the ones to be started again before any new one is."""
+        """Playing groups that were interrupted: they start again before any new one does."""
         self.selected: list[int] = []
         """Finished groups selected for this step, in selection order."""
         self._unselected: dict[int, int] = {}

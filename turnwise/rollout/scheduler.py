@@ -62,7 +62,7 @@ class RolloutScheduler:
         self._tasks = tasks
         self._player = GroupPlayer(agents, contexts, sampling, settings, watchdog or Watchdog(), self._count_episode)
         self._work = Work("episodes", 0)
-        """Of the batch that is asked for."""
+        """Episodes of the batch that is asked for."""
         self._num_ended: dict[int, int] = {}
         """Index of each group that plays → its episodes that have ended."""
         self._is_fixed = is_fixed

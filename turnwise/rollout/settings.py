@@ -36,7 +36,7 @@ class SchedulerSettings:
 
     @property
     def num_episodes_of_group(self) -> int:
-        """That play at once, the greedy one among them."""
+        """Siblings that play at once, the greedy one included."""
         return self.group_size + self.group_size_redundancy + self.has_greedy_sibling
 
     @property

@@ -73,7 +73,7 @@ class _Frame:
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._widths: list[int] = []
-        """Of its lines."""
+        """Width of each line."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         text = self._screen.render(time.monotonic(), options.max_width)

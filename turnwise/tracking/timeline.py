@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 MAX_SPANS = 200_000
 """About 25 MB. What comes later is counted and left out."""
 MAX_LANES = 16
-"""Of spans of one track that overlap; beyond, they are counted only."""
+"""Rows for overlapping spans of one track; further ones are only counted."""
 _SHORT_S, _GAP_S = 2e-4, 2e-4
 """Shorter spans of one name that follow each other within the gap become one, so that the steps of ten thousand cooperative
 environments are a block between two steps of the engine."""

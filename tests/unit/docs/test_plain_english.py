@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -16,5 +17,17 @@ def test_what_users_read_is_plain() -> None:
         for file in files
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
         if STUMBLED.search(line)
+    ]
+    assert found == []
+
+
+def test_docstrings_begin_with_what_they_speak_of() -> None:
+    """ "That the step asked for." leaves a reader to look for its subject."""
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {node.value.value.strip()[:80]}"
+        for file in ROOT.glob("turnwise/**/*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if re.match(r"\s*(Of|That|Those|In which)\b", node.value.value)
     ]
     assert found == []

@@ -68,7 +68,7 @@ class Engine:
         self.admitted: Admissions = ()
         """What the last step has admitted, and where."""
         self.num_steps = 0
-        """That have computed something."""
+        """Steps that have computed something."""
         self.num_sampled = 0
         """Tokens."""
         self._runner = runner

@@ -21,7 +21,7 @@ class HeadShape:
     head_dim: int
     scale: float
     eps: float
-    """Of all norms."""
+    """The ε of all norms."""
 
     @property
     def num_rotated(self) -> int:

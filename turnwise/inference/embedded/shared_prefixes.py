@@ -61,7 +61,7 @@ class SharedPrefixes:
             self._copy(source, target, max(start, split), stop)
 
     def keep(self, slot: int, num_tokens: int) -> None:
-        """Of what the slot holds, the first `num_tokens` positions stay; the others may be overwritten from now on."""
+        """Keeps the first `num_tokens` positions of the slot; the others may be overwritten from now on."""
         split = int(self.splits[slot])
         if split > num_tokens:
             base = int(self.bases[slot])
