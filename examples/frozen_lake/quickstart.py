@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from turnwise.agents.demonstrations import Outcome, play, write_jsonl
+from turnwise.agents.demonstrations import play, write_jsonl
 from turnwise.cli.main import exit_status
 from turnwise.cli.sft_command import fine_tune
 from turnwise.cli.train_command import train
@@ -121,11 +121,15 @@ def baselines(config: AgenticConfig, num_episodes: int) -> list[tuple[str, Score
     tasks = tasks_of_tag(config, TAG, num_episodes, "val")
     blind = play(make_env, settings, lambda env, task: BlindPlayer(env, path), tasks)
 
-    def scripted(policy: str) -> list[Outcome]:
-        return [episode.outcome for episode in demonstrate(config, TAG, Demonstrator(policy), num_episodes, "val")]
+    def scripted(policy: str) -> Score:
+        played = demonstrate(config, TAG, Demonstrator(policy), num_episodes, "val")
+        return Score.count([episode.outcome for episode in played])
 
-    rows = {"random player": scripted("random"), "best blind path": blind, "shortest path": scripted("expert")}
-    return [(name, Score.count(outcomes)) for name, outcomes in rows.items()]
+    return [
+        ("random player", scripted("random")),
+        ("best blind path", Score.count(blind)),
+        ("shortest path", scripted("expert")),
+    ]
 
 
 def held_out_maps(config: AgenticConfig, num_tasks: int) -> list[Sequence[str]]:

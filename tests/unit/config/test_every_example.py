@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 from pathlib import Path
 
@@ -43,6 +44,11 @@ def test_the_first_lines_name_one_command(path: Path) -> None:
         if command[0] == "turnwise" and path.name in " ".join(command):
             options = build_parser().parse_known_args(command[1:])[0]
             assert command[1] == verb_of(path) and Path(options.config) == path
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.suffix == ".py"], ids=str)
+def test_what_a_script_imports_is_there(path: Path) -> None:
+    assert callable(runpy.run_path(str(ROOT / path), run_name="imported")["main"])
 
 
 @pytest.mark.parametrize("path", sorted(PARTS), ids=str)
