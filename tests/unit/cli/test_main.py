@@ -127,9 +127,9 @@ def test_eval_looks_for_its_output_folder_before_it_plays(config, capsys):
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_config_warns_of_an_environment_that_is_not_built_in(config, capsys):
-    assert main(["config", str(config), "custom_envs.Lake.env_type=frozen_lak"]) == 0
-    assert "Did you mean 'frozen_lake'" in capsys.readouterr().out
+def test_config_refuses_an_environment_that_is_not_built_in(config, capsys):
+    assert main(["config", str(config), "custom_envs.Lake.env_type=frozen_lak"]) == 2
+    assert "Did you mean 'frozen_lake'" in capsys.readouterr().err
 
 
 def test_the_published_run_script_reaches_train_from_anywhere(tmp_path):
