@@ -5,7 +5,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-extras test-engines check format docs clean
+.PHONY: quickstart test test-extras test-engines test-full check format docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python examples/frozen_lake/quickstart.py
@@ -21,6 +21,10 @@ test-extras: $(VENV)/.installed-dev
 # Ray, DeepSpeed, Megatron and vLLM against plain torch, each in an environment of its own, made once outside this folder.
 test-engines: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/engines
+
+# Everything, with twenty kills and all mutants; writes tests/full_run.json. Only on a clean tree.
+test-full: $(VENV)/.installed-dev
+	$(BIN)/python tests/full.py
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
