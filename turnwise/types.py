@@ -27,8 +27,7 @@ Limit = Literal["max_steps", "sequence_length", "environment", "time"]
 Reduction = Literal["mean", "sum", "max", "min", "last"]
 """How numbers combine into one."""
 PooledReduction = Literal["p99", "ess"]
-"""Reductions of all values together, not of parts: the 99th percentile, and the effective sample size (Σρ)² / (n·Σρ²) of n
-ratios ρ."""
+"""Reductions of all values together: the 99th percentile, and the effective sample size (Σρ)² / (n·Σρ²) of n ratios ρ."""
 
 
 @dataclass(frozen=True, slots=True)

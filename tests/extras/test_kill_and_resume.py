@@ -1,5 +1,5 @@
-"""kill −9 at random instants (twenty in `make test-full`), in rollouts, updates and the writing of checkpoints: the run that goes on each time ends
-with the metrics, trajectories and weights of one that was never touched."""
+"""kill −9 at random instants (twenty in `make test-full`), in rollouts, updates and the writing of checkpoints: the run that
+goes on each time ends with the metrics, trajectories and weights of one that was never touched."""
 
 from __future__ import annotations
 
