@@ -29,6 +29,12 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise DataError(f"{path} can't be read: {fault.strerror}") from fault
 
 
+def not_utf8(fault: UnicodeDecodeError) -> str:
+    """Which line of a file isn't UTF-8, to stand behind the file's name."""
+    number = fault.object.count(b"\n", 0, fault.start) + 1
+    return f", line {number}: isn't UTF-8 (byte 0x{fault.object[fault.start]:02x}); save the file as UTF-8"
+
+
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8-sig"))

@@ -13,6 +13,7 @@ from turnwise.config.compose import compose
 from turnwise.config.environments import CustomEnv
 from turnwise.config.yaml_text import load_yaml
 from turnwise.errors import ConfigError, nearest
+from turnwise.jsonl import not_utf8
 
 NO_MODEL = "none"
 """`pretrain` where no config and no model is given."""
@@ -95,8 +96,12 @@ def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
         raise ConfigError(f"got --actions {text} and --actions-file {file}; give one of them")
     try:
         found = text.split(",") if text is not None else Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as fault:
-        raise ConfigError(f"--actions-file {file} can't be read ({fault}); it is a text file with one action a line") from fault
+    except UnicodeDecodeError as fault:
+        raise ConfigError(f"--actions-file {file}{not_utf8(fault)}; one action stands on a line") from fault
+    except OSError as fault:
+        raise ConfigError(
+            f"--actions-file {file} can't be read ({fault.strerror}); it is a text file with one action a line"
+        ) from fault
     actions = tuple(action.strip() for action in found if action.strip())
     if not actions:
         what = f"--actions is {text!r}" if text is not None else f"--actions-file {file} is empty"

@@ -12,6 +12,7 @@ from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.envs.frozen_lake import FrozenLakeEnv, ObservationKind
 from turnwise.envs.players import RandomPlayer
 from turnwise.errors import DataError
+from turnwise.jsonl import not_utf8
 from turnwise.spec import DEFAULT_SYSTEM_TEMPLATE, DEFAULT_TURN_TEMPLATE
 from turnwise.types import Message, Task, derive_seed
 
@@ -57,4 +58,4 @@ def file_text(paths: list[str]) -> Iterator[str]:
         try:
             yield from path.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
-            raise DataError(f"{path}: isn't UTF-8 text (byte {error.start}); --text takes text files") from error
+            raise DataError(f"{path}{not_utf8(error)}; --text takes text files") from error

@@ -177,6 +177,13 @@ def test_files_on_hydras_search_path_are_bounded(tmp_path, tiny_model):
     assert load_config(tmp_path / "own.yaml")[0].seed == 7
 
 
+def test_texts_that_are_not_utf8_are_named_with_their_line(tmp_path, capsys):
+    (tmp_path / "text").write_bytes("Up\nFüße\n".encode("latin-1"))
+    for words in (["make-model", "--out", str(tmp_path / "model"), "--text"], ["check-env", "frozen_lake", "--actions-file"]):
+        assert main([*words, str(tmp_path / "text")]) == 2
+        assert f"{tmp_path}/text, line 2: isn't UTF-8 (byte 0xfc); save the file as UTF-8" in capsys.readouterr().err
+
+
 def test_a_hub_name_plays(capsys):
     assert main(["play", "frozen_lake", "--policy", "org/none-such"]) == 2
     assert "hf download org/none-such --local-dir none-such" in capsys.readouterr().err

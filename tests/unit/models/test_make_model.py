@@ -118,7 +118,7 @@ def test_every_id_that_can_be_sampled_has_a_text(size: str, changes: dict[str, i
         (["--set", "num_attention_heads=0"], "num_attention_heads is 0; it must be a whole number of at least 1"),
         (["--set", "vocab_size=abc"], "vocab_size is 'abc'; it must be a whole number of at least 1"),
         (["--set", "rope_parameters=3"], "Field 'rope_parameters'"),
-        (["--text", sys.executable], "isn't UTF-8 text"),
+        (["--text", sys.executable], "line 1: isn't UTF-8 (byte 0x"),
     ],
 )
 def test_the_command_line_is_answered_in_one_sentence(
