@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,12 @@ class Work:
     done: int = 0
     tokens: int = 0
     """Tokens of the micro-batches that are done."""
+    count: Callable[[], int] | None = None
+    """Counts what is done, where that is only worth it when somebody looks."""
+
+    @property
+    def num_done(self) -> int:
+        return self.done if self.count is None else self.count()
 
 
 class Stopwatch:

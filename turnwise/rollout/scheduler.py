@@ -137,7 +137,8 @@ class RolloutScheduler:
             self._replay_log.begin_validation()
             self._buffer = self._new_buffer()
         before = self._buffer.state_dict()
-        self._work = Work("episodes", num_trajectories // self.group_size * self._episodes_of_group)
+        num_episodes = num_trajectories // self.group_size * self._episodes_of_group
+        self._work = Work("episodes", num_episodes, count=self._num_done)
         self.finished, self.rejected = [], []
         self._failures.allowed = self.settings.max_failed_fraction * num_trajectories
         part, parts = Part([], is_last=False), list[list[int]]()
@@ -170,12 +171,12 @@ class RolloutScheduler:
         async with AsyncExitStack() as on_error:
             on_error.push_async_callback(self._stop)
             is_last = await self._selected(parts, is_streamed)
-            self._measure()
             indices = self._buffer.selected[sum(map(len, parts)) :]
             parts.append(indices if is_streamed else sorted(indices))
             part = Part([self._played[index] for index in parts[-1]], is_last)
             if is_last:
                 await self._take(parts)
+                self._work.done, self._work.count = self._work.total, None
             on_error.pop_all()
         return part
 
@@ -195,7 +196,6 @@ class RolloutScheduler:
                     return is_last
             elif (is_last := self._buffer.select()) or (is_streamed and len(self._buffer.selected) > num_known):
                 return is_last
-            self._measure()
             self._has_changed.clear()
             await self._has_changed.wait()
         raise self._fault
@@ -262,9 +262,8 @@ class RolloutScheduler:
     def _count_episode(self, index: int) -> None:
         if index in self._num_ended:
             self._num_ended[index] += 1
-            self._measure()
 
-    def _measure(self) -> None:
+    def _num_done(self) -> int:
         """How far the batch is: the groups that have their place, and as many others as it lacks. Groups of later batches play
         as well: episodes alone can't complete a batch."""
         size, num_missing = self._episodes_of_group, self._buffer.num_missing
@@ -272,7 +271,7 @@ class RolloutScheduler:
         if not self.settings.is_ordered:
             others.sort(reverse=True)
         num_ended = len(self._buffer.selected) * size + sum(others[:num_missing])
-        self._work.done = min(num_ended, self._work.total - (num_missing > 0))
+        return min(num_ended, self._work.total - (num_missing > 0))
 
     @property
     def _episodes_of_group(self) -> int:

@@ -74,7 +74,7 @@ class Pace:
         work, tokens, elapsed = self._stopwatch.work, self._num_tokens, now - self._phase_began
         parts = [f"{self.phase.replace('_', ' ')} {elapsed:.1f} s"]
         if work.total:
-            parts.append(f"{min(work.done, work.total)}/{work.total} {work.unit}")
+            parts.append(f"{min(work.num_done, work.total)}/{work.total} {work.unit}")
             if tokens and elapsed:
                 parts.append(f"{tokens:,} tokens, {tokens / elapsed:,.0f}/s")
             if left := self._phase_left(now):
@@ -119,7 +119,7 @@ class Pace:
         """Seconds, at most: episodes that go on have done a part of their work."""
         work, elapsed = self._stopwatch.work, now - self._phase_began
         most = work.total * self._tokens_per_episode if work.unit == "episodes" else 0
-        done = max(work.done / work.total if work.total else 0.0, self._num_tokens / most if most else 0.0)
+        done = max(work.num_done / work.total if work.total else 0.0, self._num_tokens / most if most else 0.0)
         return elapsed * max(1 / done - 1, 0.0) if done and elapsed >= 1.0 else None
 
     def _first_step_s(self, now: float) -> float | None:

@@ -169,7 +169,7 @@ def test_a_batch_that_waits_is_not_shown_as_complete(runner, settings):
 
     async def watch():
         while True:
-            shown.append((stopwatch.work.done, stopwatch.work.total or 1))
+            shown.append((stopwatch.work.num_done, stopwatch.work.total or 1))
             await asyncio.sleep(0)
 
     watcher = runner.get_loop().create_task(watch())
@@ -177,7 +177,7 @@ def test_a_batch_that_waits_is_not_shown_as_complete(runner, settings):
         shown.clear()
         stopwatch.work = Work()  # as a new phase does
         scheduler.get_batch(4)
-        assert stopwatch.work.done == stopwatch.work.total
+        assert stopwatch.work.num_done == stopwatch.work.total
         assert sum(done >= total for done, total in shown) <= 3, "as it is taken"
     assert len(agent.ended) >= 8
     watcher.cancel()
