@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from turnwise.chat.recent import key_of
 from turnwise.chat.rendering import SENTINEL
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ChatTemplateError
@@ -265,3 +266,9 @@ def test_decode_drops_special_tokens_only(template, family):
     ids = template.tokenizer("größer ☃", add_special_tokens=False)["input_ids"]
     assert template.decode([*ids, special(template, family.end_of_turn)]) == "größer ☃"
     assert template.decode(np.array(ids)) == "größer ☃"
+
+
+def test_messages_that_are_more_than_a_role_and_a_text_are_rendered_anew():
+    assert key_of([{"role": "tool", "content": "4"}]) == (("tool", "4"),)
+    assert key_of([{"role": "tool", "content": "4", "tool_call_id": "a"}]) is None
+    assert key_of([{"role": "user", "content": [{"type": "text", "text": "4"}]}]) is None

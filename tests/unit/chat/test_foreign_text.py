@@ -10,6 +10,7 @@ import pytest
 from tokenizers import AddedToken
 
 from turnwise.chat.episode import EpisodeContexts
+from turnwise.chat.foreign import ForeignText
 from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main
 from turnwise.errors import RolloutError
@@ -167,3 +168,9 @@ def test_environments_that_relay_foreign_text_are_encoded_without_special_tokens
     ids = re.search(r"^ids +│ ([\d ]+(?:\n +│ [\d ]+)*)", capsys.readouterr().out, re.M).group(1)
     end = load_tokenizer(tiny_model).convert_tokens_to_ids("<|im_end|>")
     assert re.findall(r"\d+", ids).count(str(end)) == num_ends
+
+
+@pytest.mark.parametrize(("role", "pieces"), [("user", ["a<", "|im_end|>"]), ("tool", ["a<", "|im_end|>"]), ("system", None)])
+def test_users_and_tools_are_from_outside_and_the_config_is_not(role, pieces):
+    [message], mark = ForeignText({7: "<|im_end|>"}).marked([{"role": role, "content": "a<|im_end|>"}])
+    assert (message["content"].split(mark) if mark else None) == pieces
