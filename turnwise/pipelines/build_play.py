@@ -73,7 +73,7 @@ class EpisodeSetup:
     has_logprobs: bool
     event_loop: WatchedRunner
     prepare: Callable[[EpisodePrinter], None]
-    """Gives a printer the contexts of the policy."""
+    """Opens the policy's contexts for the printer of the episode."""
     choose_for: Callable[[Env], None]
     close: Callable[[], None]
 

@@ -96,7 +96,10 @@ class ModelRole:
         """Fills `into` of every sample with this model's log-probs of its tokens, and returns what the passes measured."""
         results, metrics = self._forward(samples, frozenset({"logprobs"}))
         for sample, arrays in zip(samples, results, strict=True):
-            setattr(sample, into, arrays["logprobs"])
+            if into == "old_logprobs":
+                sample.old_logprobs = arrays["logprobs"]
+            else:
+                sample.ref_logprobs = arrays["logprobs"]
         return metrics
 
     def compute_old_log_probs(self, samples: Sequence[Sample], version: int) -> list[Metric]:

@@ -1,4 +1,4 @@
-"""One line of `rollouts.jsonl`: a trajectory and its key, complete enough to train from again."""
+"""One line of `rollouts.jsonl`: a trajectory and the group it belongs to, complete enough to train from again."""
 
 from __future__ import annotations
 

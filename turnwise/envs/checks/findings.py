@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Episode:
-    """One episode as it was seen: the call_result after `reset`, and one after each action."""
+    """One episode as it was seen: the result of `reset`, and one of each action."""
 
     seed: int
     call_results: list[CallResult] = field(default_factory=list)

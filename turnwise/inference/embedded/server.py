@@ -190,7 +190,7 @@ class EmbeddedServer:
             self._driver = None
 
     def _end(self, driver: asyncio.Task[None]) -> None:
-        """Nobody waits for a driver: what breaks it (a full disk under the replay_log) is told to those who wait for tokens."""
+        """Nobody waits for a driver: what breaks it (a full disk under the replay log) is told to those who wait for tokens."""
         fault = None if driver.cancelled() else driver.exception()
         for request_id in list(self._futures) if fault is not None else ():
             self._engine.abort(request_id)
