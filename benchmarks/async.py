@@ -30,10 +30,10 @@ import yaml
 from machine import describe_machine
 from slow_lake import SlowLake
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
 from turnwise.tracking.jsonl import read_metrics
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "frozen_lake" / "agentic.yaml"

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.live import Live
 
 from turnwise.batching.samples import build_samples
-from turnwise.envs.frozen_lake_map import random_map
-from turnwise.envs.frozen_lake_picture import draw_lake
+from turnwise.envs.frozen_lake.map import random_map
+from turnwise.envs.frozen_lake.picture import draw_lake
 from turnwise.pipelines.sample_log import log_samples
 from turnwise.report.curve import learning_curve
 from turnwise.report.gif import Frame, write_gif

@@ -17,10 +17,10 @@ from typing import Any
 
 from machine import describe_machine
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.models.make import make_model
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
 from turnwise.pipelines.session import run_to_end
 from turnwise.spec import ESTIMATORS
 from turnwise.tracking.jsonl import read_metrics

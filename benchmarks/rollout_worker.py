@@ -20,9 +20,9 @@ from frozen_lake_player import Player
 from rollout_limits import measure_limits
 from rollout_servers import GenerateServer, VLLMServer
 
-from turnwise.event_loop import seldom_collecting
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.models.load import DTYPES, load_model, load_tokenizer
+from turnwise.runtime.event_loop import seldom_collecting
 from turnwise.types import SamplingParams
 
 NUM_GROUPS, GROUP_SIZE = 8, 8

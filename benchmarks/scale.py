@@ -35,14 +35,14 @@ from turnwise.agents.env_session import CallSettings
 from turnwise.chat.episode import EpisodeContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.base import Step, TextEnv
-from turnwise.event_loop import WatchedRunner
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.fakes import CrowdServer, byte_tokenizer
 from turnwise.types import Group, Reduction, SamplingParams
-from turnwise.watchdog import Watchdog
 
 SIZES = (100, 1_000, 10_000)
 GROUP_SIZE = 10

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any, ClassVar
 
 from turnwise.envs.base import Step
-from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.types import Observation
 
 MEDIAN_S, SIGMA = 0.018, 1.43

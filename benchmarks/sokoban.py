@@ -20,7 +20,7 @@ from algorithms import EXAMPLES, NUM_TASKS, curves, score, turnwise
 from machine import describe_machine
 
 from turnwise.config import AgenticConfig, load_config
-from turnwise.envs.sokoban_room import random_room
+from turnwise.envs.sokoban.room import random_room
 from turnwise.rollout.seeds import TaskSource
 from turnwise.types import Split
 

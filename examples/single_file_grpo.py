@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.optim import AdamW
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 
 
 @dataclass(frozen=True)

@@ -25,19 +25,12 @@ LAYERS: list[set[str]] = [
         "spec",
         "entry_points",
         "replay_log",
-        "timeouts",
         "hub",
         "jsonl",
         "model_folder",
-        "stacks",
-        "stopwatch",
-        "threads",
         "token_counts",
         "runtime_info",
-        "watchdog",
-        "event_loop",
-        "call_board",
-        "foreign",
+        "runtime",
         "kernels",
     },
     {"config", "algorithms", "chat", "data", "models", "batching"},
@@ -45,35 +38,29 @@ LAYERS: list[set[str]] = [
     {"agents", "inference", "training"},
     {"rollout"},
     {"pipelines"},
+    {"build"},
     {"cli"},
 ]
 """A room imports lower layers only, and never a neighbour in its own."""
 
 SIDE_ROOMS = {"cluster", "tracking", "report", "compat"}
-"""Beside the layers: `pipelines` and `cli` alone import them."""
+"""Beside the layers: `pipelines`, `build` and `cli` alone import them."""
 
 ONLY: dict[str, set[str]] = {
     "__init__": set(),
     "types": set(),
     "errors": set(),
     "spec": {"errors"},
-    "call_board": set(),
-    "entry_points": {"call_board", "errors"},
-    "timeouts": set(),
+    "runtime": {"errors"},
+    "entry_points": {"errors", "runtime"},
     "hub": {"errors"},
     "jsonl": {"errors"},
     "model_folder": {"errors", "hub"},
     "kernels": {"errors"},
-    "stacks": set(),
     "replay_log": {"errors", "jsonl"},
-    "stopwatch": set(),
-    "threads": set(),
     "token_counts": set(),
-    "watchdog": {"call_board", "errors", "timeouts", "stacks"},
-    "event_loop": {"errors", "stopwatch", "threads", "watchdog"},
     "runtime_info": {"token_counts"},
-    "foreign": {"call_board", "errors", "watchdog"},
-    "protocols": {"runtime_info", "stopwatch", "types"},
+    "protocols": {"runtime", "runtime_info", "types"},
     "config": {"spec", "errors", "hub", "model_folder"},
     **dict.fromkeys(SIDE_ROOMS, LAYERS[0]),
     "testing": LAYERS[0] | LAYERS[1] | LAYERS[2],
@@ -83,7 +70,7 @@ ONLY: dict[str, set[str]] = {
 NEVER: dict[str, set[str]] = {"training": {"algorithms"}, "rollout": {"agents", "inference"}}
 """Lower rooms that a room may not import: it is handed a loss, or protocols, instead."""
 
-READS_CONFIG = {"pipelines", "cli"}
+READS_CONFIG = {"pipelines", "build", "cli"}
 """Every other room is told its real parameters."""
 
 HEAVY: dict[str, str] = {
@@ -99,7 +86,7 @@ HEAVY: dict[str, str] = {
     "langchain_core": "agents/",
     "gymnasium": "envs/",
     "minigrid": "envs/",
-    "pygame": "envs/gymnasium_make.py",
+    "pygame": "envs/gymnasium/make.py",
     "textarena": "envs/textarena_env.py",
     "reasoning_gym": "envs/reasoning_gym_env.py",
 }
@@ -114,11 +101,11 @@ BROAD_EXCEPT = {
     "inference/embedded/server.py",
     "inference/server_manager.py",
     "models/load.py",
-    "pipelines/build_cluster.py",
+    "build/cluster.py",
     "pipelines/parity_probe.py",
     "rollout/group_filter.py",
     "rollout/player.py",
-    "threads.py",
+    "runtime/threads.py",
 }
 """The boundaries where `except Exception` stands: foreign code runs below them, and its failure is recorded."""
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
-from turnwise.call_board import CALLS
 from turnwise.errors import TurnwiseError, nearest
+from turnwise.runtime.call_board import CALLS
 
 
 def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, M
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime_info import ServerInfo, StrategyInfo
-from turnwise.stopwatch import Stopwatch
 from turnwise.types import (
     Batch,
     Completion,

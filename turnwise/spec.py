@@ -269,9 +269,9 @@ AGENT_ALIASES: dict[str, str] = {
 }
 
 ENVS: dict[str, str] = {
-    "frozen_lake": "turnwise.envs.frozen_lake:FrozenLakeEnv",
-    "sokoban": "turnwise.envs.sokoban:SokobanEnv",
-    "gymnasium": "turnwise.envs.gymnasium_env:GymnasiumEnv",
+    "frozen_lake": "turnwise.envs.frozen_lake.env:FrozenLakeEnv",
+    "sokoban": "turnwise.envs.sokoban.env:SokobanEnv",
+    "gymnasium": "turnwise.envs.gymnasium.env:GymnasiumEnv",
     "textarena": "turnwise.envs.textarena_env:TextArenaEnv",
     "reasoning_gym": "turnwise.envs.reasoning_gym_env:ReasoningGymEnv",
     "webshop": "",

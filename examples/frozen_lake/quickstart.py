@@ -21,17 +21,17 @@ from itertools import chain
 from pathlib import Path
 
 from turnwise.agents.demonstrations import play, write_jsonl
+from turnwise.build.demonstrate import Demonstrator, demonstrate, tasks_of_tag
+from turnwise.build.envs import agent_settings, env_factory
+from turnwise.build.saved import evaluate_model
 from turnwise.cli.main import exit_status
 from turnwise.cli.sft_command import fine_tune
 from turnwise.cli.train_command import train
 from turnwise.config import AgenticConfig, SFTConfig, load_config
 from turnwise.data.demonstrations import read_demonstrations
-from turnwise.envs.frozen_lake_map import best_blind_path
+from turnwise.envs.frozen_lake.map import best_blind_path
 from turnwise.envs.players import BlindPlayer
 from turnwise.models.make import make_model
-from turnwise.pipelines.build_envs import agent_settings, env_factory
-from turnwise.pipelines.build_saved import evaluate_model
-from turnwise.pipelines.demonstrate import Demonstrator, demonstrate, tasks_of_tag
 from turnwise.pipelines.evaluate import Score, success_table
 from turnwise.pipelines.tokenizer_text import message_text
 from turnwise.report.curve import learning_curve

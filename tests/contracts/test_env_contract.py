@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from turnwise.envs.frozen_lake import FrozenLakeEnv
-from turnwise.envs.gymnasium_env import GymnasiumEnv
-from turnwise.envs.sokoban import SokobanEnv
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
+from turnwise.envs.gymnasium.env import GymnasiumEnv
+from turnwise.envs.sokoban.env import SokobanEnv
 from turnwise.errors import EnvironmentFault
 from turnwise.protocols import Env
 from turnwise.testing.env_contract import check_env_contract

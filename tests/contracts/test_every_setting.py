@@ -19,14 +19,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
+from turnwise.build.run_table import applied_settings
+from turnwise.build.sft import build_sft
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.config.problems import Problem
 from turnwise.errors import TurnwiseError
 from turnwise.models.load import load_model, load_tokenizer, save_model
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
-from turnwise.pipelines.build_sft import build_sft
-from turnwise.pipelines.run_table import applied_settings
 from turnwise.testing.settings.answers import BASE, COMBINATIONS, answers
 from turnwise.testing.settings.leaves import KINDS, TAG, Kind, Leaf, leaves, with_value
 from turnwise.testing.settings.table import AGENTIC, PLACES, SAME_RESULT, SFT, Live

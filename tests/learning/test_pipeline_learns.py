@@ -6,12 +6,12 @@ import pytest
 
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.models.load import load_model, load_tokenizer, save_model
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig, parse_config
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
 from turnwise.tracking.jsonl import read_metrics
 
 

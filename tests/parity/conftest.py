@@ -17,15 +17,15 @@ from turnwise.agents.demonstrations import demonstrations
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig, load_config
-from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.players import ErringPlayer, ExpertPlayer, Player
 from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.models.make import make_model
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
 from turnwise.pipelines.tokenizer_text import message_text
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.cross_entropy import CrossEntropy

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.types import derive_seed
 
 VALIDATION = ("val_batch_size=8", "val_env_manager.num_env_groups=8")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig
 from turnwise.envs.parsing import parse_action
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
 from turnwise.protocols import Algorithm, Env, OpenConversation
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import FloatArray, Group, Metric, Sample, SamplingParams, Task, Trajectory

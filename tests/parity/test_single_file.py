@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from turnwise.build.agentic import algorithm_settings
 from turnwise.config import AgenticConfig, load_config
-from turnwise.pipelines.build import algorithm_settings
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "examples" / "single_file_grpo.py"
-IMPORTS = {"torch", "transformers", "numpy", "turnwise.envs.frozen_lake"}
+IMPORTS = {"torch", "transformers", "numpy", "turnwise.envs.frozen_lake.env"}
 MARGIN = 1e-5
 """Forward passes that batch differently differ by some 1e-7 in a probability: a number drawn this close to the edge between two
 tokens may fall on either side of it."""

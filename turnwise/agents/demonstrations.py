@@ -21,7 +21,7 @@ from turnwise.envs.parsing import ANSWERS, as_answer, parse_action
 from turnwise.envs.players import Player
 from turnwise.errors import ConfigError, RolloutError, TurnwiseError
 from turnwise.protocols import Conversation, Env
-from turnwise.stacks import describe_error
+from turnwise.runtime.stacks import describe_error
 from turnwise.types import Message, SamplingParams, Task, Trajectory, Turn
 
 MakeEnv = Callable[[Task], Env]

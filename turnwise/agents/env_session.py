@@ -12,12 +12,12 @@ from typing import Any
 
 from turnwise.envs.contract import StepResult, ask_state_key, read_reset, read_step
 from turnwise.errors import BlockingFault, EnvironmentFault
-from turnwise.foreign import Foreign
 from turnwise.protocols import Env, HasStateKey
-from turnwise.stopwatch import ENVIRONMENTS, Stopwatch
-from turnwise.threads import DaemonThread
+from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.stopwatch import ENVIRONMENTS, Stopwatch
+from turnwise.runtime.threads import DaemonThread
+from turnwise.runtime.watchdog import Wait, Watchdog
 from turnwise.types import Observation, Task
-from turnwise.watchdog import Wait, Watchdog
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the mathematics can be told. `pipelines.build` fills this from the config; nothing here reads one."""
+"""What the mathematics can be told. `build.agentic` fills this from the config; nothing here reads one."""
 
 from __future__ import annotations
 

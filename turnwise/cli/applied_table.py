@@ -16,7 +16,7 @@ P = TypeVar("P", "AgenticPipeline", "SFTPipeline")
 
 def shown(pipeline: P, is_quiet: bool) -> P:
     """The pipeline, after its table was printed, unless the run is a quiet one."""
-    from turnwise.pipelines.run_table import applied_settings
+    from turnwise.build.run_table import applied_settings
 
     if not is_quiet:
         print_applied(applied_settings(pipeline))

@@ -17,7 +17,7 @@ from turnwise.envs.checks.examination import CheckSettings
 from turnwise.envs.checks.report import Report, check_env
 from turnwise.envs.registry import make_env, takes_split
 from turnwise.errors import EnvironmentFault
-from turnwise.threads import DaemonThread
+from turnwise.runtime.threads import DaemonThread
 
 EXIT_FINDINGS = 1
 _NAME, _MARK = 15, 9

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
+from turnwise.build.prepare import problems_here
 from turnwise.config import describe, load_any_config
 from turnwise.config.dump import dump_yaml, resolved_values
-from turnwise.pipelines.prepare import problems_here
 
 
 def run(arguments: argparse.Namespace) -> int:

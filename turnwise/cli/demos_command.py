@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from turnwise.build.play_policies import OPENAI
 from turnwise.cli.env_target import given_actions, read_target
 from turnwise.cli.out_file import new_file
 from turnwise.errors import ConfigError
 from turnwise.pipelines.interrupt import ends_at_once
-from turnwise.pipelines.play_policies import OPENAI
 
 
 def run(options: argparse.Namespace) -> int:
@@ -18,7 +18,7 @@ def run(options: argparse.Namespace) -> int:
     file = new_file(options.out, "--out")
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
-        from turnwise.pipelines.demonstrate import Demonstrator, as_row, demonstrate
+        from turnwise.build.demonstrate import Demonstrator, as_row, demonstrate
         from turnwise.pipelines.evaluate import Score, success_table
 
     error_rate = 0.5 if options.error_rate is None else options.error_rate

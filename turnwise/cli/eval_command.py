@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from turnwise.build.envs import plug_in_problems
 from turnwise.cli.applied_table import print_applied
 from turnwise.cli.out_file import writable_file
 from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
 from turnwise.errors import ConfigError
-from turnwise.pipelines.build_envs import plug_in_problems
 from turnwise.pipelines.interrupt import ends_at_once
 
 if TYPE_CHECKING:
-    from turnwise.pipelines.build_saved import Mode
+    from turnwise.build.saved import Mode
     from turnwise.pipelines.evaluate import Evaluation, Score
 
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     models = options.model or [config.actor_train.model_args.model_name_or_path]
     # torch takes seconds to import; a wrong config has been refused by now.
     with ends_at_once():
-        from turnwise.pipelines.build_saved import EvaluationPlan, evaluate_modes, validation_mode
+        from turnwise.build.saved import EvaluationPlan, evaluate_modes, validation_mode
 
     plan = EvaluationPlan(_modes(options, validation_mode(config)), options.episodes, options.samples)
     results: list[Result] = []

@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TextIO
 
-from turnwise.call_board import CALLS
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED
+from turnwise.runtime.call_board import CALLS
 
 EXIT_UNFINISHED = 70
 """This is the status of a command that was ended with status 0 before it was done (EX_SOFTWARE)."""

@@ -10,12 +10,12 @@ from functools import partial
 from importlib import import_module
 
 from turnwise import __version__
-from turnwise.call_board import CALLS
 from turnwise.cli.command_line import EXIT_NO_READER, MENDABLE, check_options, has_lost_reader, open_standard_streams
 from turnwise.cli.guard import guarded
 from turnwise.errors import TurnwiseError
 from turnwise.models.presets import PRESETS
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
+from turnwise.runtime.call_board import CALLS
 
 EXIT_ERROR = 2
 

@@ -7,11 +7,11 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+from turnwise.build.play_policies import OPENAI, PLAYERS
 from turnwise.cli.env_target import NO_MODEL, EnvTarget, given_actions, read_target
 from turnwise.errors import ConfigError
 from turnwise.hub import looks_like_hub_name
 from turnwise.pipelines.interrupt import ends_at_once
-from turnwise.pipelines.play_policies import OPENAI, PLAYERS
 
 HELP = "an action, or !TEXT for a response as it stands; q leaves"
 
@@ -27,10 +27,10 @@ def run(options: argparse.Namespace) -> int:
     target = read_target(options.env, options.overrides, tag=options.tag, model=model, max_steps=options.max_steps)
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
+        from turnwise.build.play import EpisodePrinter
+        from turnwise.build.play_setup import Choices, set_stage
         from turnwise.cli.console import open_console
         from turnwise.cli.play_screen import PlayScreen, reader
-        from turnwise.pipelines.build_play import Choices, set_stage
-        from turnwise.pipelines.play import EpisodePrinter
 
     console = open_console(no_color=options.no_color)
     choices = Choices(

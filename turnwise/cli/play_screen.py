@@ -20,8 +20,8 @@ from turnwise.types import Completion, Sample, Trajectory, Turn
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from turnwise.pipelines.build_play import EpisodeSetup
-    from turnwise.pipelines.play import PlayedEpisode, Prompt
+    from turnwise.build.play import PlayedEpisode, Prompt
+    from turnwise.build.play_setup import EpisodeSetup
 
 _LABEL, _COUNT = 7, 6
 """Characters of the gutter's two columns."""

@@ -6,10 +6,10 @@ import argparse
 import json
 import sys
 
+from turnwise.build.envs import plug_in_problems
 from turnwise.cli.applied_table import print_applied
 from turnwise.cli.out_file import new_file
 from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
-from turnwise.pipelines.build_envs import plug_in_problems
 from turnwise.pipelines.interrupt import ends_at_once
 
 
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     require(unavailable_to_play(config, options.split))
     # torch takes seconds to import; a wrong config has been refused by now.
     with ends_at_once():
-        from turnwise.pipelines.build_saved import collect_rollouts
+        from turnwise.build.saved import collect_rollouts
         from turnwise.pipelines.collect import Collection
 
     collection = Collection(file)

@@ -7,10 +7,10 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from turnwise.build.prepare import row_problems
 from turnwise.cli.applied_table import shown
 from turnwise.config import SFTConfig, load_config
 from turnwise.pipelines.interrupt import ends_at_once
-from turnwise.pipelines.prepare import row_problems
 
 
 def run(options: argparse.Namespace) -> int:
@@ -19,15 +19,15 @@ def run(options: argparse.Namespace) -> int:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     with ends_at_once():
-        import_module("turnwise.pipelines.build_sft")
+        import_module("turnwise.build.sft")
     fine_tune(config, is_quiet=options.quiet)
     return 0
 
 
 def fine_tune(config: SFTConfig, is_quiet: bool = False) -> Path:
     """Runs the pipeline of a config; returns the folder of the model."""
-    from turnwise.pipelines.build_run import start_run
-    from turnwise.pipelines.build_sft import build_sft
+    from turnwise.build.run import start_run
+    from turnwise.build.sft import build_sft
     from turnwise.pipelines.session import run_to_end
     from turnwise.report.curve import learning_curve
     from turnwise.tracking.jsonl import read_metrics

@@ -7,13 +7,13 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from turnwise.build.envs import plug_in_problems
+from turnwise.build.prepare import prepare_run
 from turnwise.cli.applied_table import shown
 from turnwise.config import AgenticConfig, load_config, require, unavailable
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError
-from turnwise.pipelines.build_envs import plug_in_problems
 from turnwise.pipelines.interrupt import ends_at_once
-from turnwise.pipelines.prepare import prepare_run
 
 _FREE_IN_REPLAY = (
     "exp_name",
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     with ends_at_once():
         if rollouts is None:
             prepare_run(config)
-        import_module("turnwise.pipelines.build")
+        import_module("turnwise.build.agentic")
     train(config, is_quiet=options.quiet, rollouts=rollouts, is_profiled=options.profile, replay=replay)
     return 0
 
@@ -84,8 +84,8 @@ def train(
 ) -> dict[str, str]:
     """Runs the pipeline of a config, on its own rollouts or on those of a file; returns where the run, its model and its curve
     are."""
-    from turnwise.pipelines.build import build_agentic
-    from turnwise.pipelines.build_run import start_run
+    from turnwise.build.agentic import build_agentic
+    from turnwise.build.run import start_run
     from turnwise.pipelines.session import run_to_end
     from turnwise.report.curve import learning_curve
     from turnwise.tracking.jsonl import read_metrics

@@ -18,7 +18,7 @@ from typing import Any
 from turnwise.cluster.messages import DONE, RECORD, Answer, Ask, Make, Message, SetUp, Shared, StopwatchNote, Take, dumps, loads
 from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
 from turnwise.errors import WorkerError
-from turnwise.stopwatch import Stopwatch
+from turnwise.runtime.stopwatch import Stopwatch
 
 
 class KeptStopwatch(Stopwatch):

@@ -7,8 +7,8 @@ from typing import Any
 
 from turnwise.errors import NotAvailableError
 from turnwise.protocols import Route
-from turnwise.stopwatch import Stopwatch
-from turnwise.watchdog import Watchdog
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
 
 
 class Done:

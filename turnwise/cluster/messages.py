@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from turnwise.cluster.shared_tensors import TensorSlot
-from turnwise.stopwatch import Stopwatch
+from turnwise.runtime.stopwatch import Stopwatch
 
 RECORD = b"log"
 """Before a pickled log record. What comes else is an Answer, which begins with a pickle's own first byte."""

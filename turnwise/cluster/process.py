@@ -24,9 +24,9 @@ from turnwise.cluster.messages import DONE, RECORD, Answer, Ask, Make, Message, 
 from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import DeadlineError, WorkerError
 from turnwise.protocols import Route
-from turnwise.stopwatch import Stopwatch
-from turnwise.threads import DaemonThread
-from turnwise.watchdog import Watchdog
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.threads import DaemonThread
+from turnwise.runtime.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 

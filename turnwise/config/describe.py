@@ -1,6 +1,6 @@
 """What a config will do, said before anything is loaded: for `turnwise config`.
 
-What a run really does is said by `pipelines.run_table`, once its objects are there; what no object knows better is worded here
+What a run really does is said by `build.run_table`, once its objects are there; what no object knows better is worded here
 for both.
 """
 

@@ -45,7 +45,7 @@ class RandomPlayer:
 
 
 class BlindPlayer:
-    """Plays a fixed sequence of action numbers (`frozen_lake_map.best_blind_path`), repeating its last one at the end."""
+    """Plays a fixed sequence of action numbers (`frozen_lake.map.best_blind_path`), repeating its last one at the end."""
 
     def __init__(self, env: HasActions, path: Sequence[int]) -> None:
         if not path:

@@ -21,8 +21,8 @@ from turnwise.inference.request import Request
 from turnwise.inference.validation import check_request, refuse_all_but_cache
 from turnwise.models.runtime_info import loaded_model
 from turnwise.protocols import MemoryKind, OnWeightUpdate
+from turnwise.runtime.stopwatch import ENGINE, Stopwatch
 from turnwise.runtime_info import ServerInfo
-from turnwise.stopwatch import ENGINE, Stopwatch
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, derive_seed
 
 

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 from turnwise.chat.text_conversation import TextAnswer
 from turnwise.errors import ConfigError, ServerError
-from turnwise.threads import DaemonThread
+from turnwise.runtime.threads import DaemonThread
 from turnwise.types import Message, SamplingParams
 
 _MAX_SHOWN = 300

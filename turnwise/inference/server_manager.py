@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError
 from turnwise.protocols import InferenceServer, MemoryKind, OnWeightUpdate
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.runtime_info import ServerInfo
 from turnwise.types import Completion, Media, SamplingParams
-from turnwise.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
 from turnwise.protocols import InferenceServer, OnWeightUpdate
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Metric
-from turnwise.watchdog import Watchdog
 
 Weights = Iterable[tuple[str, Tensor]]
 

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from turnwise.algorithms.controllers import KLController
     from turnwise.config import AgenticConfig
-    from turnwise.event_loop import WatchedRunner
     from turnwise.inference.server_manager import LLMServerManager
+    from turnwise.runtime.event_loop import WatchedRunner
 
 
 @dataclass(slots=True)
 class AgenticPipeline:
-    """Trains a policy on what came of its own episodes. `pipelines.build.build_agentic` puts one together.
+    """Trains a policy on what came of its own episodes. `build.agentic.build_agentic` puts one together.
 
     The attributes carry the published names. `reference` and `critic` are None where the algorithm doesn't need them.
     """

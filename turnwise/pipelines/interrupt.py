@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from turnwise.call_board import CALLS
+from turnwise.runtime.call_board import CALLS
 
 EXIT_INTERRUPTED = 130
 _LIKE_CTRL_C = ("SIGTERM", "SIGHUP")

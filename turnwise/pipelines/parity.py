@@ -8,33 +8,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from turnwise.chat.template import ChatTemplate
-from turnwise.config import AgenticConfig
 from turnwise.errors import ParityError
-from turnwise.pipelines.build_envs import agent_settings, build_agent
-from turnwise.pipelines.build_rollouts import ServedPolicy, sampling_params
 from turnwise.pipelines.parity_diagnosis import Evidence, Suspects, diagnose
-from turnwise.pipelines.parity_probe import CheckedConversation, Probe, Prompt, Scored, first_prompts
-from turnwise.pipelines.roles import ModelRole
+from turnwise.pipelines.parity_probe import CheckedConversation, Probe, Prompt, Scored
 from turnwise.protocols import InferenceServer
 from turnwise.types import Metric, Sample, SamplingParams, TurnSpan, derive_seed
 
 logger = logging.getLogger(__name__)
 
-_TOKENS_PER_TURN = 4
+TOKENS_PER_TURN = 4
 _MAX_TURNS = 4
 """A conversation that is kept over updates starts again after so many turns."""
-_MIN_CONVERSATIONS = 2
-_PLAIN_PROMPT: Prompt = [{"role": "user", "content": "Hello"}]
-"""What a gate says that has no prompt of the run."""
 
 
 class ParityGate:
@@ -64,7 +56,7 @@ class ParityGate:
         self._run_async = run_async
         self._forgets = forgets
         self._server = server
-        self._sampling = SamplingParams(_TOKENS_PER_TURN, temperature=sampling.temperature, seed=sampling.seed)
+        self._sampling = SamplingParams(TOKENS_PER_TURN, temperature=sampling.temperature, seed=sampling.seed)
         self._max_diff = max_diff
         self._suspects = suspects
         self._last: tuple[int, Scored] | None = None
@@ -165,51 +157,3 @@ async def _next_turn(probe: Probe) -> CheckedConversation:
         probe.start_over()
         await probe.speak()
     return probe.played(num_scored=1)
-
-
-def build_parity_gate(
-    config: AgenticConfig, policy: ServedPolicy, actor_train: ModelRole, weights: Callable[[], Iterable[tuple[str, Tensor]]]
-) -> ParityGate:
-    """The gate of a run, with the first prompts of its tags. `weights` are the trainer's, by their Hugging Face names."""
-    manager, sampling = config.train_env_manager, sampling_params(config, "train")
-    settings = {tag: agent_settings(config, tag, "train", policy.watchdog) for tag in manager.tags}
-    agents = {tag: build_agent(config, tag, "train", settings=settings[tag]) for tag in manager.tags}
-    heard = policy.event_loop.run(first_prompts(agents, config.seed, sampling, config.sequence_length))
-    room = config.sequence_length - _TOKENS_PER_TURN
-    prompts = [prompt for prompt in heard.values() if len(policy.template.start(prompt)) <= room] or [_PLAIN_PROMPT]
-    base = actor_train.without_adapter("base", actor_train.plan)
-    num_conversations = max(_MIN_CONVERSATIONS, len(prompts), len(policy.servers.servers))
-    return ParityGate(
-        run_async=policy.event_loop.run,
-        server=policy.servers,
-        template=policy.template,
-        prompts=[prompts[index % len(prompts)] for index in range(num_conversations)],
-        sampling=replace(sampling, seed=config.seed),
-        max_length=config.sequence_length,
-        max_diff=config.parity_max_logprob_diff,
-        forgets=config.async_generation_ratio == 0,
-        suspects=Suspects(
-            score=partial(actor_train.forward, output="logprobs"),
-            weights=weights,
-            model_config=policy.model.config,
-            template=policy.template,
-            temperature=sampling.temperature,
-            trainer_dtype=config.actor_train.model_args.dtype,
-            sampler_dtype=config.actor_infer.model_args.dtype,
-            folders=_model_folders(config),
-            without_adapter=partial(base.forward, output="logprobs") if config.actor_train.model_args.has_adapter else None,
-        ),
-    )
-
-
-def _model_folders(config: AgenticConfig) -> dict[str, str]:
-    """Every model folder that the config names, with a setting that names it; the one that is trained first."""
-    models = {
-        f"{name}.model_args.model_name_or_path": role.model_args.model_name_or_path for name, role in config.roles.items()
-    }
-    named = {"pretrain": config.pretrain, **models}
-    trained = config.actor_train.model_args.model_name_or_path
-    folders: dict[str, str] = {}
-    for setting, folder in sorted(named.items(), key=lambda item: item[1] != trained):
-        folders.setdefault(folder, setting)
-    return folders

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
 from turnwise.protocols import WHOLE_STEP, Loss, NeedsWholeStep, Output, StepPart, Workers
+from turnwise.runtime.stopwatch import Stopwatch, Work
 from turnwise.runtime_info import StrategyInfo
-from turnwise.stopwatch import Stopwatch, Work
 from turnwise.token_counts import TokenCounts
 from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
 

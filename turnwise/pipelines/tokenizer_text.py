@@ -9,7 +9,7 @@ from typing import get_args
 
 from turnwise.agents.demonstrations import demonstrations
 from turnwise.agents.env_agent import EnvAgentSettings
-from turnwise.envs.frozen_lake import FrozenLakeEnv, ObservationKind
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv, ObservationKind
 from turnwise.envs.players import RandomPlayer
 from turnwise.errors import DataError
 from turnwise.jsonl import not_utf8

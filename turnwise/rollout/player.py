@@ -19,14 +19,14 @@ from turnwise.errors import (
     RolloutError,
     TurnwiseError,
 )
-from turnwise.foreign import Foreign
 from turnwise.protocols import AgentLoop, OpenConversation
 from turnwise.rollout.failures import headline
 from turnwise.rollout.seeds import sibling_sampling
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import played_of
+from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.watchdog import Wait, Watchdog
 from turnwise.types import Group, SamplingParams, Task, Trajectory
-from turnwise.watchdog import Wait, Watchdog
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from turnwise.rollout.player import EpisodeContexts, GroupPlayer, cancel
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import Part, Rejection, played_of
-from turnwise.stopwatch import Stopwatch, Work
+from turnwise.runtime.stopwatch import Stopwatch, Work
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Group, SamplingParams, Trajectory
-from turnwise.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from turnwise.stopwatch import Stopwatch, Work
+from turnwise.runtime.stopwatch import Stopwatch, Work
 
 logger = logging.getLogger(__name__)
 

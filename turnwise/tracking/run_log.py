@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from turnwise.protocols import Tracker
-from turnwise.stopwatch import Stopwatch
+from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.tracking.health import Health
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.tracking.shares import describe_shares, time_shares

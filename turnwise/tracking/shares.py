@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from turnwise.stopwatch import ENGINE, ENVIRONMENTS, HELD, IDLE, LOOP
+from turnwise.runtime.stopwatch import ENGINE, ENVIRONMENTS, HELD, IDLE, LOOP
 
 _PHASES = {
     "rollout": "waiting",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from turnwise.stopwatch import Stopwatch
+from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.tracking.columns import Column, Columns
 from turnwise.tracking.pace import Pace
 

@@ -19,8 +19,8 @@ from turnwise.models.forward import make_forward
 from turnwise.models.lora import Adapters
 from turnwise.models.runtime_info import dtype_name, loaded_model
 from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, StepPart
+from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime_info import StrategyInfo
-from turnwise.stopwatch import Stopwatch
 from turnwise.training.optimizer import LRSchedule, OptimizerSettings, build_optimizer, clip_gradients
 from turnwise.training.state import load_state, save_state
 from turnwise.types import Batch, Metric, ModelOutputs

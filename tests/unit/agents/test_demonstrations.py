@@ -11,7 +11,7 @@ import pytest
 from turnwise.agents.demonstrations import MakePlayer, demonstrations, play, write_jsonl
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.envs.base import Step
-from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.parsing import parse_action
 from turnwise.envs.players import ErringPlayer, ExpertPlayer, GivingUpPlayer, Player, RandomPlayer
 from turnwise.errors import ConfigError

@@ -12,10 +12,11 @@ import pytest
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
 from turnwise.envs.base import Step, TextEnv
-from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.errors import ConfigError, EnvironmentFault
-from turnwise.event_loop import WatchedRunner
 from turnwise.protocols import Env
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.scripted_conversation import ScriptedConversation
 from turnwise.testing.toy_envs import (
     BanditEnv,
@@ -29,7 +30,6 @@ from turnwise.testing.toy_envs import (
     block_for_ever,
 )
 from turnwise.types import SamplingParams, Task, Trajectory
-from turnwise.watchdog import Watchdog
 
 TASK = Task(id="train/Lake/0", tag="Lake", split="train", seed=7)
 SAMPLING = SamplingParams(max_new_tokens=64)

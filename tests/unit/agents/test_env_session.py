@@ -15,12 +15,12 @@ from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
 from turnwise.envs.base import Step
 from turnwise.errors import DeadlineError, EnvironmentFault
-from turnwise.event_loop import WatchedRunner
 from turnwise.protocols import Env
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.scripted_conversation import ScriptedConversation
 from turnwise.testing.toy_envs import BanditEnv, SlowEnv
 from turnwise.types import SamplingParams, Task, Trajectory
-from turnwise.watchdog import Watchdog
 
 TASK = Task(id="train/Lake/0", tag="Lake", split="train", seed=7)
 LIMIT_S = 0.05

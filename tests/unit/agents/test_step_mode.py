@@ -16,7 +16,7 @@ from turnwise.batching.samples import build_samples
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.episode import EpisodeContexts
 from turnwise.chat.template import ChatTemplate
-from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.players import ExpertPlayer, Player
 from turnwise.errors import ConfigError, RolloutError
 from turnwise.protocols import Env

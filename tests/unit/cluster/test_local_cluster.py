@@ -8,7 +8,7 @@ import pytest
 
 from turnwise.cluster.local import LocalCluster
 from turnwise.errors import DeadlineError, NotAvailableError
-from turnwise.watchdog import Watchdog
+from turnwise.runtime.watchdog import Watchdog
 
 
 class Adder:

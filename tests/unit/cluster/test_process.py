@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from turnwise.build.cluster import set_torch_threads
 from turnwise.cluster.fork_server import ForkServer, prepare_processes
 from turnwise.cluster.messages import dumps, loads
 from turnwise.cluster.process import CpuThreads, ProcessCluster
 from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
 from turnwise.errors import DataError, DeadlineError, WorkerError
-from turnwise.event_loop import WatchedRunner
-from turnwise.pipelines.build_cluster import set_torch_threads
-from turnwise.stopwatch import Stopwatch
-from turnwise.watchdog import Watchdog
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
 
 logger = logging.getLogger("turnwise.testing.worker")
 
@@ -163,7 +163,7 @@ def runner():
 
 @pytest.fixture
 def make_cluster(runner):
-    prepare_processes(["turnwise.pipelines.build_roles"])
+    prepare_processes(["turnwise.build.roles"])
     before, made = torch.get_num_threads(), []
 
     def make(stopwatch=None, **options):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
+from turnwise.build.sft import build_sft
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
-from turnwise.pipelines.build_sft import build_sft
 from turnwise.tracking.jsonl import read_metrics
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"

@@ -17,7 +17,7 @@ from turnwise.envs.checks.examination import CheckSettings
 from turnwise.envs.checks.report import Report, check_env
 from turnwise.envs.checks.session import CallTimes
 from turnwise.envs.checks.times import times
-from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.errors import EnvironmentFault
 from turnwise.testing.toy_envs import (
     BanditEnv,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from turnwise.envs import registry
-from turnwise.envs.frozen_lake import FrozenLakeEnv
-from turnwise.envs.frozen_lake_map import in_split
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
+from turnwise.envs.frozen_lake.map import in_split
 from turnwise.errors import EnvironmentFault, NotAvailableError
 from turnwise.testing.toy_envs import BanditEnv
 
@@ -134,5 +134,5 @@ def test_a_module_that_fails_when_it_is_imported_is_named(tmp_path: Path, monkey
 
 
 def test_the_registry_imports_no_environment() -> None:
-    code = "import sys, turnwise.envs.registry; sys.exit('turnwise.envs.frozen_lake' in sys.modules)"
+    code = "import sys, turnwise.envs.registry; sys.exit('turnwise.envs.frozen_lake.env' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

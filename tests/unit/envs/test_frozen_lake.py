@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as GymFrozenLake
 
-from turnwise.envs.frozen_lake import FrozenLakeEnv
-from turnwise.envs.frozen_lake_map import random_map
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
+from turnwise.envs.frozen_lake.map import random_map
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Observation, derive_seed
 
@@ -66,7 +66,7 @@ def test_slipping_has_the_probabilities_of_gymnasiums_table() -> None:
 
 
 def test_the_package_does_not_import_gymnasium() -> None:
-    code = "import sys, turnwise.envs.frozen_lake, turnwise.envs.players; sys.exit('gymnasium' in sys.modules)"
+    code = "import sys, turnwise.envs.frozen_lake.env, turnwise.envs.players; sys.exit('gymnasium' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -11,7 +11,7 @@ from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.envs.frozen_lake_map import (
+from turnwise.envs.frozen_lake.map import (
     best_blind_path,
     check_rows,
     in_split,
@@ -54,7 +54,7 @@ def test_a_quarter_of_the_maps_validates() -> None:
 
 
 def test_the_hash_of_a_map_is_the_same_in_every_process() -> None:
-    code = "from turnwise.envs.frozen_lake_map import map_hash; print(map_hash(('SF', 'HG')))"
+    code = "from turnwise.envs.frozen_lake.map import map_hash; print(map_hash(('SF', 'HG')))"
     other = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7"}
     )

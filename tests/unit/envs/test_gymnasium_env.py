@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from turnwise.envs.gymnasium_env import GymnasiumEnv
+from turnwise.envs.gymnasium.env import GymnasiumEnv
 from turnwise.envs.hold_out import _say_that_all_are_played, fingerprint, in_split
 from turnwise.errors import EnvironmentFault, NotAvailableError
 from turnwise.types import Observation

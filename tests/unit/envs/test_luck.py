@@ -10,7 +10,7 @@ import pytest
 
 from turnwise.envs.base import TextEnv
 from turnwise.envs.checks.luck import MIN_EPISODES, random_outcomes
-from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.players import RandomPlayer
 from turnwise.testing.toy_envs import LettersEnv
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from turnwise.envs.frozen_lake import FrozenLakeEnv
-from turnwise.envs.frozen_lake_map import best_blind_path, random_map, shortest_path
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
+from turnwise.envs.frozen_lake.map import best_blind_path, random_map, shortest_path
 from turnwise.envs.players import BlindPlayer, ErringPlayer, ExpertPlayer, Player, RandomPlayer
 
 

@@ -8,7 +8,7 @@ import inspect
 import numpy as np
 
 from turnwise.envs.base import TextEnv
-from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.recording import Recording, View, record
 from turnwise.protocols import HasStateKey
 from turnwise.testing.toy_envs import IdentityEnv, SlowEnv

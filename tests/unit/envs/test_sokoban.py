@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from turnwise.envs.players import ErringPlayer, ExpertPlayer, RandomPlayer
-from turnwise.envs.sokoban import SokobanEnv
-from turnwise.envs.sokoban_room import State, in_split
-from turnwise.envs.sokoban_solver import shortest_solution
+from turnwise.envs.sokoban.env import SokobanEnv
+from turnwise.envs.sokoban.room import State, in_split
+from turnwise.envs.sokoban.solver import shortest_solution
 from turnwise.errors import EnvironmentFault
 from turnwise.protocols import HasExpert, HasStateKey
 from turnwise.types import Observation
@@ -279,5 +279,5 @@ def test_players_do_as_well_as_they_can() -> None:
 
 
 def test_the_package_does_not_import_gymnasium() -> None:
-    code = "import sys, turnwise.envs.sokoban; sys.exit('gymnasium' in sys.modules or 'gym_sokoban' in sys.modules)"
+    code = "import sys, turnwise.envs.sokoban.env; sys.exit('gymnasium' in sys.modules or 'gym_sokoban' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from turnwise.envs.sokoban import SokobanEnv
-from turnwise.envs.sokoban_room import (
+from turnwise.envs.sokoban.env import SokobanEnv
+from turnwise.envs.sokoban.room import (
     Layout,
     State,
     cell_numbers,
@@ -22,7 +22,7 @@ from turnwise.envs.sokoban_room import (
     random_room,
     read_room,
 )
-from turnwise.envs.sokoban_solver import live_cells, shortest_solution
+from turnwise.envs.sokoban.solver import live_cells, shortest_solution
 from turnwise.errors import EnvironmentFault
 
 Place = tuple[int, int]
@@ -150,7 +150,7 @@ def test_a_room_follows_from_its_arguments() -> None:
 
 
 def test_another_process_draws_the_same_rooms() -> None:
-    code = "from turnwise.envs.sokoban_room import *; print([random_room(s, (7, 6), 2)[1].player for s in range(20)], in_split"
+    code = "from turnwise.envs.sokoban.room import *; print([random_room(s, (7, 6), 2)[1].player for s in range(20)], in_split"
     code += "(random_room(3)[0], 'val'), layout_hash(random_room(3)[0]))"
     runs = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONHASHSEED": seed}, check=True)

@@ -12,10 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from turnwise.errors import DeadlineError
-from turnwise.event_loop import WatchedRunner
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.models.fused import fuse_projections, fused_qkv
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.fakes import ScriptedServer
 from turnwise.testing.server_contract import assert_logprobs, reference_logprobs
 from turnwise.testing.strategy_contract import WeightedLoss
@@ -23,7 +24,6 @@ from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Completion, SamplingParams, VersionRun
-from turnwise.watchdog import Watchdog
 
 BATCHES = toy_batches(toy_samples(3))
 SAMPLING = SamplingParams(12, seed=3)

@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
+from turnwise.build.agentic import build_agentic
+from turnwise.build.rollouts import build_policy
+from turnwise.build.run import start_run
+from turnwise.build.saved import evaluate_model
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, NotAvailableError, RolloutError
 from turnwise.models.load import load_model
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_rollouts import build_policy
-from turnwise.pipelines.build_run import start_run
-from turnwise.pipelines.build_saved import evaluate_model
 from turnwise.rollout.journal import read_journal
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.torch_strategy import TorchStrategy

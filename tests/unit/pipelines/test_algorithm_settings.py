@@ -8,9 +8,9 @@ import pytest
 
 from turnwise.algorithms.controllers import FixedKLController
 from turnwise.algorithms.settings import Correction, ImportanceWeight, RatioBand
+from turnwise.build.agentic import algorithm_settings, build_algorithm
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError
-from turnwise.pipelines.build import algorithm_settings, build_algorithm
 from turnwise.spec import PG_VARIANTS
 
 

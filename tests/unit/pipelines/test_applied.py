@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
+from turnwise.build.run_table import applied_settings
+from turnwise.build.saved import evaluate_model
+from turnwise.build.sft import build_sft
 from turnwise.cli.applied_table import print_applied, shown
 from turnwise.config import AgenticConfig, Applied, SFTConfig, parse_config
 from turnwise.kernels.build import load_kernels
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
-from turnwise.pipelines.build_saved import evaluate_model
-from turnwise.pipelines.build_sft import build_sft
-from turnwise.pipelines.run_table import applied_settings
 from turnwise.testing.settings.answers import BASE
 
 

@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file
 
 from turnwise.algorithms.agentic_reinforce import AgenticReinforce
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
+from turnwise.build.run_table import applied_settings
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, DataError, DeadlineError, WorkerError
 from turnwise.inference.embedded.engine import Engine
 from turnwise.kernels.build import load_kernels
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
-from turnwise.pipelines.run_table import applied_settings
 from turnwise.pipelines.session import run_to_end
 from turnwise.testing.toy_envs import LettersEnv
 from turnwise.tracking.jsonl import read_metrics
@@ -305,7 +305,7 @@ def test_a_replay_by_other_kernels_is_refused(make_config, monkeypatch):
 def test_a_replay_by_other_kernels_of_the_trainer_is_refused(make_config, monkeypatch):
     first = run(make_config(max_steps=1))
     others = object() if load_kernels() is None else None
-    monkeypatch.setattr("turnwise.pipelines.build_cluster.load_kernels", lambda: others)
+    monkeypatch.setattr("turnwise.build.cluster.load_kernels", lambda: others)
     with pytest.raises(DataError, match=r"recorded with kernels (torch|the library)'s, and here it is"):
         run(make_config(max_steps=1), replay=first.folder.path)
 
@@ -358,7 +358,7 @@ def signal_trainer(number):
 )
 def test_a_trainer_that_does_not_answer_ends_the_run_by_name(make_config, capfd, phase, number, error, message):
     config = make_config(deadlines={"train_s": 3.0, "weights_s": 2.0}, save_steps=1)
-    fork_server = prepare_processes(["turnwise.pipelines.build_roles"])
+    fork_server = prepare_processes(["turnwise.build.roles"])
     folder = start_run(config)
     pipeline = build_agentic(config, folder)
     pipeline.log = Disturbing(pipeline.log, phase, partial(signal_trainer, number))

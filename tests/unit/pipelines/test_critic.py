@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
 from turnwise.cluster.local import LocalCluster
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError
 from turnwise.models.load import save_model
 from turnwise.models.value_head import load_value_model, value_head
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.runtime_info import LoadedModel, StrategyInfo
 from turnwise.testing.toy_model import toy_samples

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import CheckpointError
 from turnwise.pipelines import resume
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
 from turnwise.pipelines.checkpoints import MANIFEST_FILE, all_checkpoints
 from turnwise.pipelines.resume import find_resume_point, open_run
 from turnwise.pipelines.run_folder import RunFolder

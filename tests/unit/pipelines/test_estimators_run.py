@@ -10,9 +10,9 @@ import pytest
 
 from turnwise.algorithms.controllers import FixedKLController
 from turnwise.batching.samples import build_samples
+from turnwise.build.agentic import build_agentic, build_algorithm
+from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig, parse_config
-from turnwise.pipelines.build import build_agentic, build_algorithm
-from turnwise.pipelines.build_run import start_run
 from turnwise.rollout.record import read_record
 from turnwise.spec import ESTIMATORS
 from turnwise.tracking.jsonl import read_metrics

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
+from turnwise.build.saved import collect_rollouts
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import CheckpointError, DataError
 from turnwise.models.make import make_model
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
-from turnwise.pipelines.build_saved import collect_rollouts
 from turnwise.pipelines.collect import Collection
 from turnwise.rollout.journal import read_journal
 from turnwise.tracking.jsonl import read_metrics

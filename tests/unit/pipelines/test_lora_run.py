@@ -12,15 +12,15 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
+from turnwise.build.run_table import applied_settings
+from turnwise.build.saved import evaluate_model
+from turnwise.build.sft import build_sft
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.errors import CheckpointError, ConfigError, ModelError, ParityError
 from turnwise.models.load import load_model
 from turnwise.models.value_head import load_value_model
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
-from turnwise.pipelines.build_saved import evaluate_model
-from turnwise.pipelines.build_sft import build_sft
-from turnwise.pipelines.run_table import applied_settings
 from turnwise.testing.toy_model import toy_samples
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.torch_strategy import TorchStrategy

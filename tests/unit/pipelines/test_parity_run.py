@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ParityError, RolloutError
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
 from turnwise.tracking.jsonl import read_metrics
 
 LETTERS = {

@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
+from turnwise.build.saved import evaluate_model
 from turnwise.config import AgenticConfig, parse_config
-from turnwise.envs.frozen_lake import FrozenLakeEnv
+from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.recording import Recording, View
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
-from turnwise.pipelines.build_saved import evaluate_model
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures, frames
 from turnwise.testing.scripted_conversation import ScriptedConversation
 from turnwise.tracking.jsonl import read_metrics

@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 
 from turnwise.batching.samples import build_samples
+from turnwise.build.play import EpisodePrinter
+from turnwise.build.play_policies import person
+from turnwise.build.play_setup import BYTES_PER_TOKEN, Choices, byte_tokenizer, set_stage
+from turnwise.build.rollouts import build_policy, build_scheduler, choose_device
 from turnwise.chat.text_conversation import TextAnswer
 from turnwise.config import parse_config
 from turnwise.envs.parsing import as_answer
 from turnwise.errors import ConfigError, RolloutError
 from turnwise.models.load import load_tokenizer
-from turnwise.pipelines.build_play import BYTES_PER_TOKEN, Choices, byte_tokenizer, set_stage
-from turnwise.pipelines.build_rollouts import build_policy, build_scheduler, choose_device
-from turnwise.pipelines.play import EpisodePrinter
-from turnwise.pipelines.play_policies import person
 from turnwise.rollout.seeds import TaskSource
 from turnwise.types import Task
 

@@ -114,7 +114,7 @@ class TestFirstEstimate:
 
     @pytest.fixture
     def parts(self):
-        from turnwise.stopwatch import Stopwatch
+        from turnwise.runtime.stopwatch import Stopwatch
         from turnwise.tracking.columns import AGENTIC_COLUMNS
         from turnwise.tracking.pace import Pace
         from turnwise.tracking.screen import Screen
@@ -124,7 +124,7 @@ class TestFirstEstimate:
         return stopwatch, Screen("lake", AGENTIC_COLUMNS, 10, pace=pace)
 
     def work(self, stopwatch, unit, total, done=0, tokens=0):
-        from turnwise.stopwatch import Work
+        from turnwise.runtime.stopwatch import Work
 
         stopwatch.work = Work(unit, total, done, tokens)
 

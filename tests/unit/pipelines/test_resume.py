@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
+from turnwise.build.sft import build_sft
 from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.errors import CheckpointError, ModelError
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
-from turnwise.pipelines.build_sft import build_sft
 from turnwise.pipelines.checkpoints import all_checkpoints
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.session import run_to_end

@@ -12,10 +12,10 @@ from turnwise.errors import DeadlineError, NotAvailableError
 from turnwise.pipelines.policy_update import PolicyUpdate
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.protocols import StepPart
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.runtime_info import LoadedModel, StrategyInfo
 from turnwise.token_counts import TokenCounts
 from turnwise.types import Denominators, Metric, Sample, TokenAnnotations, TurnSpan
-from turnwise.watchdog import Watchdog
 
 
 class Recorder:

@@ -13,15 +13,15 @@ from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
 from turnwise.chat.episode import EpisodeContexts
 from turnwise.chat.template import ChatTemplate
-from turnwise.event_loop import WatchedRunner
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.fakes import CrowdServer, byte_tokenizer
 from turnwise.testing.toy_envs import IdentityEnv
 from turnwise.types import SamplingParams
-from turnwise.watchdog import Watchdog
 
 GROUP_SIZE, NUM_TURNS = 4, 3
 

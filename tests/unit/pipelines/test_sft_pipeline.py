@@ -7,10 +7,10 @@ import json
 import pytest
 from transformers import AutoModelForCausalLM
 
+from turnwise.build.run import start_run
+from turnwise.build.sft import build_sft
 from turnwise.config import SFTConfig, parse_config
 from turnwise.errors import DataError
-from turnwise.pipelines.build_run import start_run
-from turnwise.pipelines.build_sft import build_sft
 from turnwise.tracking.jsonl import read_metrics
 
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from turnwise.batching.samples import build_samples
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig, parse_config
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
 from turnwise.rollout.journal import read_journal
 from turnwise.tracking.jsonl import read_metrics
 

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import DeadlineError, EnvironmentFault, RolloutError
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.pipelines.build import build_agentic
-from turnwise.pipelines.build_run import start_run
 from turnwise.testing.toy_envs import block_for_ever, spin_for_ever
 from turnwise.training.torch_strategy import TorchStrategy
 

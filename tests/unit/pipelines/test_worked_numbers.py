@@ -12,8 +12,8 @@ from turnwise.algorithms.controllers import make_kl_controller
 from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
+from turnwise.build.agentic import build_algorithm
 from turnwise.config import AgenticConfig, parse_config
-from turnwise.pipelines.build import build_algorithm
 from turnwise.spec import PG_VARIANTS
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import Group, ModelOutputs, Sample, Task, Trajectory, Turn, TurnSpan, samples_of

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from turnwise.errors import BlockingFault, CheckpointError, ConfigError, DeadlineError, EnvironmentFault, RolloutError
-from turnwise.event_loop import WatchedRunner
 from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.scheduler import RolloutScheduler, SchedulerSettings
 from turnwise.rollout.seeds import TaskSource
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import SamplingParams, Trajectory, Turn
-from turnwise.watchdog import Watchdog
 
 
 class Contexts:

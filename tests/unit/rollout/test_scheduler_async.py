@@ -18,7 +18,7 @@ from turnwise.rollout.journal import read_group
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
-from turnwise.stopwatch import Stopwatch, Work
+from turnwise.runtime.stopwatch import Stopwatch, Work
 from turnwise.types import SamplingParams, Trajectory, Turn, VersionRun
 
 

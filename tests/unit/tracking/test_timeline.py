@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.event_loop import new_loop
-from turnwise.stopwatch import ENGINE, ENVIRONMENTS, HELD, IDLE, LOOP, Stopwatch
+from turnwise.runtime.event_loop import new_loop
+from turnwise.runtime.stopwatch import ENGINE, ENVIRONMENTS, HELD, IDLE, LOOP, Stopwatch
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.timeline import MAX_LANES, Timeline
 

@@ -6,8 +6,8 @@ import gc
 
 import pytest
 
-from turnwise.event_loop import WatchedRunner
-from turnwise.watchdog import Watchdog
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.watchdog import Watchdog
 
 
 @pytest.fixture(autouse=True)

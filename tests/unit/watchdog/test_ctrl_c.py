@@ -9,8 +9,8 @@ import warnings
 
 import pytest
 
-from turnwise.event_loop import WatchedRunner
-from turnwise.watchdog import Watchdog
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.watchdog import Watchdog
 
 
 async def main():

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from turnwise.errors import DeadlineError
-from turnwise.watchdog import Watchdog
+from turnwise.runtime.watchdog import Watchdog
 
 
 def test_ten_thousand_waits_hang_on_one_timer_of_the_loop_and_leave_nothing():

@@ -9,8 +9,8 @@ import pytest
 
 PRELUDE = """
 import asyncio, ctypes, signal, threading, time
-from turnwise.event_loop import WatchedRunner
-from turnwise.watchdog import Watchdog
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.watchdog import Watchdog
 watchdog = Watchdog(grace_s=0.3, stall_s=0.5)
 def stuck(call):
     watchdog.start()

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from turnwise.errors import DeadlineError, EnvironmentFault
-from turnwise.event_loop import WatchedRunner
-from turnwise.stacks import describe_stacks
-from turnwise.watchdog import Watchdog
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.stacks import describe_stacks
+from turnwise.runtime.watchdog import Watchdog
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: Che
     Raises:
         TurnwiseError: the constructor refuses its arguments.
 
-    >>> from turnwise.envs.frozen_lake import FrozenLakeEnv
+    >>> from turnwise.envs.frozen_lake.env import FrozenLakeEnv
     >>> report = check_env(lambda split: FrozenLakeEnv(split=split), True, CheckSettings(num_episodes=4))
     >>> report.env, [finding.check for finding in report.findings if finding.verdict == "error"]
     ('FrozenLakeEnv', [])

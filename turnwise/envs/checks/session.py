@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, get_args
 
-from turnwise.call_board import CALLS
 from turnwise.envs.checks.call_results import CallResult, start_result, step_result
 from turnwise.envs.contract import read_reset, read_state_key, read_step
 from turnwise.errors import EnvironmentFault, TurnwiseError
-from turnwise.event_loop import new_loop
 from turnwise.protocols import Env
-from turnwise.stacks import describe_calls
-from turnwise.threads import DaemonThread
+from turnwise.runtime.call_board import CALLS
+from turnwise.runtime.event_loop import new_loop
+from turnwise.runtime.stacks import describe_calls
+from turnwise.runtime.threads import DaemonThread
 from turnwise.types import Reduction
 
 _REDUCTIONS = ", ".join(get_args(Reduction))

@@ -20,9 +20,9 @@ from turnwise.models.fused import fast_path_obstacle
 from turnwise.models.runtime_info import loaded_model
 from turnwise.protocols import MemoryKind, OnWeightUpdate
 from turnwise.replay_log import ReplayLog
+from turnwise.runtime.stopwatch import ENGINE, Stopwatch
 from turnwise.runtime_info import ServerInfo
 from turnwise.spec import KV_CACHE_BYTES
-from turnwise.stopwatch import ENGINE, Stopwatch
 from turnwise.types import Completion, Media, SamplingParams
 
 logger = logging.getLogger(__name__)

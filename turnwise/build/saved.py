@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from turnwise.algorithms.controllers import make_kl_controller
-from turnwise.config import AgenticConfig, Applied, require, unavailable_to_play
-from turnwise.config.describe import most_sampled, sampling
-from turnwise.pipelines.build import build_algorithm
-from turnwise.pipelines.build_rollouts import (
+from turnwise.build.agentic import build_algorithm
+from turnwise.build.rollouts import (
     ServedPolicy,
     build_pictures,
     build_policy,
@@ -22,9 +20,11 @@ from turnwise.pipelines.build_rollouts import (
     sampling_params,
     scheduler_settings,
 )
+from turnwise.build.run_table import applied_play, log_applied
+from turnwise.config import AgenticConfig, Applied, require, unavailable_to_play
+from turnwise.config.describe import most_sampled, sampling
 from turnwise.pipelines.collect import Collection
 from turnwise.pipelines.evaluate import Evaluation, evaluate
-from turnwise.pipelines.run_table import applied_play, log_applied
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.tracking.terminal import progress_on_terminal
 from turnwise.types import SamplingParams, Split

@@ -6,6 +6,10 @@ from collections.abc import Iterable
 
 import torch
 
+from turnwise.build.lora import prepare_training
+from turnwise.build.roles import optimizer_settings
+from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
+from turnwise.build.run_table import info_of, logged
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
@@ -14,16 +18,12 @@ from turnwise.config import SFTConfig, require, unavailable
 from turnwise.data.demonstrations import Row, read_rows
 from turnwise.errors import ChatTemplateError, DataError
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype
-from turnwise.pipelines.build_lora import prepare_training
-from turnwise.pipelines.build_roles import optimizer_settings
-from turnwise.pipelines.build_run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.pipelines.checkpoints import Contents, Fingerprint
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.run_folder import RunFolder
-from turnwise.pipelines.run_table import info_of, logged
 from turnwise.pipelines.sft import SFTPipeline
-from turnwise.stopwatch import Stopwatch
+from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.tracking.columns import SFT_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.training.cross_entropy import CrossEntropy

@@ -12,16 +12,12 @@ import torch
 
 from turnwise.algorithms.controllers import KLController, make_kl_controller
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand, RewardNormalization
-from turnwise.config import AgenticConfig, require, unavailable
-from turnwise.entry_points import load_class
-from turnwise.errors import ConfigError
-from turnwise.foreign import Foreign
-from turnwise.inference.weight_transfer import InProcessTransfer
-from turnwise.pipelines.agentic import AgenticPipeline
-from turnwise.pipelines.build_cluster import begin_replay_log, build_cluster, build_replay_log, check_losses
-from turnwise.pipelines.build_health import build_health
-from turnwise.pipelines.build_roles import batch_plan, critic_strategy, frozen_strategy, policy_strategy
-from turnwise.pipelines.build_rollouts import (
+from turnwise.build.cluster import begin_replay_log, build_cluster, build_replay_log, check_losses
+from turnwise.build.health import build_health
+from turnwise.build.parity import build_parity_gate
+from turnwise.build.prepare import prepare_run
+from turnwise.build.roles import batch_plan, critic_strategy, frozen_strategy, policy_strategy
+from turnwise.build.rollouts import (
     ServedPolicy,
     build_pictures,
     build_policy,
@@ -29,19 +25,23 @@ from turnwise.pipelines.build_rollouts import (
     check_rollouts,
     choose_device,
 )
-from turnwise.pipelines.build_run import begin, build_checkpoints, build_trackers, set_profile
-from turnwise.pipelines.build_source import build_source
+from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
+from turnwise.build.run_table import info_of, logged
+from turnwise.build.source import build_source
+from turnwise.config import AgenticConfig, require, unavailable
+from turnwise.entry_points import load_class
+from turnwise.errors import ConfigError
+from turnwise.inference.weight_transfer import InProcessTransfer
+from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.checkpoints import Contents
 from turnwise.pipelines.interrupt import Interrupts
-from turnwise.pipelines.parity import build_parity_gate
-from turnwise.pipelines.prepare import prepare_run
 from turnwise.pipelines.roles import ModelRole, OldLogProbs
 from turnwise.pipelines.run_folder import RunFolder
-from turnwise.pipelines.run_table import info_of, logged
 from turnwise.protocols import Algorithm, Cluster, Stateful, StreamsStep
 from turnwise.rollout.journal import Journal
+from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.spec import ESTIMATORS
-from turnwise.stopwatch import Stopwatch
 from turnwise.tracking.columns import AGENTIC_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.timeline import Timeline

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from turnwise.envs.arguments import check_choice, check_format_penalty, words_by_number
 from turnwise.envs.base import Step, TextEnv
-from turnwise.envs.sokoban_picture import draw_room
-from turnwise.envs.sokoban_room import (
+from turnwise.envs.sokoban.picture import draw_room
+from turnwise.envs.sokoban.room import (
     BOX,
     PLAYER,
     TARGET,
@@ -31,7 +31,7 @@ from turnwise.envs.sokoban_room import (
     random_room,
     read_room,
 )
-from turnwise.envs.sokoban_solver import shortest_solution
+from turnwise.envs.sokoban.solver import shortest_solution
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Media, Observation, Reduction, Split, derive_seed
 

@@ -10,6 +10,9 @@ from functools import partial
 
 from turnwise.agents.demonstrations import Converse, Episode, MakePlayer, episodes, scripted
 from turnwise.agents.env_agent import EnvAgentSettings
+from turnwise.build.envs import agent_settings, env_factory
+from turnwise.build.play_policies import OPENAI, random_player, scripted_player
+from turnwise.build.rollouts import sampling_params
 from turnwise.chat.text_conversation import TextConversation
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
@@ -17,9 +20,6 @@ from turnwise.envs.checks.players import actions_of
 from turnwise.envs.players import Acting, ErringPlayer, Player
 from turnwise.errors import ConfigError
 from turnwise.inference.openai_chat import OpenAIChat
-from turnwise.pipelines.build_envs import agent_settings, env_factory
-from turnwise.pipelines.build_rollouts import sampling_params
-from turnwise.pipelines.play_policies import OPENAI, random_player, scripted_player
 from turnwise.protocols import Env
 from turnwise.rollout.seeds import TaskSource, sibling_sampling
 from turnwise.types import Message, SamplingParams, Split, Task, derive_seed

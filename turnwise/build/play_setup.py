@@ -11,19 +11,9 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.agents.env_agent import EnvAgentSettings
-from turnwise.chat.template import ChatTemplate
-from turnwise.chat.trial import tried
-from turnwise.config import AgenticConfig, require, unavailable_to_play
-from turnwise.errors import ConfigError
-from turnwise.event_loop import WatchedRunner
-from turnwise.hub import looks_like_hub_name
-from turnwise.inference.openai_chat import OpenAIChat
-from turnwise.models.load import load_tokenizer
-from turnwise.models.tokenizer import MARKER_TOKENS, SPECIAL_TOKENS, train_tokenizer
-from turnwise.pipelines.build_envs import agent_settings
-from turnwise.pipelines.build_rollouts import build_policy, choose_device, sampling_params
-from turnwise.pipelines.play import EpisodePrinter, PlayedEpisode, play_episode
-from turnwise.pipelines.play_policies import (
+from turnwise.build.envs import agent_settings
+from turnwise.build.play import EpisodePrinter, PlayedEpisode, play_episode
+from turnwise.build.play_policies import (
     OPENAI,
     PLAYERS,
     Say,
@@ -34,9 +24,19 @@ from turnwise.pipelines.play_policies import (
     random_player,
     scripted_player,
 )
+from turnwise.build.rollouts import build_policy, choose_device, sampling_params
+from turnwise.chat.template import ChatTemplate
+from turnwise.chat.trial import tried
+from turnwise.config import AgenticConfig, require, unavailable_to_play
+from turnwise.errors import ConfigError
+from turnwise.hub import looks_like_hub_name
+from turnwise.inference.openai_chat import OpenAIChat
+from turnwise.models.load import load_tokenizer
+from turnwise.models.tokenizer import MARKER_TOKENS, SPECIAL_TOKENS, train_tokenizer
 from turnwise.protocols import Env
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import SamplingParams, Split, Task
-from turnwise.watchdog import Watchdog
 
 BYTES_PER_TOKEN = 8
 """By which limits in tokens grow where bytes stand in for them."""

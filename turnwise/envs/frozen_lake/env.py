@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from turnwise.envs.arguments import check_choice, check_format_penalty, check_type, words_by_number
 from turnwise.envs.base import Step, TextEnv
-from turnwise.envs.frozen_lake_map import (
+from turnwise.envs.frozen_lake.map import (
     Rows,
     check_map_arguments,
     check_rows,
@@ -24,7 +24,7 @@ from turnwise.envs.frozen_lake_map import (
     random_map,
     shortest_path,
 )
-from turnwise.envs.frozen_lake_picture import draw_lake
+from turnwise.envs.frozen_lake.picture import draw_lake
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Media, Observation, Reduction, Split, derive_seed
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from turnwise.build.envs import plug_in_problems
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.problems import Problem
 from turnwise.data.demonstrations import read_rows
 from turnwise.errors import DataError
-from turnwise.pipelines.build_envs import plug_in_problems
 
 
 def prepare_run(config: AgenticConfig) -> None:
@@ -17,7 +17,7 @@ def prepare_run(config: AgenticConfig) -> None:
     if config.async_generation_ratio > 0:
         from turnwise.cluster.fork_server import prepare_processes
 
-        prepare_processes(["turnwise.pipelines.build_roles"])
+        prepare_processes(["turnwise.build.roles"])
 
 
 def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]:

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from turnwise.envs import gymnasium_cliff_walking as cliff_walking
-from turnwise.envs import gymnasium_minigrid as minigrid
-from turnwise.envs import gymnasium_taxi as taxi
+from turnwise.envs.gymnasium import cliff_walking, minigrid, taxi
 
 Renderer = Callable[[Any, Any], str]
 """`(observation, env)` → text, where `env` is gymnasium's, with its wrappers."""

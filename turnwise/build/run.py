@@ -21,7 +21,7 @@ from turnwise.pipelines.resume import checkpoints_folder, open_run
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.protocols import Tracker
-from turnwise.stopwatch import Stopwatch
+from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.tracking.columns import Columns
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.live import stdout_tracker

@@ -12,9 +12,9 @@ import traceback
 from types import TracebackType
 from typing import Self
 
-from turnwise.call_board import CALLS
 from turnwise.errors import EnvironmentFault, TurnwiseError
-from turnwise.watchdog import Interrupt
+from turnwise.runtime.call_board import CALLS
+from turnwise.runtime.watchdog import Interrupt
 
 _HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")
 """The signal handlers of these modules raise KeyboardInterrupt."""

@@ -19,14 +19,14 @@ from turnwise.envs.base import TextEnv
 from turnwise.envs.contract import check_shape
 from turnwise.envs.registry import env_class, make_env, relays_foreign_text
 from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, TurnwiseError
-from turnwise.foreign import Foreign
 from turnwise.pipelines.pictures import MakeEnv
 from turnwise.protocols import AgentLoop, Env
 from turnwise.rollout.group_filter import load_group_filter
+from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import AGENTS, ENVS, ESTIMATORS, PG_VARIANTS
-from turnwise.stopwatch import Stopwatch
 from turnwise.types import Split, Task
-from turnwise.watchdog import Watchdog
 
 
 def plug_ins(config: AgenticConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
@@ -68,7 +68,7 @@ def plug_in_problems(config: AgenticConfig) -> Iterator[Problem]:
 
 def _try_algorithm(config: AgenticConfig) -> None:
     from turnwise.algorithms.controllers import make_kl_controller
-    from turnwise.pipelines.build import build_algorithm  # imports torch, as a user's own loss does
+    from turnwise.build.agentic import build_algorithm  # imports torch, as a user's own loss does
 
     build_algorithm(config, make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon))
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from turnwise.build.envs import agent_settings, build_agent, env_factory, plug_ins
 from turnwise.chat.episode import EpisodeContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
@@ -19,12 +20,10 @@ from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
 from turnwise.envs.registry import takes_split
 from turnwise.errors import ConfigError, NotAvailableError
-from turnwise.event_loop import WatchedRunner
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.fused import load_fused
 from turnwise.models.load import load_tokenizer, parse_dtype, stop_token_ids
-from turnwise.pipelines.build_envs import agent_settings, build_agent, env_factory, plug_ins
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures
 from turnwise.protocols import InferenceServer
 from turnwise.replay_log import ReplayLog
@@ -32,10 +31,11 @@ from turnwise.rollout.group_filter import load_group_filter
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import STRATEGIES
-from turnwise.stopwatch import Stopwatch
 from turnwise.types import SamplingParams, Split
-from turnwise.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

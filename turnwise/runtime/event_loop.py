@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from turnwise.errors import DeadlineError
-from turnwise.stopwatch import HELD, IDLE, LOOP, Stopwatch
-from turnwise.threads import DaemonExecutor
-from turnwise.watchdog import Wait, Watchdog
+from turnwise.runtime.stopwatch import HELD, IDLE, LOOP, Stopwatch
+from turnwise.runtime.threads import DaemonExecutor
+from turnwise.runtime.watchdog import Wait, Watchdog
 
 T = TypeVar("T")
 

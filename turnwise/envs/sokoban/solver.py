@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from functools import lru_cache
 
-from turnwise.envs.sokoban_room import Layout, State, move
+from turnwise.envs.sokoban.room import Layout, State, move
 
 MAX_STATES = 200_000
 """States that are looked at before giving up, within a second or so: more than an 8×8 room with two boxes has."""
@@ -16,7 +16,7 @@ def shortest_solution(layout: Layout, state: State, max_states: int = MAX_STATES
 
     None where there is no solution, or none was found within `max_states` states.
 
-    >>> from turnwise.envs.sokoban_room import read_room
+    >>> from turnwise.envs.sokoban.room import read_room
     >>> shortest_solution(*read_room(["######", "#@$ .#", "######"]))
     [3, 3]
     """
@@ -41,7 +41,7 @@ def shortest_solution(layout: Layout, state: State, max_states: int = MAX_STATES
 def live_cells(layout: Layout) -> frozenset[int]:
     """The cells from which a box, alone in the room, can be pushed onto some target; elsewhere it is lost.
 
-    >>> from turnwise.envs.sokoban_room import read_room
+    >>> from turnwise.envs.sokoban.room import read_room
     >>> sorted(live_cells(read_room(["######", "#@$ .#", "######"])[0]))
     [8, 9, 10]
     """

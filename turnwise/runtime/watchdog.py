@@ -17,10 +17,10 @@ from contextvars import ContextVar
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from turnwise.call_board import CALLS
 from turnwise.errors import DeadlineError, TurnwiseError
-from turnwise.stacks import WATCHDOG, describe_stacks
-from turnwise.timeouts import Timeouts
+from turnwise.runtime.call_board import CALLS
+from turnwise.runtime.stacks import WATCHDOG, describe_stacks
+from turnwise.runtime.timeouts import Timeouts
 
 logger = logging.getLogger(__name__)
 

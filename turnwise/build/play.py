@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, cast
 
 from turnwise.agents.env_agent import EnvAgentSettings
+from turnwise.build.envs import build_agent, env_factory
+from turnwise.build.play_policies import PlayStopped
 from turnwise.chat.episode import EpisodeContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.text_conversation import Complete, TextAnswer, TextConversation
 from turnwise.config import AgenticConfig
 from turnwise.errors import RolloutError, TurnwiseError
-from turnwise.pipelines.build_envs import build_agent, env_factory
-from turnwise.pipelines.play_policies import PlayStopped
 from turnwise.protocols import Conversation, Env, InferenceServer, OpenConversation
 from turnwise.rollout.seeds import sibling_sampling
-from turnwise.stacks import describe_error
+from turnwise.runtime.stacks import describe_error
 from turnwise.types import Completion, Media, Message, SamplingParams, Task, Trajectory, Turn
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
+from turnwise.build.rollouts import ServedPolicy
+from turnwise.build.run import seed_process
 from turnwise.cluster.local import LocalCluster
 from turnwise.cluster.process import CpuThreads, ProcessCluster
 from turnwise.config import AgenticConfig
 from turnwise.errors import ConfigError, DataError
 from turnwise.kernels.build import load_kernels
-from turnwise.pipelines.build_rollouts import ServedPolicy
-from turnwise.pipelines.build_run import seed_process
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster
 from turnwise.replay_log import ReplayLog

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from turnwise.build.lora import prepare_training
 from turnwise.config import AgenticConfig
 from turnwise.config.roles import TrainingArgs
 from turnwise.errors import ConfigError
@@ -14,9 +15,8 @@ from turnwise.models.fused import load_fused
 from turnwise.models.load import load_model, parse_dtype
 from turnwise.models.lora import Adapters
 from turnwise.models.value_head import load_value_model, value_head
-from turnwise.pipelines.build_lora import prepare_training
 from turnwise.pipelines.roles import BatchPlan
-from turnwise.stopwatch import Stopwatch
+from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 

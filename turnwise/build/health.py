@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from statistics import fmean
 
+from turnwise.build.envs import env_factory
+from turnwise.build.rollouts import task_source
 from turnwise.config import AgenticConfig
 from turnwise.envs.checks.luck import random_outcomes
-from turnwise.pipelines.build_envs import env_factory
-from turnwise.pipelines.build_rollouts import task_source
 from turnwise.tracking.health import Health, Outcomes
 from turnwise.training.random_state import GlobalRandomState
 

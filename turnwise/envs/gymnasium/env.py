@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from turnwise.entry_points import load_function
 from turnwise.envs.arguments import check_choice, check_count, check_format_penalty, check_type
 from turnwise.envs.base import Step, TextEnv
-from turnwise.envs.gymnasium_actions import action_words
-from turnwise.envs.gymnasium_known import Renderer, known_of
+from turnwise.envs.gymnasium.actions import action_words
+from turnwise.envs.gymnasium.known import Renderer, known_of
 from turnwise.envs.hold_out import candidate_seeds, fingerprint, in_split
 from turnwise.envs.packages import needs, silenced
 from turnwise.errors import EnvironmentFault, nearest
@@ -85,18 +85,18 @@ class GymnasiumEnv(TextEnv):
         if "render_mode" in (kwargs or {}):
             raise EnvironmentFault("render_mode is a key of env_config itself, text or rgb_array; take it out of kwargs")
         with needs("gymnasium", "gym"):
-            from turnwise.envs import gymnasium_make, gymnasium_spaces
+            from turnwise.envs.gymnasium import make, spaces
 
         self._id = id
-        self._env, draws = gymnasium_make.make_gymnasium(id, kwargs or {}, "ansi" if renderer == "ansi" else "rgb_array")
+        self._env, draws = make.make_gymnasium(id, kwargs or {}, "ansi" if renderer == "ansi" else "rgb_array")
         known = known_of(self._env)
-        self._draw = gymnasium_make.draw if draws and renderer != "ansi" else None
+        self._draw = make.draw if draws and renderer != "ansi" else None
         if not draws and (renderer == "ansi" or render_mode == "rgb_array"):
             modes = self._env.metadata.get("render_modes", [])
             raise EnvironmentFault(f"gymnasium's {id} can't draw as asked; its render modes are {', '.join(modes) or 'none'}")
         if render_mode == "rgb_array":
-            gymnasium_make.check_pictures(self._env)
-        numbers = gymnasium_spaces.action_numbers(self._env.action_space, f"gymnasium's {id}")
+            make.check_pictures(self._env)
+        numbers = spaces.action_numbers(self._env.action_space, f"gymnasium's {id}")
         self._words = action_words(id, action_names, numbers, known.actions)
         self.actions = tuple(self._words.values())
         """The words of the actions that may be taken."""
@@ -104,16 +104,16 @@ class GymnasiumEnv(TextEnv):
         self._shows_text = render_mode == "text" or renderer is not None
         self.shows_pictures = render_mode == "rgb_array"
         self._render: Renderer | None = _renderer(id, renderer, known.renderers)
-        self._describe = gymnasium_spaces.describe
+        self._describe = spaces.describe
         if self._render is None and self._shows_text:
-            gymnasium_spaces.check_observations(self._env.observation_space, f"gymnasium's {id}")
+            spaces.check_observations(self._env.observation_space, f"gymnasium's {id}")
         self._max_chars = max_observation_chars
         self._success = success or known.success
         self._format_penalty = float(format_penalty)
         rules = f"{known.rules}\n" if known.rules else ""
         self._instruction = f"{rules}Actions: {', '.join(self.actions)}." if env_instruction is None else env_instruction
         self._key, self._split, self._seed = known.state_key, split, 0
-        self._sees_number = gymnasium_spaces.is_number(self._env.observation_space)
+        self._sees_number = spaces.is_number(self._env.observation_space)
         self._quiet: Callable[[], AbstractContextManager[None]] = silenced if known.prints else nullcontext
         self._observation: Any = None
         self._shown: str | Observation | None = None

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from turnwise.build.rollouts import ServedPolicy, build_scheduler, scheduler_settings
 from turnwise.config import AgenticConfig
 from turnwise.errors import DataError
-from turnwise.pipelines.build_rollouts import ServedPolicy, build_scheduler, scheduler_settings
 from turnwise.rollout.group_filter import load_group_filter
 from turnwise.rollout.replay import RolloutReplay, read_groups
 from turnwise.rollout.source import RolloutSource, played_of

@@ -1,0 +1,1 @@
+"""FrozenLake as text, with generated maps."""

@@ -1,0 +1,1 @@
+"""Sokoban as text, with generated rooms."""
