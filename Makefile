@@ -38,7 +38,7 @@ format: $(VENV)/.installed-dev
 
 # The page of all settings, from the schema and the table of their effects.
 docs: $(VENV)/.installed
-	$(BIN)/python -m turnwise.testing.settings.page docs/configuration.md
+	PYTHONPATH=tests/support $(BIN)/python -m settings.page docs/configuration.md
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

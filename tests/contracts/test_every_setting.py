@@ -17,6 +17,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from settings.answers import BASE, COMBINATIONS, answers
+from settings.leaves import KINDS, TAG, Kind, Leaf, leaves, with_value
+from settings.table import AGENTIC, PLACES, SAME_RESULT, SFT, Live
 from transformers import PreTrainedModel
 
 from turnwise.build.agentic import build_agentic
@@ -27,9 +30,6 @@ from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.config.problems import Problem
 from turnwise.errors import TurnwiseError
 from turnwise.models.load import load_model, load_tokenizer, save_model
-from turnwise.testing.settings.answers import BASE, COMBINATIONS, answers
-from turnwise.testing.settings.leaves import KINDS, TAG, Kind, Leaf, leaves, with_value
-from turnwise.testing.settings.table import AGENTIC, PLACES, SAME_RESULT, SFT, Live
 from turnwise.testing.toy_envs import CrowdEnv
 from turnwise.tracking.jsonl import read_metrics
 

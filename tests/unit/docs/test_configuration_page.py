@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from turnwise.testing.settings.leaves import KINDS, leaves
-from turnwise.testing.settings.page import page
+from settings.leaves import KINDS, leaves
+from settings.page import page
 
 DOC = Path(__file__).parents[3] / "docs" / "configuration.md"
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from settings.answers import BASE
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
@@ -16,7 +17,6 @@ from turnwise.build.sft import build_sft
 from turnwise.cli.applied_table import print_applied, shown
 from turnwise.config import AgenticConfig, Applied, SFTConfig, parse_config
 from turnwise.kernels.build import load_kernels
-from turnwise.testing.settings.answers import BASE
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md: `python -m turnwise.testing.settings.page FILE`."""
+"""Writes docs/configuration.md: `PYTHONPATH=tests/support python -m settings.page FILE`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pydantic import AfterValidator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from settings.answers import COMBINATIONS, answers
+from settings.leaves import Kind, Leaf, declaring, leaves
+from settings.table import AGENTIC, PLACES, SFT
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.effects import EFFECTS, ROLE_EFFECTS, SFT_EFFECTS, Effect
 from turnwise.config.section import LARGEST, OneOf
-from turnwise.testing.settings.answers import COMBINATIONS, answers
-from turnwise.testing.settings.leaves import Kind, Leaf, declaring, leaves
-from turnwise.testing.settings.table import AGENTIC, PLACES, SFT
 
 _ROLES = ("actor_train", "critic", "actor_infer", "reference", "reward")
 _MANAGERS = ("train_env_manager", "val_env_manager")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from settings.leaves import TAG, Kind, Leaf, value_at, with_value
 from turnwise.config import AgenticConfig, SFTConfig, parse_config, unavailable
 from turnwise.config.problems import Problem
 from turnwise.errors import ConfigError
-from turnwise.testing.settings.leaves import TAG, Kind, Leaf, value_at, with_value
 
 _TOY = {
     "env_type": "turnwise.testing.toy_envs:CrowdEnv",
