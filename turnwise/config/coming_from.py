@@ -1,27 +1,18 @@
-"""Keys and defaults of other systems, from `coming_from.yaml`: what they are called here, and where a default differs."""
+"""Keys and defaults of other systems: what they are called here, and where a default differs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from turnwise.config.problems import Path as KeyPath
 from turnwise.config.schema import AgenticConfig
+from turnwise.config.vocabulary import vocabulary
 
 PUBLISHED = "ROLL"
 _SHORTEST = 6
 """Letters of a name that, alone, is taken for the end of another system's dotted key."""
-
-
-@cache
-def systems() -> dict[str, dict[str, Any]]:
-    """By system: `keys` (theirs → [ours, how the value converts]) and `defaults` ([theirs, their value, ours])."""
-    from yaml import safe_load
-
-    content: dict[str, dict[str, Any]] = safe_load(Path(__file__).with_name("coming_from.yaml").read_text(encoding="utf-8"))
-    return content
 
 
 def unknown_leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:
@@ -54,7 +45,7 @@ def counterpart(path: KeyPath) -> str:
 def differing_defaults(config: AgenticConfig) -> str:
     """What a published file leaves out although its default there is another; empty where there is nothing."""
     differing = []
-    for theirs, value, ours in systems()[PUBLISHED]["defaults"]:
+    for theirs, value, ours in vocabulary()["systems"][PUBLISHED]["defaults"]:
         here = _value_at(config, ours)
         is_given = config.is_set("pg_args" if ours.startswith("pg_args.") else ours)
         if not is_given and here is not None and here != value:
@@ -65,7 +56,7 @@ def differing_defaults(config: AgenticConfig) -> str:
 @cache
 def _keys() -> dict[str, tuple[str, str, str]]:
     """`(system, ours, how)` by their key."""
-    return {key: (name, *entry) for name, system in systems().items() for key, entry in system["keys"].items()}
+    return {key: (name, *entry) for name, system in vocabulary()["systems"].items() for key, entry in system["keys"].items()}
 
 
 def _value_at(value: Any, key: str) -> Any:

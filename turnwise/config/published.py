@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 from turnwise.config.problems import Problem
-from turnwise.config.published_keys import ANYWHERE, BUILT_IN_ENV_CONFIG, RETIRED, VARIABLES, Retired
-from turnwise.config.published_keys import MANAGERS as MANAGER_CLASSES
 from turnwise.config.roles import Role
+from turnwise.config.vocabulary import Retired, retired_keys, vocabulary
 from turnwise.spec import ENVS
 
 ROLES = ("actor_train", "actor_infer", "critic", "reference", "reward")
 MANAGERS = ("train_env_manager", "val_env_manager")
 _KINDS = dict.fromkeys(ROLES, "<role>") | dict.fromkeys(MANAGERS, "<manager>")
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
-_HF_INFER = {"actor_infer": "hf", "reference": "torch_infer", "reward": "torch_infer"}
-_FLASH_ATTN = {"fa2": "fa2", "sdpa": "sdpa", "auto": "auto", "disabled": "eager"}
 
 
 @dataclass
@@ -72,8 +70,8 @@ def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozense
     translation.unplayed = _unplayed(translation)
     _drop_variables(translation, known, interpolated)
     _answer_second_system(translation)
-    for role in ROLES:
-        _translate_role(translation, role)
+    _rename_values(translation)
+    _move_keys(translation)
     for manager in MANAGERS:
         _translate_manager(translation, manager)
     for tag in list(translation.section("custom_envs")):
@@ -85,6 +83,41 @@ def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozense
         _read_grpo_of_plain_scores(translation)
     translation.problems = translation.refusing(translation.problems)
     return translation
+
+
+def _places(translation: Translation, key: str) -> list[tuple[str, ...]]:
+    """The paths that a key of the vocabulary stands for."""
+    first, *rest = key.split(".")
+    tags = translation.section("custom_envs")
+    kinds: dict[str, list[tuple[str, ...]]] = {
+        "<role>": [(role,) for role in ROLES],
+        "<env>": [("custom_envs", tag) for tag in tags],
+    }
+    heads = kinds.get(first, [(first,)])
+    return [(*head, *rest) for head in heads]
+
+
+def _rename_values(translation: Translation) -> None:
+    for key, names in vocabulary()["values"].items():
+        for path in _places(translation, key):
+            section = translation.section(*path[:-1])
+            theirs = section.get(path[-1])
+            if isinstance(theirs, str) and theirs in names:
+                section[path[-1]] = names[theirs]
+                translation.notes.append(f"{'.'.join(path)} {theirs} is read as {names[theirs]}")
+    for role in ROLES:
+        model = translation.section(role, "model_args")
+        for key in ("lora_target", "freeze_module_prefix"):
+            if isinstance(model.get(key), str):
+                model[key] = [name.strip() for name in model[key].split(",")]
+
+
+def _move_keys(translation: Translation) -> None:
+    for theirs, ours in vocabulary()["moves"].items():
+        for source, target in zip(_places(translation, theirs), cycle(_places(translation, ours)), strict=False):
+            value = translation.section(*source[:-1]).get(source[-1])
+            if value is not None:
+                translation.move(source, target, value)
 
 
 def _unplayed(translation: Translation) -> frozenset[str]:
@@ -129,11 +162,11 @@ def _read_grpo_of_plain_scores(translation: Translation) -> None:
 
 def _drop_variables(translation: Translation, known: frozenset[str], interpolated: frozenset[str]) -> None:
     for key in list(translation.raw):
-        if key in known or key in RETIRED:
+        if key in known or key in retired_keys():
             continue
         if key in interpolated:
             del translation.raw[key]
-        elif key in VARIABLES:
+        elif key in vocabulary()["variables"]:
             del translation.raw[key]
             translation.notes.append(f"{key}: nothing to do here: a variable of the published files that nothing refers to.")
 
@@ -150,30 +183,6 @@ def _answer_second_system(translation: Translation) -> None:
     actor = translation.raw.get("actor_rollout_ref")
     if isinstance(actor, dict) and not rollout and set(actor) <= {"rollout"}:
         del translation.raw["actor_rollout_ref"]
-
-
-def _translate_role(translation: Translation, role: str) -> None:
-    section = translation.section(role)
-    if role == "actor_train" and section.get("pg_variant") is not None:
-        translation.move((role, "pg_variant"), ("pg_variant",), section["pg_variant"])
-    for name in ("positive", "negative"):
-        if (key := f"topr_{name}_weight") in section:
-            translation.move((role, key), ("pg_args", f"weight_{name}"), section[key])
-    model = translation.section(role, "model_args")
-    if "flash_attn" in model:
-        value = _FLASH_ATTN.get(model["flash_attn"], model["flash_attn"])
-        translation.move((role, "model_args", "flash_attn"), (role, "model_args", "attn_implementation"), value)
-    if isinstance(model.get("model_type"), str):
-        model["model_type"] = {"auto_token_classification": "token_classification", "trl": "token_classification"}.get(
-            model["model_type"], model["model_type"]
-        )
-    for key in ("lora_target", "freeze_module_prefix"):
-        if isinstance(model.get(key), str):
-            model[key] = [name.strip() for name in model[key].split(",")]
-    strategy = translation.section(role, "strategy_args")
-    if strategy.get("strategy_name") == "hf_infer" and role in _HF_INFER:
-        strategy["strategy_name"] = _HF_INFER[role]
-        translation.notes.append(f"{role}.strategy_args.strategy_name hf_infer is read as {_HF_INFER[role]}")
 
 
 def _translate_manager(translation: Translation, manager: str) -> None:
@@ -210,17 +219,14 @@ def _translate_env(translation: Translation, tag: str) -> None:
     manager = env.get("env_manager_cls")
     if isinstance(manager, str):
         translation.is_published = True
-        name = manager.rpartition(".")[2]
-        own = ("", "it has no counterpart here; write an agent loop and name it in agent_name: module:Class.")
-        mode, lacking = MANAGER_CLASSES.get(name, own)
+        name, managers = manager.rpartition(".")[2], vocabulary()["managers"]
+        mode, lacking = managers[name if name in managers else ""]
         if lacking:
             translation.problems.append(Problem((*path, "env_manager_cls"), f"{name}: {lacking}"))
             del env["env_manager_cls"]
             env |= {"mode": mode} if mode else {}
         else:
             translation.move((*path, "env_manager_cls"), (*path, "mode"), mode)
-    if env.get("max_actions_per_traj") is not None:
-        translation.move((*path, "max_actions_per_traj"), (*path, "max_steps"), env["max_actions_per_traj"])
     config = translation.section(*path, "env_config")
     if "action_pattern" in config:
         if "action_pattern" in env:
@@ -235,9 +241,9 @@ def _translate_builtin_env(
     translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]
 ) -> None:
     """The agent counts actions here, so an environment's own limit becomes the tag's; the smaller one holds."""
-    for key in BUILT_IN_ENV_CONFIG.keys() & config.keys():
-        del config[key]
-        translation.ineffective.append(Problem((*path, "env_config", key), f"has no effect: {BUILT_IN_ENV_CONFIG[key]}"))
+    for key, reason in vocabulary()["built_in_env_config"].items():
+        if config.pop(key, None) is not None:
+            translation.ineffective.append(Problem((*path, "env_config", key), f"has no effect: {reason}"))
     limit = config.get("max_steps")
     if not isinstance(limit, int):
         return
@@ -288,7 +294,8 @@ def _retire(translation: Translation, section: dict[str, Any], path: tuple[str, 
         here = (*path, key)
         name = f"{kind}.{key}" if kind else key
         value = section[key]
-        if (retired := RETIRED.get(name) or ANYWHERE.get(key)) is not None:
+        retired = retired_keys().get(name) or retired_keys().get(f"anywhere.{key}")
+        if retired is not None:
             del section[key]
             _answer(translation, retired, here, value)
         elif isinstance(value, dict) and key not in _VERBATIM:
@@ -297,12 +304,11 @@ def _retire(translation: Translation, section: dict[str, Any], path: tuple[str, 
 
 
 def _answer(translation: Translation, retired: Retired, path: tuple[str, ...], value: Any) -> None:
-    if value is None or retired.is_harmless(value):
-        return
-    translation.is_published = True
-    if retired.is_refused(value):
+    answer = retired.answer_to(value)
+    translation.is_published |= answer != ""
+    if answer == "refuse":
         translation.problems.append(Problem(path, retired.reason))
-    elif retired.is_idle(value):
+    elif answer == "nothing to do":
         translation.notes.append(f"{Problem(path, '').key}: nothing to do here: {retired.reason}")
-    else:
+    elif answer == "warn":
         translation.ineffective.append(Problem(path, f"has no effect: {retired.reason}"))

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from turnwise.config import AgenticConfig, parse_config
-from turnwise.config.coming_from import systems
 from turnwise.config.load import _section_at
+from turnwise.config.vocabulary import vocabulary
 from turnwise.spec import PG_VARIANTS
 
+SYSTEMS = vocabulary()["systems"]
 FILE = Path(__file__).parents[3] / "docs" / "coming_from.md"
 LAKE = {"pretrain": "x", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}, "rollout_batch_size": 64}
 
@@ -35,7 +36,7 @@ def ours(key: str) -> Any:
 
 
 def tables(name: str) -> Iterator[str]:
-    system = systems()[name]
+    system = SYSTEMS[name]
     yield f"| {name} | here | how the value converts |"
     yield "|---|---|---|"
     for theirs, (key, how) in system["keys"].items():
@@ -61,7 +62,7 @@ def test_no_row_differs_from_what_the_program_knows() -> None:
     assert rewritten(page) == page, "write it anew: python tests/unit/docs/test_coming_from.py"
 
 
-@pytest.mark.parametrize("name", systems())
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_has_its_table(name: str) -> None:
     assert f"<!-- table of {name} -->" in FILE.read_text(encoding="utf-8")
 
@@ -83,7 +84,7 @@ def has_key(section: Any, parts: list[str]) -> bool:
     return True
 
 
-ENTRIES = [(theirs, ours, how) for system in systems().values() for theirs, (ours, how) in system["keys"].items()]
+ENTRIES = [(theirs, ours, how) for system in SYSTEMS.values() for theirs, (ours, how) in system["keys"].items()]
 
 
 @pytest.mark.parametrize(("theirs", "ours", "how"), ENTRIES, ids=lambda value: None)

@@ -1,0 +1,48 @@
+"""The keys of other systems, as `published.yaml` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+Answer = Literal["", "warn", "nothing to do", "refuse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """Keys that aren't needed here, and why. `published.yaml` says what the other fields mean."""
+
+    reason: str
+    keys: Sequence[str]
+    answer: Literal["warn", "nothing to do", "refuse", "refuse own classes"] = "warn"
+    harmless: Sequence[Any] = ()
+    idle: Sequence[str] = ()
+
+    def answer_to(self, value: Any) -> Answer:
+        """What becomes of a config in which such a key has this value; empty where nothing is said."""
+        if value is None or any(type(value) is type(known) and value == known for known in self.harmless):
+            return ""
+        if self.answer == "refuse own classes":
+            return "nothing to do" if str(value).startswith("roll.") else "refuse"
+        is_idle = self.idle and isinstance(value, dict) and all(str(key).startswith(tuple(self.idle)) for key in value)
+        return "nothing to do" if is_idle else self.answer
+
+
+@cache
+def vocabulary() -> Mapping[str, Any]:
+    """The parts of `published.yaml` by name."""
+    text = Path(__file__).with_name("published.yaml").read_text(encoding="utf-8")
+    content: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
+    return content
+
+
+@cache
+def retired_keys() -> Mapping[str, Retired]:
+    """By dotted key, with `<role>`, `<manager>` and `<env>` for the sections that occur more than once."""
+    entries = [Retired(**entry) for entry in vocabulary()["retired"]]
+    return {key: entry for entry in entries for key in entry.keys}
