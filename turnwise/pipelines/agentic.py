@@ -1,13 +1,17 @@
-"""The front door: agentic reinforcement learning, step by step. Begin reading at `AgenticPipeline.run`."""
+"""The front door: agentic reinforcement learning, step by step. Begin reading at `AgenticPipeline.steps`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from turnwise.algorithms.mismatch import staleness_metrics
+from transformers import PreTrainedTokenizerBase
+
+from turnwise.algorithms.controllers import KLController
+from turnwise.config import AgenticConfig
+from turnwise.inference.server_manager import LLMServerManager
 from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.parity import ParityGate
@@ -16,21 +20,15 @@ from turnwise.pipelines.policy_update import PolicyUpdate
 from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sample_log import log_samples
+from turnwise.pipelines.step_report import StepReport
 from turnwise.pipelines.step_rollout import StepRollout
 from turnwise.protocols import Algorithm, Cluster, Stateful, WeightTransfer
 from turnwise.rollout.journal import Journal
-from turnwise.rollout.measure import rollout_metrics, system_metrics, validation_metrics
+from turnwise.rollout.measure import validation_metrics
 from turnwise.rollout.source import RolloutSource
+from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.tracking.run_log import RunLog
 from turnwise.types import samples_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from turnwise.algorithms.controllers import KLController
-    from turnwise.config import AgenticConfig
-    from turnwise.inference.server_manager import LLMServerManager
-    from turnwise.runtime.event_loop import WatchedRunner
 
 
 @dataclass(slots=True)
@@ -62,11 +60,19 @@ class AgenticPipeline:
     interrupts: Interrupts
 
     def run(self) -> None:
-        """Plays, gives credit and trains, until all steps are done. A step whose groups are all filtered out trains nothing."""
+        """Trains until all steps are done."""
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[StepReport]:
+        """Plays, gives credit and trains; reports each whole step. One whose groups are all filtered out trains nothing."""
         log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
-        for step in range(self.checkpoints.num_done, self.checkpoints.num_steps):
+        while True:
+            step = self.checkpoints.num_done
             self.model_update(step)
             self.validate(step)
+            if step == self.checkpoints.num_steps:
+                break
             update = PolicyUpdate(actor, algorithm.loss, step, self.pipeline_config.is_streamed)
             rollout = StepRollout(self.train_rollout_scheduler, log, self.pipeline_config)
             for part in rollout:
@@ -81,8 +87,9 @@ class AgenticPipeline:
                 with log.phase("train"), self.checkpoints.updating(step, self.interrupts, part.is_last):
                     log.add(critic.train_step(samples, algorithm.value_loss, step) if critic and algorithm.value_loss else ())
                     log.add(update.add(samples, part.is_last))
-            self.end_step(step, rollout)
-        self.finish()
+            yield self.end_step(step, rollout)
+        if self.pipeline_config.uses_validation or not self.checkpoints.is_saved:
+            yield self.end_step(step)
 
     @property
     def running(self) -> Stateful | None:
@@ -90,10 +97,11 @@ class AgenticPipeline:
         return self.algorithm.running
 
     def model_update(self, step: int) -> None:
-        """Gives the trainer's weights to the inference servers as policy version `step`, where this step is to do so. The first
-        and the last step of a run always do."""
-        every = self.pipeline_config.actor_train.model_update_frequency
-        if step % every and step not in (self.checkpoints.first_step, self.checkpoints.num_steps):
+        """Gives the servers the trainer's weights as policy version `step`, where this step is to do so. The first one always
+        does, and the last one, which only validates."""
+        config, is_last = self.pipeline_config, step == self.checkpoints.num_steps
+        is_asked = step == self.checkpoints.first_step or step % config.actor_train.model_update_frequency == 0
+        if not (config.uses_validation if is_last else is_asked):
             return
         with self.log.phase("model_update"):
             self.log.add(self.event_loop.run(self.weight_transfer.update(version=step)))
@@ -109,33 +117,23 @@ class AgenticPipeline:
             self.pictures.write(f"step-{step}", groups)
         self.log.add(validation_metrics(groups))
 
-    def end_step(self, step: int, rollout: StepRollout) -> None:
+    def end_step(self, step: int, rollout: StepRollout | None = None) -> StepReport:
         """Logs what was measured, writes what was played, and saves a checkpoint where one is due."""
-        log, groups, rejected = self.log, rollout.groups, self.train_rollout_scheduler.rejected
-        samples = samples_of(groups)
-        log.add(rollout_metrics(groups, rejected))
-        log.add(staleness_metrics(samples, version=step))
-        log.add(system_metrics(samples, rollout.elapsed_s, num_trajectories=self.train_rollout_scheduler.num_episodes))
-        self.journal.append(step, groups + rejected)
-        if step % self.pipeline_config.logging_steps == 0:
-            log.show(*log_samples(step, groups, self.tokenizer.decode))
-        log.end_step(step, groups)
-        if self.checkpoints.is_due:
-            self.do_checkpoint()
+        log, groups = self.log, rollout.groups if rollout else []
+        if rollout:
+            log.add(rollout.measure(step))
+            self.journal.append(step, groups + rollout.source.rejected)
+            if step % self.pipeline_config.logging_steps == 0:
+                log.show(*log_samples(step, groups, self.tokenizer.decode))
+        metrics = log.end_step(step, groups)
+        checkpoint = self.do_checkpoint() if self.checkpoints.is_due else None
         self.interrupts.release()
+        return StepReport(step, metrics, groups, checkpoint)
 
     def do_checkpoint(self) -> Path:
         """A model folder with the states of optimiser and loop after the steps that are whole."""
         with self.log.phase("checkpoint"):
             return self.checkpoints.save()
-
-    def finish(self) -> None:
-        """Validates the final policy."""
-        step = self.checkpoints.num_steps
-        if self.pipeline_config.uses_validation:
-            self.model_update(step)
-            self.validate(step)
-            self.log.end_step(step)
 
     def close(self) -> None:
         """Closes servers, files and the event loop, each whatever becomes of the others. Safe in the middle of a step."""

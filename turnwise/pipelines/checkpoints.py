@@ -122,7 +122,17 @@ class Checkpoints:
     @property
     def is_due(self) -> bool:
         """Whether to save now."""
-        return self.num_done == self.num_steps or (self.save_steps > 0 and self.num_done % self.save_steps == 0)
+        is_asked = self.num_done == self.num_steps or (self.save_steps > 0 and self.num_done % self.save_steps == 0)
+        return is_asked and not self.is_saved
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether what this run has trained, if anything, is in a checkpoint."""
+        return self.num_done in (self._num_saved, self.first_step)
+
+    def end_here(self) -> None:
+        """Makes the steps that are done all that there are."""
+        self.num_steps = self.num_done
 
     @property
     def newest(self) -> Path | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -34,14 +34,10 @@ class Pipeline(Protocol):
 P = TypeVar("P", bound=Pipeline)
 
 
-def run_to_end(folder: RunFolder, build: Callable[[], P]) -> P:
-    """Builds a pipeline, runs and closes it. After Ctrl-C, SIGTERM or any error its whole steps are saved, and where is said;
-    a start that fails leaves no folder.
-
-    Raises:
-        KeyboardInterrupt: the run was interrupted.
-        TurnwiseError: what ended the run.
-    """
+@contextmanager
+def session(folder: RunFolder, build: Callable[[], P]) -> Iterator[P]:
+    """Builds a pipeline, which may run inside, and closes it. After Ctrl-C, SIGTERM or any error, or where a generator around
+    it is closed, its whole steps are saved, and where is said; a start that fails leaves no folder."""
     with ends_by_signals():
         with ExitStack() as start_that_failed:
             start_that_failed.callback(folder.discard)
@@ -53,7 +49,18 @@ def run_to_end(folder: RunFolder, build: Callable[[], P]) -> P:
             on_the_way_out.callback(_say, said)
             on_the_way_out.push(partial(_close, pipeline))
             on_the_way_out.push(partial(_save_unfinished, pipeline, pipeline.checkpoints.num_done, said.append))
-            pipeline.run()
+            yield pipeline
+
+
+def run_to_end(folder: RunFolder, build: Callable[[], P]) -> P:
+    """Runs a pipeline in its `session`.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted.
+        TurnwiseError: what ended the run.
+    """
+    with session(folder, build) as pipeline:
+        pipeline.run()
     return pipeline
 
 

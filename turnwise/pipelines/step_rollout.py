@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from turnwise.algorithms.mismatch import staleness_metrics
 from turnwise.config import AgenticConfig
+from turnwise.rollout.measure import rollout_metrics, system_metrics
 from turnwise.rollout.source import Part, RolloutSource
 from turnwise.tracking.run_log import RunLog
-from turnwise.types import Group
+from turnwise.types import Group, Metric, samples_of
 
 
 class StepRollout:
@@ -21,6 +23,7 @@ class StepRollout:
         """Groups of the parts so far."""
         self.elapsed_s = 0.0
         """Seconds from the first wait to the end of training on the last part."""
+        self.source = source
         self._log = log
         self._parts = source.parts(config.rollout_batch_size, config.is_streamed)
 
@@ -35,3 +38,12 @@ class StepRollout:
                 yield part
             self._parts.close()
         self.elapsed_s = clock.elapsed_s
+
+    def measure(self, step: int) -> list[Metric]:
+        """What was measured of the batch that was played for this step."""
+        samples = samples_of(self.groups)
+        return [
+            *rollout_metrics(self.groups, self.source.rejected),
+            *staleness_metrics(samples, version=step),
+            *system_metrics(samples, self.elapsed_s, num_trajectories=self.source.num_episodes),
+        ]

@@ -63,7 +63,7 @@ class RunLog:
     ...     def close(self): pass
     >>> log = RunLog([Printer()])
     >>> log.add([Metric("rollout/score/mean", 1.0), Metric("rollout/score/mean", 0.0)])
-    >>> log.end_step(0)
+    >>> _ = log.end_step(0)
     0 {'rollout/score/mean': 0.5}
     """
 
@@ -108,9 +108,9 @@ class RunLog:
                 self._stopwatch.add("pipeline", name, start)
         self._metrics.append(Metric(f"time/step_{PUBLISHED_PHASES.get(name, name)}", clock.elapsed_s, "sum"))
 
-    def end_step(self, step: int, groups: Sequence[Group] = ()) -> None:
-        """Hands out the metrics of the step; a sentence about its health may quote its groups. How long that takes is a phase
-        of the next one."""
+    def end_step(self, step: int, groups: Sequence[Group] = ()) -> dict[str, float]:
+        """Hands out the metrics of the step, and returns them; a sentence about its health may quote its groups. How long that
+        takes is a phase of the next one."""
         if self._stopwatch is not None and self._step_began is not None:
             self._add_shares(step, self._stopwatch, self._step_began)
         with self.phase("log"):
@@ -125,6 +125,7 @@ class RunLog:
                     tracker.say(said)
             for tracker in self._trackers:
                 tracker.log(step, reduced)
+        return reduced
 
     def _begin_step(self, now: float) -> None:
         self._step_began, self._phases = now, {}

@@ -1,0 +1,27 @@
+"""What a pipeline says of a step that is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnwise.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step of a training run, or the final validation, whose `step` is the number of steps done and which has no groups."""
+
+    step: int
+    metrics: Mapping[str, float]
+    """All that was measured, by the names of `docs/metrics.md`."""
+    groups: Sequence[Group]
+    """What was trained on."""
+    checkpoint: Path | None
+    """The folder, where one was saved after this step."""
+
+    @property
+    def validation(self) -> dict[str, float] | None:
+        """The metrics of the validation before this step (`val/…`), None where there was none."""
+        return {name: value for name, value in self.metrics.items() if name.startswith("val/")} or None
