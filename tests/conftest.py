@@ -14,8 +14,9 @@ import pytest
 # huggingface_hub reads it when it is first imported: no test asks the real hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import odd_envs
+
 from turnwise.models.make import make_model
-from turnwise.testing import toy_envs
 
 TINY = {
     "num_hidden_layers": 2,
@@ -63,7 +64,7 @@ def nothing_stays_stuck() -> Iterator[None]:
     """Ends what a test has left behind in threads: the stacks of later tests would show it."""
     before = set(threading.enumerate())
     yield
-    toy_envs.LET_GO.set()
+    odd_envs.LET_GO.set()
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
-    toy_envs.LET_GO.clear()
+    odd_envs.LET_GO.clear()

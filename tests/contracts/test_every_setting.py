@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from odd_envs import CrowdEnv
 from safetensors.torch import load_file
 from settings.answers import BASE, COMBINATIONS, answers
 from settings.leaves import KINDS, TAG, Kind, Leaf, leaves, with_value
@@ -30,7 +31,6 @@ from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.config.problems import Problem
 from turnwise.errors import TurnwiseError
 from turnwise.models.load import load_model, load_tokenizer, save_model
-from turnwise.testing.toy_envs import CrowdEnv
 from turnwise.tracking.jsonl import read_metrics
 
 LIVE: dict[Kind, tuple[Live, ...]] = {AgenticConfig: AGENTIC, SFTConfig: SFT}

@@ -11,7 +11,7 @@ from turnwise.config.problems import Problem
 from turnwise.errors import ConfigError
 
 _TOY = {
-    "env_type": "turnwise.testing.toy_envs:CrowdEnv",
+    "env_type": "odd_envs:CrowdEnv",
     "max_steps": 3,
     "max_tokens_per_step": 4,
     "agent_system_template": "",

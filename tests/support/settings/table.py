@@ -48,7 +48,6 @@ def _roles(roles: str, lines: tuple[Live, ...], **under: Mapping[str, Any]) -> I
             yield Live(f"{role}.{line.key}", line.value, line.place, {**under.get(role, {}), **inner})
 
 
-_TOYS = "turnwise.testing.toy_envs:"
 _LR = "actor_train.training_args.learning_rate"
 _REFERENCE = {"use_kl_loss": True, "kl_loss_coef": 0.5}
 _PENALTY = {"add_token_level_kl": True, "init_kl_coef": 0.5}
@@ -65,7 +64,7 @@ _GAE = {
 }
 _GIGPO = {"adv_estimator": "gigpo"}
 _SLOW = {
-    "custom_envs.<tag>.env_type": _TOYS + "SlowEnv",
+    "custom_envs.<tag>.env_type": "odd_envs:SlowEnv",
     "custom_envs.<tag>.env_config": {"delay_s": 0.02},
     "train_env_manager.max_env_retries": 0,
     "val_env_manager.max_env_retries": 0,
@@ -74,8 +73,8 @@ _AHEAD = {"async_generation_ratio": 1}
 _VALIDATED = {"eval_steps": 2}
 _SAMPLED = {"train_env_manager.generating_args.do_sample": True}
 _BLOCKING = {"custom_envs.<tag>.env_config": {"delay_s": 0.005}}
-_ALIKE = {"custom_envs.<tag>.env_type": _TOYS + "BanditEnv", "custom_envs.<tag>.env_config": {}}
-_RAISING = {"custom_envs.<tag>.env_type": _TOYS + "RaisingEnv", "custom_envs.<tag>.env_config": {}}
+_ALIKE = {"custom_envs.<tag>.env_type": "turnwise.testing.toy_envs:BanditEnv", "custom_envs.<tag>.env_config": {}}
+_RAISING = {"custom_envs.<tag>.env_type": "odd_envs:RaisingEnv", "custom_envs.<tag>.env_config": {}}
 
 RUN = (
     Live("pretrain", "$other_model", "weights"),
@@ -177,7 +176,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("gamma", 0.5, "credit", _GAE),
     Live("lambd", 0.5, "credit", _GAE),
     Live("gae_granularity", "turn", "credit", _GAE),
-    Live("bootstrap_on_truncation", False, "credit", _GAE | {"custom_envs.<tag>.env_type": _TOYS + "CutEnv"}),
+    Live("bootstrap_on_truncation", False, "credit", _GAE | {"custom_envs.<tag>.env_type": "odd_envs:CutEnv"}),
     Live("value_clip", 1e-4, "weights", _GAE),
     Live("critic_warmup", 1, "weights", _GAE),
     Live("reward_placement", "final", "credit", {"adv_estimator": "reinforce"}),
@@ -246,11 +245,11 @@ AGENTIC: tuple[Live, ...] = (
     ),
     *_roles("critic", (*_TRAINING, *_ADAPTERS, *_BATCHING, replace(_CODED, place="error")), critic=_GAE),
     # Environments
-    Live("custom_envs.<tag>.env_type", _TOYS + "BanditEnv", "rollouts"),
+    Live("custom_envs.<tag>.env_type", "turnwise.testing.toy_envs:BanditEnv", "rollouts"),
     Live("custom_envs.<tag>.env_config", {"num_turns": 1}, "rollouts"),
     Live("custom_envs.<tag>.max_steps", 1, "rollouts"),
     Live("custom_envs.<tag>.max_tokens_per_step", 2, "rollouts"),
-    Live("custom_envs.<tag>.agent_name", "turnwise.testing.toy_agents:OneTurnAgent", "rollouts"),
+    Live("custom_envs.<tag>.agent_name", "odd_envs:OneTurnAgent", "rollouts"),
     Live("custom_envs.<tag>.agent_system_template", "Be brief.", "rollouts"),
     Live("custom_envs.<tag>.agent_template", "{observation}!", "rollouts"),
     Live("custom_envs.<tag>.action_pattern", "(.)", "rollouts"),

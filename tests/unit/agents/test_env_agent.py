@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from odd_envs import NaNEnv, RaisingEnv, SlowEnv, StuckEnv, WrongTupleEnv, block_for_ever
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
@@ -18,17 +19,7 @@ from turnwise.protocols import Env
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.scripted_conversation import ScriptedConversation
-from turnwise.testing.toy_envs import (
-    BanditEnv,
-    IdentityEnv,
-    LettersEnv,
-    NaNEnv,
-    RaisingEnv,
-    SlowEnv,
-    StuckEnv,
-    WrongTupleEnv,
-    block_for_ever,
-)
+from turnwise.testing.toy_envs import BanditEnv, IdentityEnv, LettersEnv
 from turnwise.types import SamplingParams, Task, Trajectory
 
 TASK = Task(id="train/Lake/0", tag="Lake", split="train", seed=7)

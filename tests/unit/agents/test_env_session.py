@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from odd_envs import SlowEnv
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
@@ -19,7 +20,7 @@ from turnwise.protocols import Env
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.scripted_conversation import ScriptedConversation
-from turnwise.testing.toy_envs import BanditEnv, SlowEnv
+from turnwise.testing.toy_envs import BanditEnv
 from turnwise.types import SamplingParams, Task, Trajectory
 
 TASK = Task(id="train/Lake/0", tag="Lake", split="train", seed=7)

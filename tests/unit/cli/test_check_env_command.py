@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+from pathlib import Path
 
 import forked
+import odd_envs
 import pytest
 import yaml
 
@@ -78,7 +81,7 @@ def test_a_constructor_that_raises_is_a_finding_too(examined, folder):
     ("source", "message", "status"),
     [
         ("import time\nwhile True:\n    time.sleep(1)\n", "importing stuck:Mine hangs: no answer within 2 s", 2),
-        (f"from {TOYS} import StuckEnv\nclass Mine(StuckEnv):\n    pass\n", "hangs in step: no answer within 2 s", 1),
+        ("from odd_envs import StuckEnv\nclass Mine(StuckEnv):\n    pass\n", "hangs in step: no answer within 2 s", 1),
     ],
     ids=["import", "step"],
 )
@@ -87,13 +90,14 @@ def test_a_hang_is_named_and_the_process_ends(folder, source, message, status):
     command = ["check-env", "stuck:Mine", "--timeout", "2"]
     if status == 1:
         command.append("how=thread")
-    done = forked.run(command, cwd=folder, timeout=120)
+    path = {"PYTHONPATH": str(Path(odd_envs.__file__).parent)}
+    done = forked.run(command, cwd=folder, timeout=120, env=os.environ | path)
     assert done.returncode == status, done.stderr
     assert message in done.stdout + done.stderr
 
 
 def test_json_says_the_same(folder, capsys):
-    assert main(["check-env", f"{TOYS}:NaNEnv", "--json", "--episodes", "4"]) == 1
+    assert main(["check-env", "odd_envs:NaNEnv", "--json", "--episodes", "4"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["env"], report["verdict"], report["env_config"]) == ("NaNEnv", "error", {})
     [step] = [finding for finding in report["findings"] if finding["check"] == "step"]

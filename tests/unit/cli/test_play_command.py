@@ -247,7 +247,7 @@ def take_terminal():
         (["frozen_lake", "--seed", "-1"], "--seed is -1"),
         (["frozen_lake", "render_mode=rgb_array", "--policy", "random"], "knows texts only"),
         ([f"{TOYS}:LettersEnv", "--policy", "random"], "--actions a,b,c"),
-        ([f"{TOYS}:RaisingEnv", "--policy", "random"], "RuntimeError: the toy is broken"),
+        (["odd_envs:RaisingEnv", "--policy", "random"], "RuntimeError: the toy is broken"),
         (["lake.yaml", "--tag", "Lak"], "Did you mean 'Lake'?"),
         (
             ["lake.yaml", "sequence_length=8", "custom_envs.Lake.max_tokens_per_step=2", "--policy", "random"],

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from odd_envs import CutEnv, NaNEnv, RaisingEnv, SlowEnv, StuckEnv, WrongTupleEnv
 
 from turnwise.envs.checks.examination import CheckSettings
 from turnwise.envs.checks.report import Report, check_env
@@ -19,17 +20,7 @@ from turnwise.envs.checks.session import CallTimes
 from turnwise.envs.checks.times import times
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.errors import EnvironmentFault
-from turnwise.testing.toy_envs import (
-    BanditEnv,
-    CutEnv,
-    IdentityEnv,
-    LettersEnv,
-    NaNEnv,
-    RaisingEnv,
-    SlowEnv,
-    StuckEnv,
-    WrongTupleEnv,
-)
+from turnwise.testing.toy_envs import BanditEnv, IdentityEnv, LettersEnv
 from turnwise.types import Media, Observation
 
 QUICK = CheckSettings(num_episodes=8, timeout_s=20.0)

@@ -6,12 +6,13 @@ import asyncio
 import inspect
 
 import numpy as np
+from odd_envs import SlowEnv
 
 from turnwise.envs.base import TextEnv
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.recording import Recording, View, record
 from turnwise.protocols import HasStateKey
-from turnwise.testing.toy_envs import IdentityEnv, SlowEnv
+from turnwise.testing.toy_envs import IdentityEnv
 from turnwise.types import Media, Observation
 
 ACTIONS = ["Right", "Down", "", "Left"]

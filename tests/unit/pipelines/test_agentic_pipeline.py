@@ -181,7 +181,7 @@ def test_sampler_and_trainer_agree(letters):
 
 
 def test_an_environment_that_raises_ends_the_run_with_its_error(tiny_model, tmp_path):
-    envs = {"Broken": {"env_type": "turnwise.testing.toy_envs:RaisingEnv"}}
+    envs = {"Broken": {"env_type": "odd_envs:RaisingEnv"}}
     config = make_config(tiny_model, tmp_path, custom_envs=envs, eval_steps=0)
     with pytest.raises(RolloutError, match="most frequent error"):
         run(config)

@@ -110,7 +110,7 @@ def test_sft_and_evaluation_have_theirs(tiny_model, tmp_path) -> None:
     said: list[Applied] = []
     config, _ = parse_config(BASE[AgenticConfig] | {"pretrain": str(tiny_model), "eval_steps": 1}, AgenticConfig)
     evaluate_model(config, on_start=said.append)
-    assert dict(said[0].rows)["env Toy"].startswith("turnwise.testing.toy_envs:CrowdEnv by env_agent")
+    assert dict(said[0].rows)["env Toy"].startswith("odd_envs:CrowdEnv by env_agent")
 
 
 class Terminal(io.StringIO):

@@ -98,7 +98,7 @@ def num_parts(pipeline):
 @pytest.mark.parametrize("ratio", [1, 2])
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_each_step_trains_on_samples_within_the_bound(make_config, slow_engine, ratio, is_streamed):
-    envs = {"Letters": {"env_type": "turnwise.testing.toy_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
+    envs = {"Letters": {"env_type": "odd_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
     envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
     changes = {"async_generation_ratio": ratio, **({} if is_streamed else {"stream_training": False})}
     pipeline = run(make_config(custom_envs=envs, **changes))
@@ -258,7 +258,7 @@ def weights(pipeline):
 
 @pytest.mark.parametrize(("how", "is_streamed"), [("finish", True), ("abort_continue", True), ("finish", False)])
 def test_a_run_is_repeated_bit_by_bit(make_config, slow_engine, how, is_streamed):
-    envs = {"Letters": {"env_type": "turnwise.testing.toy_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
+    envs = {"Letters": {"env_type": "odd_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
     envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
     changes = {"async_generation_ratio": 2, "on_weight_update": how, "eval_steps": 2, "stream_training": is_streamed}
     config = make_config(custom_envs=envs, **changes)

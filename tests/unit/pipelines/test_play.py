@@ -160,8 +160,8 @@ def test_nobody_to_play_is_a_sentence(tiny_model, tokens):
 
 
 def test_an_environment_that_raises_ends_it_with_its_place(tiny_model, tokens):
-    config = config_of(tiny_model, env_type="turnwise.testing.toy_envs:RaisingEnv", env_config={})
-    with pytest.raises(RolloutError, match=r"(?s)toy_envs.py:\d+ in step: raise .*RuntimeError: the toy is broken$"):
+    config = config_of(tiny_model, env_type="odd_envs:RaisingEnv", env_config={})
+    with pytest.raises(RolloutError, match=r"(?s)odd_envs.py:\d+ in step: raise .*RuntimeError: the toy is broken$"):
         played(config, Choices("random", **tokens))
 
 

@@ -8,16 +8,16 @@ import threading
 import time
 
 import pytest
+from odd_envs import block_for_ever, spin_for_ever
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import DeadlineError, EnvironmentFault, RolloutError
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.testing.toy_envs import block_for_ever, spin_for_ever
 from turnwise.training.torch_strategy import TorchStrategy
 
-LETTERS, STUCK = "turnwise.testing.toy_envs:LettersEnv", "turnwise.testing.toy_envs:StuckEnv"
+LETTERS, STUCK = "turnwise.testing.toy_envs:LettersEnv", "odd_envs:StuckEnv"
 
 
 def train(tiny_model, tmp_path, env_type=LETTERS, env_config=None, max_in_threads=0, **deadlines):
