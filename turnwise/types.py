@@ -197,10 +197,10 @@ class Sample:
     """What an episode that was cut after a token could still have earned; credit reads it at a trajectory's last token."""
     advantages: FloatArray | None = None
     returns: FloatArray | None = None
-    kept: NDArray[np.bool_] | None = None
+    keep_mask: NDArray[np.bool_] | None = None
     """`TokenAnnotations` of the optimiser step at hand, like the next two."""
     importance: FloatArray | None = None
-    chosen: NDArray[np.bool_] | None = None
+    selected_mask: NDArray[np.bool_] | None = None
     media: tuple[Media, ...] = ()
     media_positions: tuple[int, ...] = ()
 
@@ -215,7 +215,7 @@ class Sample:
     @property
     def loss_mask(self) -> NDArray[np.bool_]:
         """bool [N]: the trained tokens that the loss counts."""
-        return self.response_mask if self.kept is None else self.response_mask & self.kept
+        return self.response_mask if self.keep_mask is None else self.response_mask & self.keep_mask
 
     @property
     def num_counted_turns(self) -> int:
@@ -294,11 +294,11 @@ class TokenAnnotations(NamedTuple):
     They are made before the step is cut into micro-batches, so that no result depends on the cut.
     """
 
-    kept: Any = None
+    keep_mask: Any = None
     """bool: False takes a token out of the loss and of its denominators. It stays in the ratios of its turn and sequence."""
     importance: Any = None
     """float32: constant factors of the tokens' policy losses."""
-    chosen: Any = None
+    selected_mask: Any = None
     """bool: tokens that the loss treats in another way."""
 
 
@@ -331,9 +331,9 @@ class Batch:
     values: Any = None
     advantages: Any = None
     returns: Any = None
-    kept: Any = None
+    keep_mask: Any = None
     importance: Any = None
-    chosen: Any = None
+    selected_mask: Any = None
     media: tuple[Media, ...] = ()
     media_positions: tuple[int, ...] = ()
 
@@ -344,7 +344,7 @@ class Batch:
     @property
     def loss_mask(self) -> Any:
         """bool [N]: the trained tokens that the loss counts, and the denominators with it."""
-        return self.response_mask if self.kept is None else self.response_mask & self.kept
+        return self.response_mask if self.keep_mask is None else self.response_mask & self.keep_mask
 
     def map(self, convert: Callable[[Any], Any]) -> Batch:
         """The same batch with `convert` applied to every array that is there."""

@@ -70,8 +70,8 @@ class PolicyLoss:
         metrics = correction_metrics(batch, kept, weights)
         annotations = TokenAnnotations(None if kept is None else kept.numpy(), None if weights is None else weights.numpy())
         if self.variant in CHOICES:
-            counted = step_batch.response_mask if annotations.kept is None else annotations.kept
-            annotations = annotations._replace(chosen=self._choose(step_batch, counted & (step_batch.weights > 0), seed))
+            counted = step_batch.response_mask if annotations.keep_mask is None else annotations.keep_mask
+            annotations = annotations._replace(selected_mask=self._choose(step_batch, counted & (step_batch.weights > 0), seed))
         return annotations, metrics
 
     def _choose(self, step_batch: Batch, counted: Any, seed: int) -> Any:
@@ -95,7 +95,7 @@ class PolicyLoss:
             advantages=replace_outside(batch.advantages, mask),
             spans=Spans.of(batch),
             granularity=self.granularity,
-            chosen=batch.chosen,
+            selected_mask=batch.selected_mask,
         )
         losses, measured = self.compute(inputs, **self.parameters)
         if batch.importance is not None:

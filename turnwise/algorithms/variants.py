@@ -31,7 +31,7 @@ class PolicyInputs:
     spans: Spans
     granularity: Granularity = "token"
     """Over what the ratio is taken."""
-    chosen: Tensor | None = None
+    selected_mask: Tensor | None = None
     """bool [N]: the tokens that `choices` has chosen for this variant."""
 
     @property
@@ -196,9 +196,9 @@ def kl_cov(inputs: PolicyInputs, *, fraction: float, coef: float) -> VariantResu
 
 
 def _chosen(inputs: PolicyInputs) -> Tensor:
-    if inputs.chosen is None:
+    if inputs.selected_mask is None:
         raise ValueError("clip_cov and kl_cov need the tokens that PolicyLoss.prepare chooses over the whole optimiser step")
-    return inputs.chosen
+    return inputs.selected_mask
 
 
 VARIANTS: dict[str, Variant] = {

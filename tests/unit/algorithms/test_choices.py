@@ -57,7 +57,7 @@ def sample(advantages, old, mask=None, weight=1.0, rollout=None):
 
 def chosen(samples, seed=0, **settings):
     annotations, _ = PolicyLoss(AlgorithmSettings(**settings)).prepare(pack(samples, STEP), seed)
-    return np.flatnonzero(annotations.chosen).tolist()
+    return np.flatnonzero(annotations.selected_mask).tolist()
 
 
 KL_COV = {"pg_variant": "kl_cov", "pg_args": {"fraction": 0.25}}

@@ -94,8 +94,8 @@ def test_the_masked_share_is_one_of_weighted_tokens_and_mean_weights_are_over_th
 def test_denominators_count_what_is_left():
     annotations, _ = prepare(Correction(filters=(RatioBand("geometric", 1.0, 3.0),)))
     left = [
-        Sample(s.token_ids, s.response_mask, s.rollout_logprobs, s.turn_spans, weight=s.weight, kept=kept)
-        for s, kept in zip(SAMPLES, np.split(annotations.kept, [5]), strict=True)
+        Sample(s.token_ids, s.response_mask, s.rollout_logprobs, s.turn_spans, weight=s.weight, keep_mask=kept)
+        for s, kept in zip(SAMPLES, np.split(annotations.keep_mask, [5]), strict=True)
     ]
     assert denominators(SAMPLES, 8) == (4.0, 1.5, 8, 2.5)
     assert denominators(left, 8) == (3.0, 1.0, 8, 2.0)

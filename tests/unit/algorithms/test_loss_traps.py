@@ -89,7 +89,7 @@ def test_whitening_one_token_is_no_nan():
 def test_no_gradient_is_nan_behind_a_where(variant, make_batch):
     """exp overflows at the masked token; torch.where would hide that from the value and not from the gradient."""
     batch = make_batch([[0, 1]], advantages=[-1.0, -1.0], old_logprobs=[-1e30, -1.0], ref_logprobs=[1e30, -1.0])
-    batch.chosen = torch.tensor([True, True])
+    batch.selected_mask = torch.tensor([True, True])
     logprobs = torch.tensor([1e30, -0.5], requires_grad=True)
     settings = AlgorithmSettings(pg_variant=variant, use_kl_loss=True)
     loss, _ = PolicyLoss(settings)(ModelOutputs(logprobs=logprobs), batch)

@@ -185,7 +185,7 @@ def brute_force(step: Step, config: AlgorithmSettings) -> tuple[float, list[torc
     for sample, lp, entropy in zip(samples, leaves, step.entropy, strict=True):
         token_losses: dict[int, Any] = {}
         for unit in units(sample, kind):
-            picked = [bool(sample.chosen[i]) if sample.chosen is not None else False for i in unit]
+            picked = [bool(sample.selected_mask[i]) if sample.selected_mask is not None else False for i in unit]
             old, advantages = ([float(array[i]) for i in unit] for array in (sample.old_logprobs, sample.advantages))
             values = loss_of_unit(config.pg_variant, loss.parameters, [lp[i] for i in unit], old, advantages, picked, kind)
             token_losses |= dict(zip(unit, values, strict=True))

@@ -55,7 +55,7 @@ def inputs(logprobs=NEW, old=OLD, advantages=ADVANTAGES, granularity="token", dt
         advantages=torch.as_tensor(advantages, dtype=dtype),
         spans=Spans(torch.tensor((MASK * count)[:count]), sequences, sequences),
         granularity=granularity,
-        chosen=torch.tensor((CHOSEN * count)[:count]),
+        selected_mask=torch.tensor((CHOSEN * count)[:count]),
     )
 
 
@@ -159,7 +159,7 @@ def test_where_nothing_has_moved_each_is_the_policy_gradient(name):
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_a_descent_step_makes_good_tokens_likelier_and_bad_ones_rarer(name, advantage, make_batch):
     batch = make_batch([[0, 1]], advantages=[0.0, advantage], old_logprobs=[0.0, -math.log(3)])
-    batch.chosen = torch.zeros(2, dtype=torch.bool)
+    batch.selected_mask = torch.zeros(2, dtype=torch.bool)
     logits = torch.zeros(3, requires_grad=True)
     logprobs = torch.cat([torch.zeros(1), torch.log_softmax(logits, 0)[:1]])
     loss, _ = PolicyLoss(AlgorithmSettings(pg_variant=name))(ModelOutputs(logprobs=logprobs), batch)

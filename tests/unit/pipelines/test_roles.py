@@ -124,7 +124,7 @@ class PreparedLoss:
         self.seen.append((len(step_batch.lengths), len(self.actor.workers.worker.steps)))
         self.seeds.append(seed)
         place = np.arange(step_batch.num_tokens)
-        annotations = TokenAnnotations(kept=place % 2 == 1, importance=place.astype(np.float32), chosen=place < 5)
+        annotations = TokenAnnotations(keep_mask=place % 2 == 1, importance=place.astype(np.float32), selected_mask=place < 5)
         return annotations, [Metric("actor/masked", 0.5)]
 
 
@@ -141,9 +141,9 @@ def test_what_a_loss_prepares_travels_with_its_tokens_and_is_counted_before_the_
         places = np.concatenate([batch.importance for batch in batches])
         assert sorted(places) == list(range(len(places)))
         for batch in batches:
-            np.testing.assert_array_equal(batch.kept, batch.importance % 2 == 1)
-            np.testing.assert_array_equal(batch.chosen, batch.importance < 5)
-    assert all(sample.kept is sample.importance is sample.chosen is None for sample in chosen)
+            np.testing.assert_array_equal(batch.keep_mask, batch.importance % 2 == 1)
+            np.testing.assert_array_equal(batch.selected_mask, batch.importance < 5)
+    assert all(sample.keep_mask is sample.importance is sample.selected_mask is None for sample in chosen)
 
 
 def test_seeds_of_steps_repeat_with_the_run_s():
@@ -159,7 +159,7 @@ def test_seeds_of_steps_repeat_with_the_run_s():
 def test_a_step_whose_tokens_are_all_taken_out_is_left_out_and_measured():
     class Nothing(PreparedLoss):
         def prepare(self, step_batch, seed):
-            return TokenAnnotations(kept=np.zeros(step_batch.num_tokens, bool)), [Metric("actor/masked", 1.0)]
+            return TokenAnnotations(keep_mask=np.zeros(step_batch.num_tokens, bool)), [Metric("actor/masked", 1.0)]
 
     actor = role()
     metrics = actor.train_step(samples(2), Nothing(actor), step=0)
