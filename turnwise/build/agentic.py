@@ -42,7 +42,7 @@ from turnwise.rollout.journal import Journal
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.spec import ESTIMATORS
-from turnwise.tracking.columns import AGENTIC_COLUMNS
+from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.timeline import Timeline
 from turnwise.training.random_state import GlobalRandomState

@@ -22,9 +22,9 @@ from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.protocols import Tracker
 from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.tracking.columns import Columns
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.live import stdout_tracker
+from turnwise.tracking.metric_columns import MetricColumns
 from turnwise.tracking.pace import Pace
 from turnwise.tracking.tensorboard import TensorBoardTracker
 from turnwise.types import derive_seed
@@ -33,7 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 def build_trackers(
-    config: AgenticConfig | SFTConfig, folder: RunFolder, columns: Columns, num_steps: int, is_quiet: bool, stopwatch: Stopwatch
+    config: AgenticConfig | SFTConfig,
+    folder: RunFolder,
+    columns: MetricColumns,
+    num_steps: int,
+    is_quiet: bool,
+    stopwatch: Stopwatch,
 ) -> list[Tracker]:
     """`metrics.jsonl` always, and what `track_with` names; a quiet run prints no steps. `stopwatch` knows a phase's work."""
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]

@@ -24,7 +24,7 @@ from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.tracking.columns import SFT_COLUMNS
+from turnwise.tracking.metric_columns import SFT_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.random_state import GlobalRandomState

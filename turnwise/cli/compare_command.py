@@ -14,8 +14,8 @@ from turnwise.cli.out_file import writable_file
 from turnwise.config.differences import leaves
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError, nearest
-from turnwise.tracking.columns import AGENTIC_COLUMNS, SFT_COLUMNS, Column
 from turnwise.tracking.jsonl import read_metrics
+from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS, MetricColumn
 from turnwise.tracking.pace import duration
 
 _METRICS = (
@@ -39,7 +39,7 @@ class Run:
     rows: list[dict[str, float]]
     settings: Mapping[str, Any]
 
-    def series(self, column: Column) -> list[tuple[float, float]]:
+    def series(self, column: MetricColumn) -> list[tuple[float, float]]:
         """`(step, value)` of the steps that have the metric and a finite value of it."""
         values = [(row["step"], column.read(row)) for row in self.rows]
         return [(step, value) for step, value in values if value is not None and math.isfinite(value)]
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     if out is not None and out.suffix not in (".png", ".pdf", ".svg"):
         raise ConfigError(f"--out {out}: a picture ends in .png, .pdf or .svg")
     runs = [read_run(folder) for path in options.runs for folder in _run_folders(Path(path))]
-    columns = [Column(name, "{:.4g}", name) for name in options.metric] or list(_METRICS)
+    columns = [MetricColumn(name, "{:.4g}", name) for name in options.metric] or list(_METRICS)
     columns = [column for column in columns if any(run.series(column) for run in runs)]
     for name in options.metric:
         if name not in [column.name for column in columns]:
@@ -129,7 +129,7 @@ def read_run(path: Path) -> Run:
     return Run(path, rows, settings)
 
 
-def _results(runs: Sequence[Run], columns: Sequence[Column]) -> Iterator[list[str]]:
+def _results(runs: Sequence[Run], columns: Sequence[MetricColumn]) -> Iterator[list[str]]:
     """A header, and a line a run: the final and the best value of each metric, and what they took."""
     heads = [f"{column.title} {what}" for column in columns for what in ("final", "best")]
     yield ["", "run", "steps", *heads, "episodes", "tokens", "time"]
@@ -140,7 +140,7 @@ def _results(runs: Sequence[Run], columns: Sequence[Column]) -> Iterator[list[st
         yield [f"[{number}]", _name(run), run.steps, *figures, *counts, duration(run.seconds)]
 
 
-def _final_and_best(run: Run, column: Column) -> tuple[str, str]:
+def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
     """The last value and the best. A metric of every step is averaged over a tenth of the run, since single steps are noise."""
     values = [value for _, value in run.series(column)]
     if not values:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.segment import ControlType
 
 from turnwise.protocols import Tracker
-from turnwise.tracking.columns import Columns
+from turnwise.tracking.metric_columns import MetricColumns
 from turnwise.tracking.pace import Pace
 from turnwise.tracking.screen import Screen
 from turnwise.tracking.terminal import TerminalTracker, Ticker
@@ -100,7 +100,7 @@ class _ResizableLive(Live):
 
 
 def stdout_tracker(
-    title: str, columns: Columns, num_steps: int, every: int, console: Console | None = None, pace: Pace | None = None
+    title: str, columns: MetricColumns, num_steps: int, every: int, console: Console | None = None, pace: Pace | None = None
 ) -> Tracker:
     """The live view where standard output is a terminal that can move its cursor, plain lines elsewhere."""
     console = console or Console()

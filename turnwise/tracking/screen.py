@@ -9,7 +9,7 @@ from itertools import pairwise
 from rich.text import Text
 
 from turnwise.errors import counted
-from turnwise.tracking.columns import Column, Columns
+from turnwise.tracking.metric_columns import MetricColumn, MetricColumns
 from turnwise.tracking.pace import Pace, duration
 
 MAX_SHOWN_LINES = 8
@@ -30,7 +30,7 @@ class Screen:
     The part that changes with a step is laid out once a step; `render` adds the lines that a clock moves.
     """
 
-    def __init__(self, title: str, columns: Columns, num_steps: int, num_done: int = 0, pace: Pace | None = None) -> None:
+    def __init__(self, title: str, columns: MetricColumns, num_steps: int, num_done: int = 0, pace: Pace | None = None) -> None:
         self.pace = pace or Pace(num_steps, num_done)
         self._title = title
         self._columns = columns
@@ -108,7 +108,7 @@ class Screen:
         self._add_phases(text, metrics, interval_s, width)
         return text
 
-    def _add_trend(self, text: Text, column: Column) -> None:
+    def _add_trend(self, text: Text, column: MetricColumn) -> None:
         history = self._history.get(column.name)
         if history:
             text.append("\n").append(_label(column.title)).append(f"{column.text(history[-1][1]):<8}", "bold")

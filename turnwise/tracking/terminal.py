@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.tracking.columns import Column, Columns
+from turnwise.tracking.metric_columns import MetricColumn, MetricColumns
 from turnwise.tracking.pace import Pace
 
 SILENCE_S = 30.0
@@ -52,7 +52,7 @@ class TerminalTracker:
     for a while, it prints how far the present phase is."""
 
     def __init__(
-        self, columns: Columns, num_steps: int, every: int = 1, file: TextIO | None = None, pace: Pace | None = None
+        self, columns: MetricColumns, num_steps: int, every: int = 1, file: TextIO | None = None, pace: Pace | None = None
     ) -> None:
         self._columns = columns
         self._num_steps = num_steps
@@ -148,7 +148,7 @@ class TerminalHandler(logging.Handler):
 def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Iterator[Callable[[str], None]]:
     """Commands that play without training say on standard error how far a long phase is. They name each phase to what this
     yields."""
-    nothing = Columns((), Column("", "", ""), (), ())
+    nothing = MetricColumns((), MetricColumn("", "", ""), (), ())
     tracker = TerminalTracker(nothing, 0, file=sys.stderr, pace=Pace(0, 0, stopwatch, tokens_per_episode))
     try:
         yield tracker.begin_phase

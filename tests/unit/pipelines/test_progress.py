@@ -115,7 +115,7 @@ class TestFirstEstimate:
     @pytest.fixture
     def parts(self):
         from turnwise.runtime.stopwatch import Stopwatch
-        from turnwise.tracking.columns import AGENTIC_COLUMNS
+        from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
         from turnwise.tracking.pace import Pace
         from turnwise.tracking.screen import Screen
 
@@ -171,7 +171,7 @@ class TestFirstEstimate:
         assert "33:20" in record.getMessage() and "x=1" in record.getMessage()
 
     def test_lines_come_after_a_silence_only(self, parts):
-        from turnwise.tracking.columns import AGENTIC_COLUMNS
+        from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
         from turnwise.tracking.terminal import SILENCE_S, TerminalTracker
 
         stopwatch, screen = parts

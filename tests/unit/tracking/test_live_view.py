@@ -12,8 +12,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from turnwise.tracking.columns import AGENTIC_COLUMNS, SFT_COLUMNS
 from turnwise.tracking.live import LiveTracker, stdout_tracker
+from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS
 from turnwise.tracking.screen import MAX_SHOWN_LINES, Screen
 from turnwise.tracking.terminal import TerminalTracker
 
@@ -146,7 +146,7 @@ def test_plain_lines_where_there_is_no_terminal(file, term, expected, monkeypatc
 
 SCRIPT = """
 import logging
-from turnwise.tracking.columns import AGENTIC_COLUMNS
+from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
 from turnwise.tracking.live import stdout_tracker
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.terminal import TerminalHandler

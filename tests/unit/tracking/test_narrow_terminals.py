@@ -8,8 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
-from turnwise.tracking.columns import AGENTIC_COLUMNS
 from turnwise.tracking.live import LiveTracker
+from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
 from turnwise.tracking.screen import Screen
 
 STEP = {

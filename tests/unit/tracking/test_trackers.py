@@ -8,8 +8,8 @@ import logging
 import yaml
 
 from turnwise.cli.main import main
-from turnwise.tracking.columns import AGENTIC_COLUMNS, SFT_COLUMNS
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
+from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.tensorboard import TensorBoardTracker
 from turnwise.tracking.terminal import TerminalHandler, TerminalTracker

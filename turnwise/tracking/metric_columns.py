@@ -1,0 +1,84 @@
+"""Which of a run's metrics people look at, and how they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class MetricColumn(NamedTuple):
+    """One figure: its title, the format of its value, and the metric; in the name `*` stands for any one part."""
+
+    title: str
+    form: str
+    name: str
+
+    def read(self, metrics: Mapping[str, float]) -> float | None:
+        """The mean over the metrics that fit, None where there is none.
+
+        >>> column = MetricColumn("success", "{:.2f}", "env/*/success")
+        >>> column.read({"env/A/success": 1.0, "env/B/success": 0.5, "env/A/score": 0.0})
+        0.75
+        """
+        values = [value for name, value in metrics.items() if self._fits(name)]
+        return sum(values) / len(values) if values else None
+
+    def text(self, value: float) -> str:
+        return self.form.format(value)
+
+    def _fits(self, name: str) -> bool:
+        if "*" not in self.name:
+            return name == self.name
+        parts, wanted = name.split("/"), self.name.split("/")
+        return len(parts) == len(wanted) and all(w in ("*", p) for p, w in zip(parts, wanted, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricColumns:
+    """The figures of one pipeline.
+
+    `trends` are what the run is about, `validation` is the same on held-out data.
+    """
+
+    trends: tuple[MetricColumn, ...]
+    validation: MetricColumn
+    details: tuple[MetricColumn, ...]
+    times: tuple[MetricColumn, ...]
+    is_lower_better: bool = False
+
+    @property
+    def all(self) -> tuple[MetricColumn, ...]:
+        return (*self.trends, self.validation, *self.details, *self.times)
+
+
+AGENTIC_COLUMNS = MetricColumns(
+    trends=(MetricColumn("score", "{:.3f}", "rollout/score/mean"), MetricColumn("success", "{:.3f}", "env/*/success")),
+    validation=MetricColumn("val", "{:.3f}", "val/env/*/success"),
+    details=(
+        MetricColumn("turns", "{:.1f}", "rollout/num_turns"),
+        MetricColumn("entropy", "{:.3f}", "actor/entropy"),
+        MetricColumn("kl", "{:.4f}", "critic/kl"),
+        MetricColumn("kl_loss", "{:.4f}", "actor/kl_loss"),
+        MetricColumn("critic", "{:.3f}", "critic/loss"),
+        MetricColumn("grad", "{:.2f}", "actor_train/grad_norm"),
+        MetricColumn("lr", "{:.1e}", "actor/lr"),
+        MetricColumn("tok/s", "{:,.0f}", "system/tps"),
+    ),
+    times=(
+        MetricColumn("rollout_s", "{:.1f}", "time/step_rollout"),
+        MetricColumn("train_s", "{:.1f}", "time/step_train"),
+        MetricColumn("total_s", "{:.1f}", "time/step_total"),
+    ),
+)
+SFT_COLUMNS = MetricColumns(
+    trends=(MetricColumn("loss", "{:.4f}", "sft/loss"),),
+    validation=MetricColumn("val", "{:.4f}", "sft/val_loss"),
+    details=(
+        MetricColumn("grad", "{:.2f}", "sft/grad_norm"),
+        MetricColumn("lr", "{:.1e}", "sft/lr"),
+        MetricColumn("tok/s", "{:,.0f}", "system/tps"),
+    ),
+    times=(),
+    is_lower_better=True,
+)
