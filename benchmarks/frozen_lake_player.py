@@ -11,7 +11,7 @@ import yaml
 from transformers import PreTrainedModel
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
-from turnwise.chat.episode import EpisodeContexts
+from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.registry import make_env
 from turnwise.models.load import load_tokenizer, stop_token_ids
@@ -57,7 +57,7 @@ class Player:
 
         async def play_one(task: Task, sibling: int) -> Trajectory:
             name = f"{self._num_plays}/{task.id}/{sibling}"
-            contexts = EpisodeContexts(self._template, server, self._max_length, name)
+            contexts = TokenContexts(self._template, server, self._max_length, name)
             trajectories = await agent.run(task, sibling, contexts, sibling_sampling(sampling, task, sibling))
             await contexts.close()
             return trajectories[0]

@@ -32,7 +32,7 @@ from machine import describe_machine
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
-from turnwise.chat.episode import EpisodeContexts
+from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.base import Step, TextEnv
 from turnwise.inference.server_manager import LLMServerManager
@@ -174,7 +174,7 @@ class Crowd:
             run_async=self.event_loop.run,
             tasks=TaskSource(0, "train", ("Lake",), (1,)),
             agents={"Lake": EnvAgent(lambda _: LakeEnv(), settings)},
-            contexts=partial(EpisodeContexts, self.template, servers, 4096),
+            contexts=partial(TokenContexts, self.template, servers, 4096),
             sampling=SamplingParams(max_new_tokens=32),
             settings=SchedulerSettings(GROUP_SIZE, max_concurrent_groups=size // GROUP_SIZE, episode_timeout_s=LONGEST_S),
             watchdog=self.watchdog,

@@ -43,13 +43,13 @@ class Episode(NamedTuple):
     outcome: DemonstrationResult
 
 
-class TextConversation(Conversation, Protocol):
+class RecordedConversation(Conversation, Protocol):
     """A conversation that is known by its texts."""
 
     messages: list[Message]
 
 
-Converse = Callable[[Env, Task], Callable[[SamplingParams], TextConversation]]
+Converse = Callable[[Env, Task], Callable[[SamplingParams], RecordedConversation]]
 """Who speaks in the episode of a task: it opens the conversations."""
 
 
@@ -128,7 +128,7 @@ def play(
 def scripted(make_player: MakePlayer, action_pattern: str | None, answer_template: str | None = None) -> Converse:
     """A player speaks."""
 
-    def converse(env: Env, task: Task) -> Callable[[SamplingParams], TextConversation]:
+    def converse(env: Env, task: Task) -> Callable[[SamplingParams], RecordedConversation]:
         player = make_player(env, task)
         return lambda sampling: PlayerConversation(player, answer_template, action_pattern)
 
@@ -190,11 +190,11 @@ async def _episode(make_env: MakeEnv, settings: EnvAgentSettings, converse: Conv
 class _Contexts:
     """Opens the conversations of one episode."""
 
-    def __init__(self, open_one: Callable[[SamplingParams], TextConversation]) -> None:
-        self.opened: list[TextConversation] = []
+    def __init__(self, open_one: Callable[[SamplingParams], RecordedConversation]) -> None:
+        self.opened: list[RecordedConversation] = []
         self._open = open_one
 
-    def __call__(self, sampling: SamplingParams, **_: Any) -> TextConversation:
+    def __call__(self, sampling: SamplingParams, **_: Any) -> RecordedConversation:
         self.opened.append(self._open(sampling))
         return self.opened[-1]
 

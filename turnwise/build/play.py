@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.build.envs import build_agent, env_factory
 from turnwise.build.play_policies import PlayStopped
-from turnwise.chat.episode import EpisodeContexts
+from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.text_conversation import Complete, TextAnswer, TextConversation
 from turnwise.config import AgenticConfig
@@ -82,7 +82,7 @@ class EpisodePrinter:
         """Contexts of a policy that samples tokens."""
         # A conversation generates and releases; all else of a server is for those who train it.
         server = cast(InferenceServer, _ToldSampler(sampler, self))
-        contexts = EpisodeContexts(template, server, max_length, episode_id)
+        contexts = TokenContexts(template, server, max_length, episode_id)
         self._open, self._verify = contexts, contexts.verify
 
     def over_text(self, complete: Complete) -> None:

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.build.envs import agent_settings, build_agent, env_factory, plug_ins
-from turnwise.chat.episode import EpisodeContexts
+from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
@@ -184,7 +184,7 @@ def build_scheduler(
         run_async=policy.run_apart if is_alone else policy.event_loop.run,
         tasks=tasks or task_source(config, split),
         agents=agents,
-        contexts=partial(EpisodeContexts, policy.template, policy.servers, config.sequence_length),
+        contexts=partial(TokenContexts, policy.template, policy.servers, config.sequence_length),
         sampling=sampling or sampling_params(config, split),
         settings=settings or scheduler_settings(config, split),
         is_fixed=split == "val",

@@ -12,7 +12,7 @@ from turnwise.protocols import InferenceServer
 from turnwise.types import SamplingParams, derive_seed
 
 
-class EpisodeContexts:
+class TokenContexts:
     """Opens token ledgers over one server, with request ids of this episode's own.
 
     `episode_id` must be unique among the episodes in flight, since servers keep KV under the request ids made from it.

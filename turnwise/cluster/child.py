@@ -15,7 +15,7 @@ from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any
 
-from turnwise.cluster.messages import DONE, RECORD, Answer, Ask, Make, Message, SetUp, Shared, StopwatchNote, Take, dumps, loads
+from turnwise.cluster.messages import DONE, RECORD, Ask, Command, Make, Reply, SetUp, Shared, StopwatchNote, Take, dumps, loads
 from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
 from turnwise.errors import WorkerError
 from turnwise.runtime.stopwatch import Stopwatch
@@ -107,8 +107,8 @@ class Child:
         """What is shared with the answer for the first time, and its descriptor."""
 
     def answer(self, message: bytes) -> tuple[bytes, int | None]:
-        """The pickled Answer to a pickled message, and a descriptor that goes with it."""
-        answer, descriptor = Answer(), None
+        """The pickled Reply to a pickled message, and a descriptor that goes with it."""
+        answer, descriptor = Reply(), None
         self._unsent = None
         try:
             answer.value = self._value(loads(message))
@@ -118,13 +118,13 @@ class Child:
             if self._unsent is not None:
                 self._shared[answer.value.source], descriptor = self._unsent
         except BaseException as error:  # boundary: the process that waits for the answer gets what was raised
-            pickled = dumps(Answer(error=portable(error)))
+            pickled = dumps(Reply(error=portable(error)))
             if self._unsent is not None:
                 os.close(self._unsent[1])
         self._stopwatch.spans = []
         return pickled, descriptor
 
-    def _value(self, message: Message) -> Any:
+    def _value(self, message: Command) -> Any:
         match message:
             case SetUp():
                 take_over(message)

@@ -15,7 +15,7 @@ from turnwise.cluster.shared_tensors import TensorSlot
 from turnwise.runtime.stopwatch import Stopwatch
 
 RECORD = b"log"
-"""Before a pickled log record. What comes else is an Answer, which begins with a pickle's own first byte."""
+"""Before a pickled log record. What comes else is an Reply, which begins with a pickle's own first byte."""
 DONE = b"did"
 """Before the number of tokens of a micro-batch that is done, in decimal digits."""
 _NUMPY_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
@@ -58,7 +58,7 @@ class Take:
     value: Any
 
 
-Message = SetUp | Make | Ask | Take
+Command = SetUp | Make | Ask | Take
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Shared:
 
 
 @dataclass(slots=True)
-class Answer:
+class Reply:
     """What came of a message, and what the stopwatch noted meanwhile."""
 
     value: Any = None

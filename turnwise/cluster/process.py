@@ -20,7 +20,7 @@ from typing import Any
 
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.local import require_one_device
-from turnwise.cluster.messages import DONE, RECORD, Answer, Ask, Make, Message, SetUp, Shared, Take, dumps, loads
+from turnwise.cluster.messages import DONE, RECORD, Ask, Command, Make, Reply, SetUp, Shared, Take, dumps, loads
 from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import DeadlineError, WorkerError
 from turnwise.protocols import Route
@@ -73,7 +73,7 @@ class TrainerProcess:
         stacks.close()
         self._thread = DaemonThread("trainer")
 
-    def start(self, name: str, message: Message) -> Started:
+    def start(self, name: str, message: Command) -> Started:
         """Queues a call.
 
         Raises:
@@ -115,7 +115,7 @@ class TrainerProcess:
         self._connection.close()
         self._stacks.close()
 
-    def _ask(self, name: str, message: Message) -> Any:
+    def _ask(self, name: str, message: Command) -> Any:
         try:
             pickled = dumps(message)
         except Exception as error:  # boundary: whatever a user's object says of how it is pickled
@@ -130,7 +130,7 @@ class TrainerProcess:
             raise answer.error
         return self._mapped(answer.value) if isinstance(answer.value, Shared) else answer.value
 
-    def _answer(self, name: str, pickled: bytes) -> Answer:
+    def _answer(self, name: str, pickled: bytes) -> Reply:
         self._busy_with = name
         try:
             self._connection.send_bytes(pickled)
@@ -144,7 +144,7 @@ class TrainerProcess:
             raise WorkerError(f"{name}: the trainer's process has ended: {self._fate()}") from None
         finally:
             self._busy_with = ""
-        answer: Answer = loads(data)
+        answer: Reply = loads(data)
         return answer
 
     def _mapped(self, shared: Shared) -> SharedTensors:

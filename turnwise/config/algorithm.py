@@ -27,7 +27,7 @@ def _aliases(names: Mapping[str, str]) -> BeforeValidator:
     return BeforeValidator(lambda value: names.get(value, value) if isinstance(value, str) else value)
 
 
-class RewardNormalization(Section):
+class RewardNormalizationArgs(Section):
     """How scores are centred and scaled. Absent parts are the estimator's own."""
 
     grouping: Annotated[Grouping, _aliases(GROUPING_ALIASES)] = derived()
@@ -46,7 +46,7 @@ class RewardNormalization(Section):
         return self.norm_mean_type or mean, self.norm_std_type or std
 
 
-class ImportanceWeight(Section):
+class ImportanceWeightArgs(Section):
     """Truncated importance weights exp(old − samp) on the loss."""
 
     enabled: bool = True
@@ -75,7 +75,7 @@ class RatioFilter(Section):
 class TrainInferCorrection(Section):
     """What is done where sampler and trainer disagree."""
 
-    is_weight: ImportanceWeight | None = None
+    is_weight: ImportanceWeightArgs | None = None
     filters: list[RatioFilter] = Field(default_factory=list)
 
 
@@ -133,7 +133,7 @@ class AlgorithmKeys(Section):
 
     reward_placement: Literal["turn", "final"] | None = None
     """Turn rewards on the last token of each turn, or the score on the last of all [the estimator's own]."""
-    reward_normalization: RewardNormalization = Field(default_factory=RewardNormalization)
+    reward_normalization: RewardNormalizationArgs = Field(default_factory=RewardNormalizationArgs)
     reward_clip: Positive | None = None
     """Normalised rewards are clamped to ± this."""
     whiten_rewards: bool = False

@@ -34,13 +34,13 @@ class View:
 
 
 @dataclass(slots=True)
-class Recording:
+class EpisodeRecording:
     """The views of one episode: after `reset`, and after each `step`."""
 
     views: list[View] = field(default_factory=list)
 
 
-def record(env: Env, recording: Recording) -> Env:
+def record(env: Env, recording: EpisodeRecording) -> Env:
     """The environment itself, but that every `reset` and `step` adds a view to `recording`."""
     if isinstance(env, HasStateKey):
         return _KeyedRecordingEnv(env, recording, env.state_key)
@@ -50,7 +50,7 @@ def record(env: Env, recording: Recording) -> Env:
 class RecordingEnv:
     """Passes every call on, and looks at the environment after it. Like it, it may be synchronous or not."""
 
-    def __init__(self, env: Env, recording: Recording) -> None:
+    def __init__(self, env: Env, recording: EpisodeRecording) -> None:
         self._env = env
         self._recording = recording
 
@@ -92,7 +92,7 @@ class RecordingEnv:
 class _KeyedRecordingEnv(RecordingEnv):
     """The same for an environment that names its states: one that doesn't must not seem to."""
 
-    def __init__(self, env: Env, recording: Recording, state_key: Callable[[], Hashable]) -> None:
+    def __init__(self, env: Env, recording: EpisodeRecording, state_key: Callable[[], Hashable]) -> None:
         super().__init__(env, recording)
         self._state_key = state_key
 

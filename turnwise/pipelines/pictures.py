@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from turnwise.envs.recording import Recording, record
+from turnwise.envs.recording import EpisodeRecording, record
 from turnwise.protocols import AgentLoop, Env, OpenConversation
 from turnwise.report.gif import Frame, write_gif
 from turnwise.types import Group, SamplingParams, Task, Trajectory
@@ -29,7 +29,7 @@ class Pictures:
     def __init__(self, folder: Path, task_ids: Collection[str]) -> None:
         self.folder = folder
         self._task_ids = frozenset(task_ids)
-        self._recordings: dict[str, Recording] = {}
+        self._recordings: dict[str, EpisodeRecording] = {}
 
     def recorded(self, build: Callable[[MakeEnv], AgentLoop], make_env: MakeEnv) -> AgentLoop:
         """The agent that `build` makes for the environments of `make_env`, with a record of the episodes that are asked for."""
@@ -59,11 +59,11 @@ class Pictures:
             logger.info("pictures of %d episodes: %s", len(written), written[0].parent)
         return written
 
-    def _start(self, task: Task, sibling: int) -> Recording | None:
+    def _start(self, task: Task, sibling: int) -> EpisodeRecording | None:
         """The record of an episode that begins, again where it is tried again; None for one that isn't asked for."""
         if sibling or task.id not in self._task_ids:
             return None
-        return self._recordings.setdefault(task.id, Recording())
+        return self._recordings.setdefault(task.id, EpisodeRecording())
 
 
 class _RecordedAgent:
@@ -73,7 +73,7 @@ class _RecordedAgent:
         self,
         build: Callable[[MakeEnv], AgentLoop],
         make_env: MakeEnv,
-        start: Callable[[Task, int], Recording | None],
+        start: Callable[[Task, int], EpisodeRecording | None],
     ) -> None:
         self._build = build
         self._make_env = make_env
@@ -90,7 +90,7 @@ class _RecordedAgent:
         return await agent.run(task, sibling, open_conversation, sampling)
 
 
-def frames(trajectory: Trajectory, recording: Recording) -> list[Frame]:
+def frames(trajectory: Trajectory, recording: EpisodeRecording) -> list[Frame]:
     """The start, and the world after each turn beside what the model saw, said and did in it."""
     turns, task = trajectory.turns, trajectory.task
     result = [Frame(recording.views[0].picture, f"{task.id}\nbefore turn 1 of {len(turns)}", ())]

@@ -63,7 +63,7 @@ def byte_tokenizer(
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SeenRequest:
     """What a ScriptedServer was asked."""
 
     prompt_ids: tuple[int, ...]
@@ -72,7 +72,7 @@ class Request:
     media: tuple[Media, ...] = ()
 
 
-Script = Callable[[Request], Sequence[int]]
+Script = Callable[[SeenRequest], Sequence[int]]
 
 
 class ScriptedServer:
@@ -97,7 +97,7 @@ class ScriptedServer:
         self._running.set()
         self._aborted: set[str] = set()
         self.version = version
-        self.requests: list[Request] = []
+        self.requests: list[SeenRequest] = []
         self.released: list[str] = []
         self.asleep: set[MemoryKind] = set()
 
@@ -109,7 +109,7 @@ class ScriptedServer:
         Raises:
             ServerError: the script is at its end, or the budget isn't positive.
         """
-        request = Request(tuple(prompt_ids), sampling, request_id, tuple(media))
+        request = SeenRequest(tuple(prompt_ids), sampling, request_id, tuple(media))
         self.requests.append(request)
         if sampling.max_new_tokens < 1:
             raise ServerError(f"max_new_tokens is {sampling.max_new_tokens}: a request needs a budget of at least 1")
@@ -119,7 +119,7 @@ class ScriptedServer:
             return self._completion([], "aborted")
         return self._respond(request)
 
-    def _respond(self, request: Request) -> Completion:
+    def _respond(self, request: SeenRequest) -> Completion:
         sampling = request.sampling
         token_ids = list(self._script(request))
         stops = [index for index, token_id in enumerate(token_ids) if token_id in sampling.stop_token_ids]
@@ -183,7 +183,7 @@ class CrowdServer(ScriptedServer):
         if self._driver is None:
             self._driver = loop.create_task(self._answer_all())
         await answered
-        return self._respond(Request((), sampling, request_id))
+        return self._respond(SeenRequest((), sampling, request_id))
 
     async def release(self, request_id: str) -> None:
         pass
@@ -203,7 +203,7 @@ class CrowdServer(ScriptedServer):
 def _from_list(responses: Iterable[Sequence[int]]) -> Script:
     remaining = iter(responses)
 
-    def next_response(request: Request) -> Sequence[int]:
+    def next_response(request: SeenRequest) -> Sequence[int]:
         response = next(remaining, None)
         if response is None:
             raise ServerError(f"the script has no response left for request {request.request_id!r}")

@@ -14,14 +14,14 @@ from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.prompts import EnvPrompt
 from turnwise.batching.samples import build_samples
 from turnwise.chat.demonstration import encode_demonstration
-from turnwise.chat.episode import EpisodeContexts
+from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.players import ExpertPlayer, Player
 from turnwise.errors import ConfigError, RolloutError
 from turnwise.protocols import Env
 from turnwise.spec import DEFAULT_STEP_TEMPLATE, STEP_PLACEHOLDERS
-from turnwise.testing.fakes import Request, ScriptedServer, byte_tokenizer
+from turnwise.testing.fakes import ScriptedServer, SeenRequest, byte_tokenizer
 from turnwise.types import Observation, SamplingParams, Task, Turn
 
 TASK = Task(id="train/Lake/0", tag="Lake", split="train", seed=7)
@@ -47,12 +47,12 @@ class Played:
         responses = [TEMPLATE.respond(text) for text in texts]
         self.num_released: list[int] = []
 
-        def respond(request: Request) -> list[int]:
+        def respond(request: SeenRequest) -> list[int]:
             self.num_released.append(len(self.server.released))
             return responses[len(self.num_released) - 1]
 
         self.server = ScriptedServer(respond)
-        self.contexts = EpisodeContexts(TEMPLATE, self.server, max_length, "episode")
+        self.contexts = TokenContexts(TEMPLATE, self.server, max_length, "episode")
         agent = EnvAgent(make_env, EnvAgentSettings(tag="Lake", **(STEP | settings)))
         [self.trajectory] = asyncio.run(agent.run(TASK, 2, self.contexts, SAMPLING))
         self.contexts.verify()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from turnwise.chat.episode import EpisodeContexts
+from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import RolloutError
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
@@ -18,7 +18,7 @@ USER = [{"role": "user", "content": "Where to?"}]
 def test_each_context_samples_with_its_own_seed_and_is_released():
     template = ChatTemplate(byte_tokenizer())
     server = ScriptedServer([template.respond("Right")] * 3)
-    contexts = EpisodeContexts(template, server, max_length=256, episode_id="episode-7")
+    contexts = TokenContexts(template, server, max_length=256, episode_id="episode-7")
 
     async def play():
         for _ in range(3):
@@ -36,7 +36,7 @@ def test_each_context_samples_with_its_own_seed_and_is_released():
 def test_contexts_that_their_agent_has_closed_are_still_verified_and_not_released_again():
     template = ChatTemplate(byte_tokenizer())
     server = ScriptedServer(lambda request: template.respond("Right"))
-    contexts = EpisodeContexts(template, server, max_length=256, episode_id="episode-7")
+    contexts = TokenContexts(template, server, max_length=256, episode_id="episode-7")
 
     async def play():
         conversation = contexts(SamplingParams(max_new_tokens=16))
@@ -55,7 +55,7 @@ def test_contexts_that_their_agent_has_closed_are_still_verified_and_not_release
 
 def test_only_the_first_context_of_an_episode_must_have_room_for_its_prompt():
     template = ChatTemplate(byte_tokenizer())
-    contexts = EpisodeContexts(template, ScriptedServer([]), max_length=8, episode_id="episode-7")
+    contexts = TokenContexts(template, ScriptedServer([]), max_length=8, episode_id="episode-7")
     with pytest.raises(RolloutError, match="the first prompt of 'episode-7/0'"):
         asyncio.run(contexts(SamplingParams(max_new_tokens=16)).generate(USER))
     assert asyncio.run(contexts(SamplingParams(max_new_tokens=16)).generate(USER)) is None

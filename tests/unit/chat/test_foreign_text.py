@@ -9,7 +9,7 @@ import re
 import pytest
 from tokenizers import AddedToken
 
-from turnwise.chat.episode import EpisodeContexts
+from turnwise.chat.episode import TokenContexts
 from turnwise.chat.foreign import ForeignText
 from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main
@@ -24,7 +24,7 @@ HUGE = "x" * 10_000_000
 
 def play(template, texts, max_length=4096, **options):
     """The token ledger of a conversation in which a scripted model answers each of the texts."""
-    contexts = EpisodeContexts(template, ScriptedServer(lambda _: template.respond("Right")), max_length, "episode")
+    contexts = TokenContexts(template, ScriptedServer(lambda _: template.respond("Right")), max_length, "episode")
     conversation = contexts(SamplingParams(max_new_tokens=16), **options)
 
     async def run():

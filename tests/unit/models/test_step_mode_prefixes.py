@@ -15,7 +15,7 @@ from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
-from turnwise.chat.episode import EpisodeContexts
+from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.pipelines.roles import BatchPlan
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
@@ -39,7 +39,7 @@ def step_mode_samples() -> list[Sample]:
     samples = []
     for seed, sibling in itertools.product(range(2), range(2)):
         answers = ["a", "b" if sibling else "a", "a"]
-        contexts = EpisodeContexts(template, ScriptedServer([template.respond(a) for a in answers]), 512, f"{seed}/{sibling}")
+        contexts = TokenContexts(template, ScriptedServer([template.respond(a) for a in answers]), 512, f"{seed}/{sibling}")
         task = Task(f"train/Letters/{seed}", "Letters", "train", seed)
         [trajectory] = asyncio.run(agent.run(task, sibling, contexts, SamplingParams(4)))
         samples += build_samples(trajectory)

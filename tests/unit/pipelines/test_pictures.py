@@ -16,7 +16,7 @@ from turnwise.build.run import start_run
 from turnwise.build.saved import evaluate_model
 from turnwise.config import AgenticConfig, parse_config
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
-from turnwise.envs.recording import Recording, View
+from turnwise.envs.recording import EpisodeRecording, View
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures, frames
 from turnwise.testing.scripted_conversation import ScriptedConversation
 from turnwise.tracking.jsonl import read_metrics
@@ -80,7 +80,7 @@ def test_a_frame_has_the_text_of_its_turn():
 def test_an_unparsed_action_and_a_limit_are_said():
     turn = Turn(np.arange(1), np.arange(1), np.zeros(1, np.float32), text="hm", observation="P", action=None)
     trajectory = Trajectory(TASK, 0, [turn], status="truncated", limit="max_steps")
-    _, frame = frames(trajectory, Recording([View(("P", {}), None), View(("P", 0.0), None)]))
+    _, frame = frames(trajectory, EpisodeRecording([View(("P", {}), None), View(("P", 0.0), None)]))
     assert ("did", "nothing that could be parsed") in frame.caption
     assert frame.title.endswith("turn 1 of 1: truncated by max_steps")
 

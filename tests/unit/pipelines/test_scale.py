@@ -11,7 +11,7 @@ import pytest
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
-from turnwise.chat.episode import EpisodeContexts
+from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.rollout.scheduler import RolloutScheduler
@@ -37,7 +37,7 @@ def calls_of_a_turn(num_episodes: int) -> float:
             run_async=event_loop.run,
             tasks=TaskSource(0, "train", ("Letters",), (1,)),
             agents={"Letters": EnvAgent(lambda _: IdentityEnv(num_turns=NUM_TURNS), settings)},
-            contexts=partial(EpisodeContexts, template, LLMServerManager([server], request_s=600.0, watchdog=watchdog), 1024),
+            contexts=partial(TokenContexts, template, LLMServerManager([server], request_s=600.0, watchdog=watchdog), 1024),
             sampling=SamplingParams(max_new_tokens=4),
             settings=SchedulerSettings(GROUP_SIZE, num_episodes // GROUP_SIZE, episode_timeout_s=600.0),
             watchdog=watchdog,

@@ -49,7 +49,7 @@ def step_result(step: StepResult, state_key: Hashable = None) -> CallResult:
     )
 
 
-class Difference(NamedTuple):
+class Mismatch(NamedTuple):
     """Where two episodes part."""
 
     name: str
@@ -58,23 +58,23 @@ class Difference(NamedTuple):
     """The same in a few words, with turn and values."""
 
 
-def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) -> Difference | None:
+def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) -> Mismatch | None:
     """Where two episodes part, None where they are equal.
 
     >>> start = start_result(Observation("P _"), {})
     >>> first_difference([start], [start._replace(text="_ P")])
-    Difference(name='text', told="at the start: text 'P _' and '_ P'")
+    Mismatch(name='text', told="at the start: text 'P _' and '_ P'")
     """
     for turn, (one, other) in enumerate(zip_longest(expected, got)):
         if one == other:
             continue
         where = f"at turn {turn}" if turn else "at the start"
         if one is None or other is None:
-            return Difference("end", f"{where}: one episode is over and the other goes on")
+            return Mismatch("end", f"{where}: one episode is over and the other goes on")
         name, first, second = next((name, a, b) for name, a, b in zip(CallResult._fields, one, other, strict=True) if a != b)
         if name == "images":
-            return Difference(name, f"{where}: the pictures differ")
-        return Difference(name, f"{where}: {name} {' and '.join(_shown(first, second))}")
+            return Mismatch(name, f"{where}: the pictures differ")
+        return Mismatch(name, f"{where}: {name} {' and '.join(_shown(first, second))}")
     return None
 
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turnwise.envs.checks import findings
-from turnwise.envs.checks.call_results import CallResult, Difference, first_difference
-from turnwise.envs.checks.findings import Episode, Finding
+from turnwise.envs.checks.call_results import CallResult, Mismatch, first_difference
+from turnwise.envs.checks.findings import CheckedEpisode, Finding
 from turnwise.envs.checks.players import Choose, expert_of, random_of
 from turnwise.envs.checks.session import BrokenCall, CallTimes, CheckedEnv
 from turnwise.envs.checks.times import times
@@ -74,8 +74,8 @@ class Examination:
         self._settings = settings
         self._reductions: dict[str, Reduction] = {}
         self._clock = CallTimes()
-        self._random: list[Episode] = []
-        self._scripted: list[Episode] = []
+        self._random: list[CheckedEpisode] = []
+        self._scripted: list[CheckedEpisode] = []
 
     @property
     def is_played(self) -> bool:
@@ -88,7 +88,7 @@ class Examination:
         return sum(len(self._clock.of(method).wall_s) for method in ("reset", "step"))
 
     @property
-    def _played(self) -> list[Episode]:
+    def _played(self) -> list[CheckedEpisode]:
         return [*self._random, *self._scripted]
 
     def _starts(self) -> Iterator[Finding]:
@@ -222,12 +222,12 @@ class Examination:
         counts = [len(episode.actions) for episode in self._played] or [1]
         yield from times(self._clock, sum(counts) / len(counts), os.cpu_count() or 1)
 
-    def _episodes(self, choose: Callable[[CheckedEnv, int], Choose | None]) -> list[Episode]:
+    def _episodes(self, choose: Callable[[CheckedEnv, int], Choose | None]) -> list[CheckedEpisode]:
         """One episode a seed, each in an environment of its own; none where `choose` finds no player."""
-        episodes: list[Episode] = []
+        episodes: list[CheckedEpisode] = []
         for seed in self._seeds("train"):
             with self._opened() as env:
-                episode = Episode(seed, [env.reset(seed)])
+                episode = CheckedEpisode(seed, [env.reset(seed)])
                 act = choose(env, seed)
                 if act is None:
                     return []
@@ -237,12 +237,12 @@ class Examination:
                 episodes.append(episode)
         return episodes
 
-    def _replayable(self) -> list[Episode]:
+    def _replayable(self) -> list[CheckedEpisode]:
         """Some of the episodes; where nobody could play, one unparsed action each."""
         if not self._played:
             with self._opened() as env:
                 seeds = [self._seed("train", index) for index in range(NUM_REPLAYED)]
-                return [Episode(seed, [env.reset(seed), env.step("")], [""]) for seed in seeds]
+                return [CheckedEpisode(seed, [env.reset(seed), env.step("")], [""]) for seed in seeds]
         return (self._random or self._scripted)[:NUM_REPLAYED]
 
     def _seeds(self, split: Split) -> Iterator[int]:
@@ -269,7 +269,7 @@ class Examination:
             env.end()
 
 
-def _replayed(env: CheckedEnv, episode: Episode) -> list[CallResult]:
+def _replayed(env: CheckedEnv, episode: CheckedEpisode) -> list[CallResult]:
     call_results = [env.reset(episode.seed)]
     for action in episode.actions:
         if not call_results[-1].is_over:
@@ -277,11 +277,11 @@ def _replayed(env: CheckedEnv, episode: Episode) -> list[CallResult]:
     return call_results
 
 
-def _any_difference(expected: Sequence[CallResult], others: Sequence[Sequence[CallResult]]) -> Difference | None:
+def _any_difference(expected: Sequence[CallResult], others: Sequence[Sequence[CallResult]]) -> Mismatch | None:
     return next(filter(None, (first_difference(expected, other) for other in others)), None)
 
 
-def _differs(check: str, what: str, found: Difference, advice: str) -> Finding:
+def _differs(check: str, what: str, found: Mismatch, advice: str) -> Finding:
     if found.name == "state_key":
         advice = "make the key of the state's content, not of an object or a counter: GiGPO compares turns with equal keys"
     return Finding(check, "error", f"{what}, {found.told}", advice)

@@ -36,7 +36,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Episode:
+class CheckedEpisode:
     """One episode as it was seen: the result of `reset`, and one of each action."""
 
     seed: int
@@ -92,7 +92,7 @@ def splits(
     return Finding("train/val", "ok", result, figures=figures)
 
 
-def rewards(episodes: Sequence[Episode]) -> Finding:
+def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
     """Range of the rewards, and how often there is one."""
     values = [step.reward for episode in episodes for step in episode.steps]
     scores = [episode.score for episode in episodes]
@@ -113,7 +113,7 @@ def rewards(episodes: Sequence[Episode]) -> Finding:
     return Finding("rewards", "ok", result, figures=figures)
 
 
-def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[Episode]) -> Finding:
+def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
     """What text that is no action gets: less than most actions, or it is what training learns to say."""
     told = [f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers]
     steps, scores = [step.reward for episode in episodes for step in episode.steps], [episode.score for episode in episodes]
@@ -131,7 +131,7 @@ def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[Epi
     return Finding("no action", "ok", result)
 
 
-def metrics(episodes: Sequence[Episode], reductions: Mapping[str, Reduction]) -> Finding:
+def metrics(episodes: Sequence[CheckedEpisode], reductions: Mapping[str, Reduction]) -> Finding:
     """Which metrics are declared, and which of them are ever reported."""
     reported = {name for episode in episodes for step in episode.steps for name, _ in step.metrics}
     silent = [name for name in reductions if name not in reported]
@@ -147,7 +147,7 @@ def metrics(episodes: Sequence[Episode], reductions: Mapping[str, Reduction]) ->
 
 
 def observations(
-    episodes: Sequence[Episode], count_tokens: Callable[[str], int] | None = None, budget: int | None = None
+    episodes: Sequence[CheckedEpisode], count_tokens: Callable[[str], int] | None = None, budget: int | None = None
 ) -> Finding:
     """Length of what is shown: a turn's in characters and tokens, an episode's against the budget of its context."""
     shown = [[" ".join((*m.prompt, m.text)) if i == 0 else m.text for i, m in enumerate(e.call_results)] for e in episodes]
@@ -175,7 +175,7 @@ def observations(
     return Finding("observations", "ok", result, figures=figures)
 
 
-def lengths(episodes: Sequence[Episode], max_steps: int) -> Finding:
+def lengths(episodes: Sequence[CheckedEpisode], max_steps: int) -> Finding:
     """How long episodes are, and what ends them."""
     counts = [len(episode.actions) for episode in episodes]
     last = [episode.call_results[-1] for episode in episodes]
@@ -190,7 +190,7 @@ def lengths(episodes: Sequence[Episode], max_steps: int) -> Finding:
     return Finding("episodes", "ok", result, figures=figures)
 
 
-def player(check: str, episodes: Sequence[Episode], reductions: Mapping[str, Reduction]) -> Finding:
+def player(check: str, episodes: Sequence[CheckedEpisode], reductions: Mapping[str, Reduction]) -> Finding:
     """How often a player succeeds."""
     num_successes = sum(episode.is_success(reductions) for episode in episodes)
     score = _mean([episode.score for episode in episodes])
@@ -199,7 +199,9 @@ def player(check: str, episodes: Sequence[Episode], reductions: Mapping[str, Red
     return Finding(check, "ok", result, figures=figures)
 
 
-def expert(random: Sequence[Episode], scripted: Sequence[Episode], reductions: Mapping[str, Reduction]) -> Finding:
+def expert(
+    random: Sequence[CheckedEpisode], scripted: Sequence[CheckedEpisode], reductions: Mapping[str, Reduction]
+) -> Finding:
     """How often the scripted player succeeds: more often than the random one, if there was one."""
     found = player("scripted play", scripted, reductions)
     score = found.figures["mean_score"]
@@ -209,7 +211,7 @@ def expert(random: Sequence[Episode], scripted: Sequence[Episode], reductions: M
     return found
 
 
-def state_keys(episodes: Sequence[Episode]) -> Finding:
+def state_keys(episodes: Sequence[CheckedEpisode]) -> Finding:
     """Whether keys and observations are one to one, over the turns in which an action was chosen."""
     seen = [call_result for episode in episodes for call_result in episode.call_results if not call_result.is_over]
     keys_of: dict[Hashable, set[Hashable]] = defaultdict(set)
