@@ -5,10 +5,10 @@ from turnwise.config.compose import find_config
 from turnwise.config.describe import Applied, describe
 from turnwise.config.differences import Difference, differences
 from turnwise.config.dump import dump_yaml
-from turnwise.config.effects import ineffective
 from turnwise.config.load import load_any_config, load_config, parse_config
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
+from turnwise.config.without_effect import ineffective
 
 __all__ = [
     "AgenticConfig",

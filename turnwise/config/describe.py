@@ -12,7 +12,6 @@ from math import gcd
 
 from turnwise.config.algorithm import TrainInferCorrection
 from turnwise.config.availability import unavailable
-from turnwise.config.effects import ineffective
 from turnwise.config.environments import EnvManager
 from turnwise.config.model_facts import BYTES, ModelFacts, read_model_facts
 from turnwise.config.resolve import estimator_of
@@ -20,6 +19,7 @@ from turnwise.config.roles import ModelArgs, Role, TrainingArgs
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.config.smaller import bytes_text, checkpoints
+from turnwise.config.without_effect import ineffective
 from turnwise.errors import counted, nearest
 from turnwise.hub import looks_like_hub_name
 from turnwise.model_folder import base_of_adapter, folder_here

@@ -14,13 +14,13 @@ from pydantic import BaseModel, ValidationError
 from turnwise.config.checks import find_problems, sibling_problems
 from turnwise.config.coming_from import counterpart, differing_defaults, unknown_leaves
 from turnwise.config.compose import Composed, compose
-from turnwise.config.effects import find_ineffective, never_works
 from turnwise.config.positions import Positions, display
 from turnwise.config.problems import MAX_SHOWN, Problem, as_sentences, config_error
 from turnwise.config.problems import Path as KeyPath
 from turnwise.config.published import Translation, translate
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
+from turnwise.config.without_effect import find_ineffective, never_works
 from turnwise.config.yaml_text import MAX_DEPTH
 from turnwise.errors import NotAvailableError, nearest
 

@@ -19,8 +19,8 @@ from settings.answers import COMBINATIONS, answers
 from settings.leaves import Kind, Leaf, declaring, leaves
 from settings.table import AGENTIC, PLACES, SFT
 from turnwise.config import AgenticConfig, SFTConfig
-from turnwise.config.effects import EFFECTS, ROLE_EFFECTS, SFT_EFFECTS, Effect
 from turnwise.config.section import LARGEST, OneOf
+from turnwise.config.without_effect import CONDITIONS, ROLE_CONDITIONS, SFT_CONDITIONS, Condition
 
 _ROLES = ("actor_train", "critic", "actor_infer", "reference", "reward")
 _MANAGERS = ("train_env_manager", "val_env_manager")
@@ -113,11 +113,11 @@ def _shows(kind: Kind, leaf: Leaf, live: dict[str, str]) -> str:
 
 
 def _reasons(kind: Kind, key: str) -> Iterator[str]:
-    """Why the setting may have no effect where its role is there, of the tables in `config.effects`."""
+    """Why the setting may have no effect where its role is there, of the tables in `config.without_effect`."""
     role, _, rest = key.partition(".")
-    tables: list[tuple[Iterable[Effect[Any]], str]] = [(EFFECTS if kind is AgenticConfig else SFT_EFFECTS, key)]
-    tables += [(ROLE_EFFECTS[role], rest)] if role in ROLE_EFFECTS else []
-    for effects, name in tables:
+    tables: list[tuple[Iterable[Condition[Any]], str]] = [(CONDITIONS if kind is AgenticConfig else SFT_CONDITIONS, key)]
+    tables += [(ROLE_CONDITIONS[role], rest)] if role in ROLE_CONDITIONS else []
+    for conditions, name in tables:
         yield from (effect.reason for effect in effects if name in effect.keys)
 
 

@@ -21,7 +21,7 @@ S_contra = TypeVar("S_contra", bound=Section, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Effect(Generic[S_contra]):
+class Condition(Generic[S_contra]):
     """Keys of a section that work where `works` says so; elsewhere setting one is answered with `reason`."""
 
     keys: tuple[str, ...]
@@ -98,61 +98,63 @@ _LOCKED = "its environments have use_thread_lock, which allows one call at a tim
 _ROWS = ("val_files", "prompt_key", "agent_name_key", "default_agent", "reward", "max_prompt_length", "shuffle")
 _TRACE = ("trace.token2text", "trace.max_samples_per_step")
 
-EFFECTS: tuple[Effect[AgenticConfig], ...] = (
-    Effect(("pg_clip_low", "pg_clip_high"), lambda c: c.use_pg_clip_range, "needs use_pg_clip_range: true"),
-    Effect(("pg_clip",), _takes_pg_clip, "use_pg_clip_range takes pg_clip_low and pg_clip_high instead"),
-    Effect(("pg_clip", "use_pg_clip_range"), _clips, "this pg_variant has no such clip; its parameters are in pg_args"),
-    Effect(("dual_clip_loss",), _clips_twice, "this pg_variant has no dual clip; its parameters are in pg_args"),
-    Effect(
+CONDITIONS: tuple[Condition[AgenticConfig], ...] = (
+    Condition(("pg_clip_low", "pg_clip_high"), lambda c: c.use_pg_clip_range, "needs use_pg_clip_range: true"),
+    Condition(("pg_clip",), _takes_pg_clip, "use_pg_clip_range takes pg_clip_low and pg_clip_high instead"),
+    Condition(("pg_clip", "use_pg_clip_range"), _clips, "this pg_variant has no such clip; its parameters are in pg_args"),
+    Condition(("dual_clip_loss",), _clips_twice, "this pg_variant has no dual clip; its parameters are in pg_args"),
+    Condition(
         tuple(f"train_infer_correction.is_weight.{key}" for key in ("weight_type", "upper_bound")),
         _weighs,
         "train_infer_correction.is_weight.enabled is false",
     ),
-    Effect(
+    Condition(
         ("lambd", "gae_granularity", "bootstrap_on_truncation"),
         lambda c: estimator_of(c).has_td_errors,
         "this adv_estimator takes no temporal differences; gae does",
     ),
-    Effect(("value_clip", "critic_warmup", "critic"), _may_have_critic, "this adv_estimator has no critic"),
-    Effect(
+    Condition(("value_clip", "critic_warmup", "critic"), _may_have_critic, "this adv_estimator has no critic"),
+    Condition(
         ("reward_pretrain",),
         lambda c: _may_have_critic(c) or c.is_set("reward"),
         "it is the model of the critic and of the reward role, and there is neither",
     ),
-    Effect(
+    Condition(
         ("gamma",),
         lambda c: estimator_of(c).discounts,
         "this adv_estimator discounts nothing by gamma",
     ),
-    Effect(("step_reward_gamma",), lambda c: estimator_of(c).has_step_returns, "this adv_estimator has no step returns"),
-    Effect(("step_reward_gamma",), _uses_step_returns, "step_reward_weight is 0"),
-    Effect(
+    Condition(("step_reward_gamma",), lambda c: estimator_of(c).has_step_returns, "this adv_estimator has no step returns"),
+    Condition(("step_reward_gamma",), _uses_step_returns, "step_reward_weight is 0"),
+    Condition(
         ("whiten_advantages",),
         lambda c: not estimator_of(c).whitens_advantages,
         "this adv_estimator always whitens advantages",
     ),
-    Effect(
+    Condition(
         ("episode_reward_weight", "step_reward_weight"),
         lambda c: estimator_of(c).mixes_step_advantages,
         "this adv_estimator adds no step advantages to the episode's; gigpo does",
     ),
-    Effect(("reward_normalization.grouping",), _normalizes_groups, "neither mean nor deviation is taken over groups"),
-    Effect(("reward_placement", "whiten_rewards"), _takes_turn_rewards, "this adv_estimator works on whole scores"),
-    Effect(("init_kl_coef", "kl_penalty"), _penalizes_kl, "the KL is in the reward with add_token_level_kl"),
-    Effect(("target_kl",), _penalizes_kl, "it adapts init_kl_coef, which add_token_level_kl uses"),
-    Effect(("kl_horizon",), lambda c: c.target_kl is not None, "needs target_kl"),
-    Effect(("kl_loss_coef", "kl_loss_type"), lambda c: c.use_kl_loss, "needs use_kl_loss: true"),
-    Effect(("reference",), lambda c: c.needs_reference, "nothing takes a KL to it; set use_kl_loss or add_token_level_kl"),
-    Effect(("max_refill_factor",), lambda c: c.group_filter is not None, "needs group_filter"),
-    Effect(("prompt_length", "response_length"), lambda c: not c.departs("sequence_length"), "sequence_length is set"),
-    Effect(("stale_groups", "stream_training", "on_weight_update", "cpu_split"), _is_asynchronous, "training is synchronous"),
-    Effect(tuple(f"data.{key}" for key in _ROWS), _has_tasks, "there are no data.train_files"),
-    Effect(_TRACE, lambda c: c.trace.backend is not None, "needs trace.backend"),
-    Effect(("train_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "train"), _LOCKED),
-    Effect(("val_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "val"), _LOCKED),
-    Effect(("actor_infer.device_mapping",), lambda c: _is_on(c.actor_infer, c.actor_train), _ONE_DEVICE),
-    Effect(("reference.device_mapping",), lambda c: _is_on(c.reference, c.actor_train), _ONE_DEVICE),
-    Effect(("critic.device_mapping",), lambda c: _is_on(c.critic, c.actor_train), _ONE_DEVICE),
+    Condition(("reward_normalization.grouping",), _normalizes_groups, "neither mean nor deviation is taken over groups"),
+    Condition(("reward_placement", "whiten_rewards"), _takes_turn_rewards, "this adv_estimator works on whole scores"),
+    Condition(("init_kl_coef", "kl_penalty"), _penalizes_kl, "the KL is in the reward with add_token_level_kl"),
+    Condition(("target_kl",), _penalizes_kl, "it adapts init_kl_coef, which add_token_level_kl uses"),
+    Condition(("kl_horizon",), lambda c: c.target_kl is not None, "needs target_kl"),
+    Condition(("kl_loss_coef", "kl_loss_type"), lambda c: c.use_kl_loss, "needs use_kl_loss: true"),
+    Condition(("reference",), lambda c: c.needs_reference, "nothing takes a KL to it; set use_kl_loss or add_token_level_kl"),
+    Condition(("max_refill_factor",), lambda c: c.group_filter is not None, "needs group_filter"),
+    Condition(("prompt_length", "response_length"), lambda c: not c.departs("sequence_length"), "sequence_length is set"),
+    Condition(
+        ("stale_groups", "stream_training", "on_weight_update", "cpu_split"), _is_asynchronous, "training is synchronous"
+    ),
+    Condition(tuple(f"data.{key}" for key in _ROWS), _has_tasks, "there are no data.train_files"),
+    Condition(_TRACE, lambda c: c.trace.backend is not None, "needs trace.backend"),
+    Condition(("train_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "train"), _LOCKED),
+    Condition(("val_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "val"), _LOCKED),
+    Condition(("actor_infer.device_mapping",), lambda c: _is_on(c.actor_infer, c.actor_train), _ONE_DEVICE),
+    Condition(("reference.device_mapping",), lambda c: _is_on(c.reference, c.actor_train), _ONE_DEVICE),
+    Condition(("critic.device_mapping",), lambda c: _is_on(c.critic, c.actor_train), _ONE_DEVICE),
 )
 
 
@@ -166,7 +168,7 @@ _OPTIMIZER = (
     "adam_beta1",
     "adam_beta2",
 )
-_LORA: Effect[Role | SFTConfig] = Effect(
+_LORA: Condition[Role | SFTConfig] = Condition(
     ("model_args.lora_alpha", "model_args.lora_dropout", "model_args.lora_target"),
     lambda role: role.model_args.lora_rank is not None,
     "needs lora_rank",
@@ -174,39 +176,39 @@ _LORA: Effect[Role | SFTConfig] = Effect(
 _TRUST = ("model_args.trust_remote_code", "model_args.allow_pickle")
 _CHANGES = ("model_args.disable_gradient_checkpointing", "model_args.freeze_module_prefix", "model_args.lora_rank", *_LORA.keys)
 """What `model_args` say of how a model is trained."""
-_WARMUP: Effect[Role | SFTConfig] = Effect(
+_WARMUP: Condition[Role | SFTConfig] = Condition(
     ("training_args.warmup_ratio",), lambda role: role.training_args.warmup_steps == 0, "warmup_steps is set"
 )
-_PACKING: Effect[Role | SFTConfig] = Effect(
+_PACKING: Condition[Role | SFTConfig] = Condition(
     ("use_sequence_packing",), _packs_by_choice, "torch_train and torch_infer always pack"
 )
-_TRAIN_BATCHES: Effect[Role | SFTConfig] = Effect(
+_TRAIN_BATCHES: Condition[Role | SFTConfig] = Condition(
     ("max_tokens_per_microbatch_in_train",),
     lambda role: role.use_dynamic_batching_in_train,
     "needs use_dynamic_batching_in_train: true",
 )
-_INFER_BATCHES: Effect[Role] = Effect(
+_INFER_BATCHES: Condition[Role] = Condition(
     ("max_tokens_per_microbatch_in_infer",),
     lambda role: role.use_dynamic_batching_in_infer,
     "needs use_dynamic_batching_in_infer: true",
 )
-_TRAINED: tuple[Effect[Role], ...] = (
+_TRAINED: tuple[Condition[Role], ...] = (
     _LORA,
     _WARMUP,
     _PACKING,
     _TRAIN_BATCHES,
     _INFER_BATCHES,
-    Effect(("generating_args",), _never, "actor_infer samples; set it there"),
+    Condition(("generating_args",), _never, "actor_infer samples; set it there"),
 )
 
-ROLE_EFFECTS: dict[str, tuple[Effect[Role], ...]] = {
+ROLE_CONDITIONS: dict[str, tuple[Condition[Role], ...]] = {
     "actor_train": _TRAINED,
     "critic": _TRAINED,
     "actor_infer": (
-        Effect(("training_args", *_CHANGES), _never, "actor_train trains; set it there"),
-        Effect(("model_args.attn_implementation",), _never, "the engine brings its own, or actor_train's"),
-        Effect(_TRUST, _never, "the sampler has actor_train's model; set it there"),
-        Effect(
+        Condition(("training_args", *_CHANGES), _never, "actor_train trains; set it there"),
+        Condition(("model_args.attn_implementation",), _never, "the engine brings its own, or actor_train's"),
+        Condition(_TRUST, _never, "the sampler has actor_train's model; set it there"),
+        Condition(
             (
                 *(f"use_dynamic_batching_in_{work}" for work in ("train", "infer")),
                 *(f"max_tokens_per_microbatch_in_{work}" for work in ("train", "infer")),
@@ -219,26 +221,26 @@ ROLE_EFFECTS: dict[str, tuple[Effect[Role], ...]] = {
     "reference": (
         _PACKING,
         _INFER_BATCHES,
-        Effect(tuple(f"training_args.{key}" for key in _OPTIMIZER), _never, "a reference isn't trained"),
-        Effect(
+        Condition(tuple(f"training_args.{key}" for key in _OPTIMIZER), _never, "a reference isn't trained"),
+        Condition(
             ("training_args.per_device_train_batch_size",),
             lambda role: not role.use_dynamic_batching_in_infer,
             "use_dynamic_batching_in_infer fills micro-batches by tokens",
         ),
-        Effect(
+        Condition(
             (*_CHANGES, "use_dynamic_batching_in_train", "max_tokens_per_microbatch_in_train"),
             _never,
             "a reference isn't trained",
         ),
-        Effect(("model_args.model_type",), _never, "a reference always has the policy's head"),
-        Effect(("generating_args",), _never, "actor_infer samples; set it there"),
+        Condition(("model_args.model_type",), _never, "a reference always has the policy's head"),
+        Condition(("generating_args",), _never, "actor_infer samples; set it there"),
     ),
 }
 
-SFT_EFFECTS: tuple[Effect[SFTConfig], ...] = (
+SFT_CONDITIONS: tuple[Condition[SFTConfig], ...] = (
     _LORA,
     _WARMUP,
-    Effect(
+    Condition(
         ("max_tokens_per_microbatch_in_train",),
         lambda c: c.use_dynamic_batching_in_train or bool(c.val_files),
         "needs use_dynamic_batching_in_train: true",
@@ -249,17 +251,17 @@ SFT_EFFECTS: tuple[Effect[SFTConfig], ...] = (
 def never_works(key: str) -> bool:
     """Whether a dotted key is one of a role that never reads it."""
     role, _, inner = key.partition(".")
-    ignored = (name for effect in ROLE_EFFECTS.get(role, ()) if effect.works is _never for name in effect.keys)
+    ignored = (name for effect in ROLE_CONDITIONS.get(role, ()) if effect.works is _never for name in effect.keys)
     return any(f"{inner}.".startswith(f"{name}.") for name in ignored)
 
 
 def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """The keys that were set without effect, each with the reason; a section that has none is named as a whole."""
     if isinstance(config, SFTConfig):
-        return list(_find(SFT_EFFECTS, config))
-    found = [*_find(EFFECTS, config), *_clip_keys(config), *_corrections(config), *_histories(config), *_mean_credit(config)]
-    for name, effects in ROLE_EFFECTS.items():
-        found += _find(effects, config.roles[name], name)
+        return list(_find(SFT_CONDITIONS, config))
+    found = [*_find(CONDITIONS, config), *_clip_keys(config), *_corrections(config), *_histories(config), *_mean_credit(config)]
+    for name, conditions in ROLE_CONDITIONS.items():
+        found += _find(conditions, config.roles[name], name)
     paths = {problem.path for problem in found}
     return [problem for problem in found if not any(problem.path[:length] in paths for length in range(1, len(problem.path)))]
 
@@ -269,8 +271,8 @@ def ineffective(config: AgenticConfig | SFTConfig) -> list[str]:
     return as_sentences(find_ineffective(config))
 
 
-def _find(effects: Iterable[Effect[S]], section: S, *prefix: str) -> Iterator[Problem]:
-    for effect in effects:
+def _find(conditions: Iterable[Condition[S]], section: S, *prefix: str) -> Iterator[Problem]:
+    for effect in conditions:
         if effect.works(section):
             continue
         for key in effect.keys:
