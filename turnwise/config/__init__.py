@@ -1,11 +1,11 @@
 """One YAML a run: composed by Hydra, translated from the published vocabulary, validated, resolved and described."""
 
-from turnwise.config.availability import require, unavailable, unavailable_to_play
 from turnwise.config.compose import find_config
 from turnwise.config.describe import Applied, describe
 from turnwise.config.differences import Difference, differences
 from turnwise.config.dump import dump_yaml
 from turnwise.config.load import load_any_config, load_config, parse_config
+from turnwise.config.missing import require, unavailable, unavailable_to_play
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.config.without_effect import ineffective

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from math import gcd
 
 from turnwise.config.algorithm import TrainInferCorrection
-from turnwise.config.availability import unavailable
 from turnwise.config.environments import EnvManager
+from turnwise.config.missing import unavailable
 from turnwise.config.model_facts import BYTES, ModelFacts, read_model_facts
 from turnwise.config.resolve import estimator_of
 from turnwise.config.roles import ModelArgs, Role, TrainingArgs

@@ -12,10 +12,10 @@ import pytest
 from turnwise.config import (
     AgenticConfig,
     SFTConfig,
-    availability,
     describe,
     differences,
     ineffective,
+    missing,
     parse_config,
     unavailable,
 )
@@ -53,7 +53,7 @@ def test_all_linear_is_all(target: str | list[str]) -> None:
 
 
 def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(availability, "find_spec", lambda name: None if name == "peft" else object())
+    monkeypatch.setattr(missing, "find_spec", lambda name: None if name == "peft" else object())
     sentence = "model_args.lora_rank: LoRA needs peft, which isn't installed; pip install 'turnwise[rl]'."
     assert unavailable(config_of(**with_lora())) == [f"actor_train.{sentence}"]
     assert unavailable(parse_config(SFT | {"model_args": {"lora_rank": 4}}, SFTConfig)[0]) == [sentence]
