@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from turnwise.config.checks import find_problems, sibling_problems
 from turnwise.config.coming_from import counterpart, differing_defaults, unknown_leaves
 from turnwise.config.compose import Composed, compose
-from turnwise.config.positions import Positions, display
+from turnwise.config.key_locations import KeyLocations, display
 from turnwise.config.problems import MAX_SHOWN, Problem, as_sentences, config_error
 from turnwise.config.problems import Path as KeyPath
 from turnwise.config.published import Translation, translate
@@ -104,7 +104,7 @@ def _load(
     composed = compose(path, overrides)
     composed.values.setdefault("exp_name", path.stem)
     kind = choose(composed.values)
-    return _parse(composed, kind, strict, display(path), lambda: Positions(path, overrides).of, purpose, examine)
+    return _parse(composed, kind, strict, display(path), lambda: KeyLocations(path, overrides).of, purpose, examine)
 
 
 def _kind_of(values: dict[str, Any]) -> Any:
@@ -116,13 +116,13 @@ def _parse(
     kind: type[C],
     strict: bool,
     source: str,
-    positions: Callable[[], Callable[[KeyPath], str]],
+    locations: Callable[[], Callable[[KeyPath], str]],
     purpose: Purpose,
     examine: Examine | None = None,
 ) -> tuple[C, list[str]]:
     problems = [*islice(_not_text(composed.values), MAX_SHOWN)]
     if problems:
-        raise config_error(source, problems, positions())
+        raise config_error(source, problems, locations())
     translation = translate(composed.values, frozenset(kind.model_fields), composed.interpolated)
     problems = list(translation.problems)
     config = _validate(kind, translation, problems)
@@ -146,7 +146,7 @@ def _parse(
     if translation.is_published and isinstance(config, AgenticConfig):
         notes += filter(None, [differing_defaults(config)])
     if problems or config is None:
-        raise config_error(source, problems, positions())
+        raise config_error(source, problems, locations())
     return config, notes
 
 

@@ -35,9 +35,9 @@ class Problem:
         return text
 
 
-def config_error(source: str, problems: Sequence[Problem], position: Callable[[Path], str]) -> ConfigError:
+def config_error(source: str, problems: Sequence[Problem], location: Callable[[Path], str]) -> ConfigError:
     """One error that lists the problems, each once, with its place."""
-    lines = list(dict.fromkeys(_line(problem, position(problem.path)) for problem in problems))
+    lines = list(dict.fromkeys(_line(problem, location(problem.path)) for problem in problems))
     count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
     hidden = [f"  … and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
     return ConfigError("\n".join([f"{source} can't be used: {count}.", *lines[:MAX_SHOWN], *hidden]))

@@ -22,7 +22,7 @@ def display(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-class Positions:
+class KeyLocations:
     """Places of the keys of a YAML file, of the files in its defaults list and of overrides. Read only for messages."""
 
     def __init__(self, path: Path, overrides: Sequence[str] = ()) -> None:
