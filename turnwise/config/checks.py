@@ -351,10 +351,10 @@ def _sampling(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def _cache(config: AgenticConfig) -> Iterator[Problem]:
-    strategy, facts = config.actor_infer.strategy_args, config.model_facts()
-    if strategy.strategy_name != "embedded" or facts is None:
+    strategy, shape = config.actor_infer.strategy_args, config.model_shape()
+    if strategy.strategy_name != "embedded" or shape is None:
         return
-    token, length = facts.kv_bytes_per_token(config.actor_infer.model_args.dtype), config.sequence_length
+    token, length = shape.kv_bytes_per_token(config.actor_infer.model_args.dtype), config.sequence_length
     if config.kv_cache_bytes < token * length:
         yield Problem.at(
             "actor_infer.strategy_args.strategy_config.kv_cache_bytes",

@@ -13,7 +13,7 @@ from math import gcd
 from turnwise.config.algorithm import TrainInferCorrection
 from turnwise.config.environments import EnvManager
 from turnwise.config.missing import unavailable
-from turnwise.config.model_facts import BYTES, ModelFacts, read_model_facts
+from turnwise.config.model_shape import BYTES, ModelShape, read_model_shape
 from turnwise.config.resolve import estimator_of
 from turnwise.config.roles import ModelArgs, Role, TrainingArgs
 from turnwise.config.schema import AgenticConfig, Split
@@ -69,22 +69,22 @@ def _unknown_environments(config: AgenticConfig | SFTConfig) -> Iterator[str]:
 
 
 def _sft_rows(config: SFTConfig) -> Iterator[Row]:
-    facts = config.model_facts()
-    yield "model", _model(config.model_args.model_name_or_path, facts)
+    shape = config.model_shape()
+    yield "model", _model(config.model_args.model_name_or_path, shape)
     batching = f"up to {config.max_tokens_per_microbatch_in_train} tokens" if config.use_dynamic_batching_in_train else "padded"
     yield "optimiser step", f"{config.samples_per_optimizer_step} samples, micro-batches {batching}"
     limit = f", at most {counted(config.max_steps, 'optimiser step')}" if config.max_steps else ""
     yield "epochs", f"{config.num_epochs}{limit}; samples of at most {config.sequence_length} tokens"
     yield "learning rate", _learning_rate(config.training_args, config.max_grad_norm)
     yield "precision", f"{config.model_args.dtype}, attention {config.model_args.attn_implementation}"
-    if facts:
-        yield "memory", _trained_memory(config.model_args, facts)
+    if shape:
+        yield "memory", _trained_memory(config.model_args, shape)
     yield "tracking", tracking(config)
 
 
 def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
-    facts = config.model_facts()
-    yield "model", _model(config.actor_train.model_args.model_name_or_path, facts)
+    shape = config.model_shape()
+    yield "model", _model(config.actor_train.model_args.model_name_or_path, shape)
     for name, role in config.active_roles.items():
         in_policy = name == "reference" and config.is_reference_in_policy
         is_apart = config.async_generation_ratio > 0 and name in ("actor_train", "reference", "critic")
@@ -101,9 +101,9 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
     yield "learning rate", _learning_rate(training, config.max_grad_norm)
     if config.needs_critic:
         yield "critic's", _critic(config)
-    if facts:
-        yield "memory", _memory(config, facts)
-        yield "checkpoints", checkpoints(config, facts)
+    if shape:
+        yield "memory", _memory(config, shape)
+        yield "checkpoints", checkpoints(config, shape)
     yield "validation", validation(config)
     yield "profile", "deterministic" if config.deterministic else "not asked to be bit-identical (deterministic: true asks)"
     yield "tracking", tracking(config)
@@ -114,19 +114,19 @@ def tracking(config: AgenticConfig | SFTConfig) -> str:
     return ", ".join(["metrics.jsonl", *config.track_with])
 
 
-def _model(path: str, facts: ModelFacts | None) -> str:
-    if facts is None:
+def _model(path: str, shape: ModelShape | None) -> str:
+    if shape is None:
         found = "not a folder here, so its size isn't known"
         if folder_here(path):
             found = "a shape that this table doesn't know"
         elif looks_like_hub_name(path):
             found = "not on this machine: train downloads it from the hub"
         return f"{path} ({found})"
-    size = facts.num_parameters
+    size = shape.num_parameters
     shown = f"{size / 1e9:.2f} B" if size >= 1e9 else f"{size / 1e6:.2f} M"
     base = base_of_adapter(path)
     start = path if base is None else f"{path}, an adapter merged into {base}"
-    return f"{start}: {facts.architecture}, {shown} parameters, context {facts.context_length}"
+    return f"{start}: {shape.architecture}, {shown} parameters, context {shape.context_length}"
 
 
 def _role(role: Role, where: str) -> str:
@@ -317,14 +317,14 @@ def _of_stale_tokens(config: AgenticConfig) -> str:
     return "stale tokens are trained on as they are (train_infer_correction corrects them)"
 
 
-def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
+def _memory(config: AgenticConfig, shape: ModelShape) -> str:
     """An estimate without activations. The sampler reads the trainer's fp32 weights where it wants them so, always new, and
     nothing trains while it plays."""
-    num = facts.num_parameters
+    num = shape.num_parameters
     policy = config.actor_train.model_args
-    parts = [_trained_memory(policy, facts)]
+    parts = [_trained_memory(policy, shape)]
     if config.needs_critic:
-        critic = read_model_facts(config.critic.model_args.model_name_or_path) or facts
+        critic = read_model_shape(config.critic.model_args.model_name_or_path) or shape
         parts.append(f"{bytes_text(_critic_memory(config.critic.model_args, critic))} critic")
     if config.needs_reference and not config.is_reference_in_policy:
         parts.append(f"{bytes_text(4 * num)} reference")
@@ -335,7 +335,7 @@ def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
     if config.async_generation_ratio > 0:
         parts.append(f"{bytes_text(4 * num)} on the way from the trainer's process")
     episodes = _episodes_at_once(config)
-    kv = facts.kv_bytes_per_token(dtype) * config.sequence_length * episodes
+    kv = shape.kv_bytes_per_token(dtype) * config.sequence_length * episodes
     sampler = config.actor_infer.strategy_args.strategy_name
     bound = config.kv_cache_bytes if sampler == "embedded" else kv
     parts.append(f"at most {bytes_text(min(kv, bound))} keys and values of {episodes} contexts")
@@ -346,20 +346,20 @@ def _memory(config: AgenticConfig, facts: ModelFacts) -> str:
     return ", ".join(parts) + " (estimated; activations come on top)"
 
 
-def _trained_memory(arguments: ModelArgs, facts: ModelFacts) -> str:
-    num = facts.num_parameters
+def _trained_memory(arguments: ModelArgs, shape: ModelShape) -> str:
+    num = shape.num_parameters
     if arguments.lora_rank is None:
         most = "at most " if arguments.freeze_module_prefix else ""
         return f"{most}{bytes_text(TRAINED_BYTES * num)} weights, gradients, optimiser"
-    adapters = facts.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
+    adapters = shape.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
     return f"{bytes_text(BYTES['fp32'] * num)} frozen weights, {bytes_text(TRAINED_BYTES * adapters)} adapters to be trained"
 
 
-def _critic_memory(arguments: ModelArgs, facts: ModelFacts) -> int:
+def _critic_memory(arguments: ModelArgs, shape: ModelShape) -> int:
     if arguments.lora_rank is None:
-        return TRAINED_BYTES * facts.num_value_parameters
-    adapters = facts.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
-    return BYTES["fp32"] * facts.num_value_parameters + TRAINED_BYTES * adapters
+        return TRAINED_BYTES * shape.num_value_parameters
+    adapters = shape.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
+    return BYTES["fp32"] * shape.num_value_parameters + TRAINED_BYTES * adapters
 
 
 def validation(config: AgenticConfig) -> str:

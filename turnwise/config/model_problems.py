@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from turnwise.config.model_facts import PROJECTIONS, read_model_facts
+from turnwise.config.model_shape import PROJECTIONS, read_model_shape
 from turnwise.config.problems import Problem
 from turnwise.config.roles import ModelArgs
 from turnwise.config.schema import AgenticConfig
@@ -26,13 +26,13 @@ def model_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
             check_model(name, model.trust)
         except ModelError as error:
             yield Problem.at("pretrain" if name == config.pretrain else f"{prefix}model_args.model_name_or_path", str(error))
-    facts = config.model_facts()
-    if facts and config.sequence_length > facts.context_length:
+    shape = config.model_shape()
+    if shape and config.sequence_length > shape.context_length:
         path = next(iter(roles.values())).model_name_or_path
         yield Problem.at(
             "sequence_length",
-            f"{config.sequence_length} tokens are {config.sequence_length - facts.context_length} more than the "
-            f"{facts.context_length} that {path} can hold by its config.json",
+            f"{config.sequence_length} tokens are {config.sequence_length - shape.context_length} more than the "
+            f"{shape.context_length} that {path} can hold by its config.json",
         )
 
 
@@ -44,8 +44,8 @@ def adapter_problems(path: str, model: ModelArgs) -> Iterator[Problem]:
     elif targets and "all" in targets and len(targets) > 1:
         yield Problem.at(f"{path}.lora_target", f"{', '.join(targets)}: all is every linear module; name it alone")
     for target in targets or ():
-        facts = read_model_facts(model.model_name_or_path)
-        known = PROJECTIONS if facts and facts.architecture in ("llama", "mistral", "qwen2", "qwen3") else ()
+        shape = read_model_shape(model.model_name_or_path)
+        known = PROJECTIONS if shape and shape.architecture in ("llama", "mistral", "qwen2", "qwen3") else ()
         if not re.fullmatch(r"\w+(\.\w+)*", target):
             yield Problem.at(f"{path}.lora_target", f"{target!r} is no name of a module; write a list such as [q_proj, v_proj]")
         elif known and target.rpartition(".")[2] not in (*known, "all"):

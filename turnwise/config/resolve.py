@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from turnwise.config.model_facts import read_model_facts
+from turnwise.config.model_shape import read_model_shape
 from turnwise.config.roles import ModelArgs, Role
 from turnwise.spec import (
     AGENT_ALIASES,
@@ -58,8 +58,8 @@ def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str, 
 
 def resolve_sequence_length(config: RunKeys, model: str) -> None:
     """Fills the sequence length: the model's own, at most 4096."""
-    facts = read_model_facts(model)
-    config.fill(sequence_length=min(facts.context_length, DEFAULT_SEQUENCE_LENGTH) if facts else DEFAULT_SEQUENCE_LENGTH)
+    shape = read_model_shape(model)
+    config.fill(sequence_length=min(shape.context_length, DEFAULT_SEQUENCE_LENGTH) if shape else DEFAULT_SEQUENCE_LENGTH)
 
 
 def estimator_of(config: AgenticConfig) -> EstimatorSpec:

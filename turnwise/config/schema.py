@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from turnwise.config.algorithm import AlgorithmKeys
 from turnwise.config.data import Agent, Data
 from turnwise.config.environments import CustomEnv, EnvManager
-from turnwise.config.model_facts import ModelFacts, read_model_facts
+from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.resolve import estimator_of, resolve
 from turnwise.config.roles import ActorTrain, GeneratingArgs, Role
 from turnwise.config.running import LimitKeys, RunKeys
@@ -155,6 +155,6 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         asked: int = self.actor_infer.strategy_args.strategy_config.get("kv_cache_bytes", KV_CACHE_BYTES)
         return asked
 
-    def model_facts(self) -> ModelFacts | None:
+    def model_shape(self) -> ModelShape | None:
         """What the policy's config.json says, None where there is no such file here."""
-        return read_model_facts(self.actor_train.model_args.model_name_or_path)
+        return read_model_shape(self.actor_train.model_args.model_name_or_path)

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from turnwise.config.model_facts import ModelFacts, read_model_facts
+from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.resolve import resolve_model, resolve_sequence_length
 from turnwise.config.roles import ModelArgs, StrategyArgs, TrainingArgs
 from turnwise.config.running import RunKeys
@@ -49,6 +49,6 @@ class SFTConfig(RunKeys):
     def samples_per_optimizer_step(self) -> int:
         return self.training_args.per_device_train_batch_size * self.training_args.gradient_accumulation_steps
 
-    def model_facts(self) -> ModelFacts | None:
+    def model_shape(self) -> ModelShape | None:
         """What the model's config.json says, None where there is no such file here."""
-        return read_model_facts(self.model_args.model_name_or_path)
+        return read_model_shape(self.model_args.model_name_or_path)

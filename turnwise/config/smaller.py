@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turnwise.config.model_facts import ModelFacts, read_model_facts
+from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.roles import ModelArgs
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
@@ -45,18 +45,18 @@ def _smaller(config: AgenticConfig) -> list[str]:
     return changes
 
 
-def _checkpoint_bytes(arguments: ModelArgs, facts: ModelFacts) -> int:
+def _checkpoint_bytes(arguments: ModelArgs, shape: ModelShape) -> int:
     """Bytes of one model: fp32 weights, and Adam's two moments of what is trained. An adapter's base model isn't saved."""
     if arguments.lora_rank is None:
-        return 12 * facts.num_parameters
-    return 12 * facts.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
+        return 12 * shape.num_parameters
+    return 12 * shape.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
 
 
-def checkpoints(config: AgenticConfig, facts: ModelFacts) -> str:
+def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
     """What one takes on the disk, and all that are kept."""
-    size = _checkpoint_bytes(config.actor_train.model_args, facts)
+    size = _checkpoint_bytes(config.actor_train.model_args, shape)
     if config.needs_critic:
-        critic = read_model_facts(config.critic.model_args.model_name_or_path) or facts
+        critic = read_model_shape(config.critic.model_args.model_name_or_path) or shape
         size += _checkpoint_bytes(config.critic.model_args, critic)
     kept = config.max_ckpt_to_keep
     # A new one is written before the oldest goes.

@@ -19,7 +19,7 @@ from turnwise.config import (
     parse_config,
     unavailable,
 )
-from turnwise.config.model_facts import read_model_facts
+from turnwise.config.model_shape import read_model_shape
 from turnwise.errors import ConfigError
 from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.testing.toy_model import toy_model
@@ -116,10 +116,10 @@ def toy_folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("targets", [["all"], ["q_proj", "mlp.down_proj"]])
 def test_parameters_of_adapters_are_counted_as_the_model_has_them(toy_folder: Path, targets: list[str]) -> None:
-    facts = read_model_facts(str(toy_folder))
+    shape = read_model_shape(str(toy_folder))
     adapters = Adapters(toy_model(), LoRASettings(4, 8, targets=tuple(targets)))
-    assert facts is not None
-    assert facts.num_lora_parameters(4, targets) == sum(p.numel() for p in adapters.model.parameters() if p.requires_grad)
+    assert shape is not None
+    assert shape.num_lora_parameters(4, targets) == sum(p.numel() for p in adapters.model.parameters() if p.requires_grad)
 
 
 def test_memory_of_lora_is_the_frozen_model_its_adapters_and_the_engine_s_copy(toy_folder: Path) -> None:
@@ -140,7 +140,7 @@ def test_an_adapter_folder_has_the_size_of_its_base(toy_folder: Path, tmp_path: 
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(toy_folder)}))
     (tmp_path / "adapter" / "adapter_model.safetensors").touch()
-    assert read_model_facts(str(tmp_path / "adapter")) == read_model_facts(str(toy_folder))
+    assert read_model_shape(str(tmp_path / "adapter")) == read_model_shape(str(toy_folder))
     config = config_of(pretrain=str(tmp_path / "adapter"))
     assert config.sequence_length == 256
     assert f"an adapter merged into {toy_folder}" in dict(describe(config).rows)["model"]

@@ -11,7 +11,7 @@ from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, load_config, pa
 from turnwise.config.algorithm import RewardNormalization
 from turnwise.config.data import Agent, Data
 from turnwise.config.environments import CustomEnv, EnvManager
-from turnwise.config.model_facts import read_model_facts
+from turnwise.config.model_shape import read_model_shape
 from turnwise.config.roles import ActorTrain, GeneratingArgs, ModelArgs, Role, StrategyArgs, TrainingArgs
 from turnwise.config.running import CheckpointConfig, CpuSplit, Deadlines, Trace
 from turnwise.errors import ConfigError
@@ -198,20 +198,20 @@ QWEN2 = {
 @pytest.mark.parametrize(("content", "expected"), [(QWEN3, 596_049_920), (QWEN2, 494_032_768)])
 def test_parameters_of_published_models(tmp_path: Path, content: dict[str, object], expected: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
-    facts = read_model_facts(str(tmp_path))
-    assert facts is not None and facts.num_parameters == expected
+    shape = read_model_shape(str(tmp_path))
+    assert shape is not None and shape.num_parameters == expected
 
 
 def test_keys_and_values_of_a_token(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN2))
-    facts = read_model_facts(str(tmp_path))
-    assert facts is not None and facts.kv_bytes_per_token("bf16") == 2 * 24 * 2 * 64 * 2
+    shape = read_model_shape(str(tmp_path))
+    assert shape is not None and shape.kv_bytes_per_token("bf16") == 2 * 24 * 2 * 64 * 2
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"model_type": 3}'])
 def test_a_strange_config_json_says_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    assert read_model_facts(str(tmp_path)) is None
+    assert read_model_shape(str(tmp_path)) is None
 
 
 def test_the_resolved_config_loads_to_itself(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelShape:
     """Shape of a causal language model of the Llama family. The head dimension and the key-value heads are those used."""
 
     architecture: str
@@ -61,24 +61,24 @@ class ModelFacts:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * BYTES[dtype]
 
 
-def read_model_facts(model: str) -> ModelFacts | None:
-    """The facts of a model's folder, or of the base model of an adapter's; None for a model that isn't on this machine, or
+def read_model_shape(model: str) -> ModelShape | None:
+    """The shape of a model's folder, or of the base model of an adapter's; None for a model that isn't on this machine, or
     where config.json doesn't name a shape of this family."""
     try:
         folder = folder_here(base_of_adapter(model) or model)
         content = read_object(folder / "config.json") if folder else {}
         section = content.get("text_config") or content
         check_sizes("config.json", section)
-        facts = _facts(section)
+        shape = _shape(section)
         # A list, or nothing, where a number should stand: an architecture that counts otherwise.
-        return facts if min(facts.num_parameters, facts.kv_bytes_per_token("fp32"), facts.context_length) > 0 else None
+        return shape if min(shape.num_parameters, shape.kv_bytes_per_token("fp32"), shape.context_length) > 0 else None
     except (ModelError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return None
 
 
-def _facts(content: Mapping[str, Any]) -> ModelFacts:
+def _shape(content: Mapping[str, Any]) -> ModelShape:
     model_type, num_heads = content["model_type"], content["num_attention_heads"]
-    return ModelFacts(
+    return ModelShape(
         architecture=model_type,
         num_layers=content["num_hidden_layers"],
         hidden_size=content["hidden_size"],
