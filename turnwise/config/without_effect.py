@@ -251,7 +251,7 @@ SFT_CONDITIONS: tuple[Condition[SFTConfig], ...] = (
 def never_works(key: str) -> bool:
     """Whether a dotted key is one of a role that never reads it."""
     role, _, inner = key.partition(".")
-    ignored = (name for effect in ROLE_CONDITIONS.get(role, ()) if effect.works is _never for name in effect.keys)
+    ignored = (name for condition in ROLE_CONDITIONS.get(role, ()) if condition.works is _never for name in condition.keys)
     return any(f"{inner}.".startswith(f"{name}.") for name in ignored)
 
 
@@ -272,12 +272,12 @@ def ineffective(config: AgenticConfig | SFTConfig) -> list[str]:
 
 
 def _find(conditions: Iterable[Condition[S]], section: S, *prefix: str) -> Iterator[Problem]:
-    for effect in conditions:
-        if effect.works(section):
+    for condition in conditions:
+        if condition.works(section):
             continue
-        for key in effect.keys:
+        for key in condition.keys:
             if section.departs(key):
-                yield Problem((*prefix, *key.split(".")), f"has no effect: {effect.reason}.")
+                yield Problem((*prefix, *key.split(".")), f"has no effect: {condition.reason}.")
 
 
 def _clip_keys(config: AgenticConfig) -> Iterator[Problem]:

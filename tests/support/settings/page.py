@@ -118,7 +118,7 @@ def _reasons(kind: Kind, key: str) -> Iterator[str]:
     tables: list[tuple[Iterable[Condition[Any]], str]] = [(CONDITIONS if kind is AgenticConfig else SFT_CONDITIONS, key)]
     tables += [(ROLE_CONDITIONS[role], rest)] if role in ROLE_CONDITIONS else []
     for conditions, name in tables:
-        yield from (effect.reason for effect in effects if name in effect.keys)
+        yield from (condition.reason for condition in conditions if name in condition.keys)
 
 
 def _role_notes() -> str:
