@@ -21,7 +21,7 @@ S_contra = TypeVar("S_contra", bound=Section, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Condition(Generic[S_contra]):
+class Requirement(Generic[S_contra]):
     """Keys of a section that work where `works` says so; elsewhere setting one is answered with `reason`."""
 
     keys: tuple[str, ...]
@@ -98,63 +98,63 @@ _LOCKED = "its environments have use_thread_lock, which allows one call at a tim
 _ROWS = ("val_files", "prompt_key", "agent_name_key", "default_agent", "reward", "max_prompt_length", "shuffle")
 _TRACE = ("trace.token2text", "trace.max_samples_per_step")
 
-CONDITIONS: tuple[Condition[AgenticConfig], ...] = (
-    Condition(("pg_clip_low", "pg_clip_high"), lambda c: c.use_pg_clip_range, "needs use_pg_clip_range: true"),
-    Condition(("pg_clip",), _takes_pg_clip, "use_pg_clip_range takes pg_clip_low and pg_clip_high instead"),
-    Condition(("pg_clip", "use_pg_clip_range"), _clips, "this pg_variant has no such clip; its parameters are in pg_args"),
-    Condition(("dual_clip_loss",), _clips_twice, "this pg_variant has no dual clip; its parameters are in pg_args"),
-    Condition(
+REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
+    Requirement(("pg_clip_low", "pg_clip_high"), lambda c: c.use_pg_clip_range, "needs use_pg_clip_range: true"),
+    Requirement(("pg_clip",), _takes_pg_clip, "use_pg_clip_range takes pg_clip_low and pg_clip_high instead"),
+    Requirement(("pg_clip", "use_pg_clip_range"), _clips, "this pg_variant has no such clip; its parameters are in pg_args"),
+    Requirement(("dual_clip_loss",), _clips_twice, "this pg_variant has no dual clip; its parameters are in pg_args"),
+    Requirement(
         tuple(f"train_infer_correction.is_weight.{key}" for key in ("weight_type", "upper_bound")),
         _weighs,
         "train_infer_correction.is_weight.enabled is false",
     ),
-    Condition(
+    Requirement(
         ("lambd", "gae_granularity", "bootstrap_on_truncation"),
         lambda c: estimator_of(c).has_td_errors,
         "this adv_estimator takes no temporal differences; gae does",
     ),
-    Condition(("value_clip", "critic_warmup", "critic"), _may_have_critic, "this adv_estimator has no critic"),
-    Condition(
+    Requirement(("value_clip", "critic_warmup", "critic"), _may_have_critic, "this adv_estimator has no critic"),
+    Requirement(
         ("reward_pretrain",),
         lambda c: _may_have_critic(c) or c.is_set("reward"),
         "it is the model of the critic and of the reward role, and there is neither",
     ),
-    Condition(
+    Requirement(
         ("gamma",),
         lambda c: estimator_of(c).discounts,
         "this adv_estimator discounts nothing by gamma",
     ),
-    Condition(("step_reward_gamma",), lambda c: estimator_of(c).has_step_returns, "this adv_estimator has no step returns"),
-    Condition(("step_reward_gamma",), _uses_step_returns, "step_reward_weight is 0"),
-    Condition(
+    Requirement(("step_reward_gamma",), lambda c: estimator_of(c).has_step_returns, "this adv_estimator has no step returns"),
+    Requirement(("step_reward_gamma",), _uses_step_returns, "step_reward_weight is 0"),
+    Requirement(
         ("whiten_advantages",),
         lambda c: not estimator_of(c).whitens_advantages,
         "this adv_estimator always whitens advantages",
     ),
-    Condition(
+    Requirement(
         ("episode_reward_weight", "step_reward_weight"),
         lambda c: estimator_of(c).mixes_step_advantages,
         "this adv_estimator adds no step advantages to the episode's; gigpo does",
     ),
-    Condition(("reward_normalization.grouping",), _normalizes_groups, "neither mean nor deviation is taken over groups"),
-    Condition(("reward_placement", "whiten_rewards"), _takes_turn_rewards, "this adv_estimator works on whole scores"),
-    Condition(("init_kl_coef", "kl_penalty"), _penalizes_kl, "the KL is in the reward with add_token_level_kl"),
-    Condition(("target_kl",), _penalizes_kl, "it adapts init_kl_coef, which add_token_level_kl uses"),
-    Condition(("kl_horizon",), lambda c: c.target_kl is not None, "needs target_kl"),
-    Condition(("kl_loss_coef", "kl_loss_type"), lambda c: c.use_kl_loss, "needs use_kl_loss: true"),
-    Condition(("reference",), lambda c: c.needs_reference, "nothing takes a KL to it; set use_kl_loss or add_token_level_kl"),
-    Condition(("max_refill_factor",), lambda c: c.group_filter is not None, "needs group_filter"),
-    Condition(("prompt_length", "response_length"), lambda c: not c.departs("sequence_length"), "sequence_length is set"),
-    Condition(
+    Requirement(("reward_normalization.grouping",), _normalizes_groups, "neither mean nor deviation is taken over groups"),
+    Requirement(("reward_placement", "whiten_rewards"), _takes_turn_rewards, "this adv_estimator works on whole scores"),
+    Requirement(("init_kl_coef", "kl_penalty"), _penalizes_kl, "the KL is in the reward with add_token_level_kl"),
+    Requirement(("target_kl",), _penalizes_kl, "it adapts init_kl_coef, which add_token_level_kl uses"),
+    Requirement(("kl_horizon",), lambda c: c.target_kl is not None, "needs target_kl"),
+    Requirement(("kl_loss_coef", "kl_loss_type"), lambda c: c.use_kl_loss, "needs use_kl_loss: true"),
+    Requirement(("reference",), lambda c: c.needs_reference, "nothing takes a KL to it; set use_kl_loss or add_token_level_kl"),
+    Requirement(("max_refill_factor",), lambda c: c.group_filter is not None, "needs group_filter"),
+    Requirement(("prompt_length", "response_length"), lambda c: not c.departs("sequence_length"), "sequence_length is set"),
+    Requirement(
         ("stale_groups", "stream_training", "on_weight_update", "cpu_split"), _is_asynchronous, "training is synchronous"
     ),
-    Condition(tuple(f"data.{key}" for key in _ROWS), _has_tasks, "there are no data.train_files"),
-    Condition(_TRACE, lambda c: c.trace.backend is not None, "needs trace.backend"),
-    Condition(("train_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "train"), _LOCKED),
-    Condition(("val_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "val"), _LOCKED),
-    Condition(("actor_infer.device_mapping",), lambda c: _is_on(c.actor_infer, c.actor_train), _ONE_DEVICE),
-    Condition(("reference.device_mapping",), lambda c: _is_on(c.reference, c.actor_train), _ONE_DEVICE),
-    Condition(("critic.device_mapping",), lambda c: _is_on(c.critic, c.actor_train), _ONE_DEVICE),
+    Requirement(tuple(f"data.{key}" for key in _ROWS), _has_tasks, "there are no data.train_files"),
+    Requirement(_TRACE, lambda c: c.trace.backend is not None, "needs trace.backend"),
+    Requirement(("train_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "train"), _LOCKED),
+    Requirement(("val_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "val"), _LOCKED),
+    Requirement(("actor_infer.device_mapping",), lambda c: _is_on(c.actor_infer, c.actor_train), _ONE_DEVICE),
+    Requirement(("reference.device_mapping",), lambda c: _is_on(c.reference, c.actor_train), _ONE_DEVICE),
+    Requirement(("critic.device_mapping",), lambda c: _is_on(c.critic, c.actor_train), _ONE_DEVICE),
 )
 
 
@@ -168,7 +168,7 @@ _OPTIMIZER = (
     "adam_beta1",
     "adam_beta2",
 )
-_LORA: Condition[Role | SFTConfig] = Condition(
+_LORA: Requirement[Role | SFTConfig] = Requirement(
     ("model_args.lora_alpha", "model_args.lora_dropout", "model_args.lora_target"),
     lambda role: role.model_args.lora_rank is not None,
     "needs lora_rank",
@@ -176,39 +176,39 @@ _LORA: Condition[Role | SFTConfig] = Condition(
 _TRUST = ("model_args.trust_remote_code", "model_args.allow_pickle")
 _CHANGES = ("model_args.disable_gradient_checkpointing", "model_args.freeze_module_prefix", "model_args.lora_rank", *_LORA.keys)
 """What `model_args` say of how a model is trained."""
-_WARMUP: Condition[Role | SFTConfig] = Condition(
+_WARMUP: Requirement[Role | SFTConfig] = Requirement(
     ("training_args.warmup_ratio",), lambda role: role.training_args.warmup_steps == 0, "warmup_steps is set"
 )
-_PACKING: Condition[Role | SFTConfig] = Condition(
+_PACKING: Requirement[Role | SFTConfig] = Requirement(
     ("use_sequence_packing",), _packs_by_choice, "torch_train and torch_infer always pack"
 )
-_TRAIN_BATCHES: Condition[Role | SFTConfig] = Condition(
+_TRAIN_BATCHES: Requirement[Role | SFTConfig] = Requirement(
     ("max_tokens_per_microbatch_in_train",),
     lambda role: role.use_dynamic_batching_in_train,
     "needs use_dynamic_batching_in_train: true",
 )
-_INFER_BATCHES: Condition[Role] = Condition(
+_INFER_BATCHES: Requirement[Role] = Requirement(
     ("max_tokens_per_microbatch_in_infer",),
     lambda role: role.use_dynamic_batching_in_infer,
     "needs use_dynamic_batching_in_infer: true",
 )
-_TRAINED: tuple[Condition[Role], ...] = (
+_TRAINED: tuple[Requirement[Role], ...] = (
     _LORA,
     _WARMUP,
     _PACKING,
     _TRAIN_BATCHES,
     _INFER_BATCHES,
-    Condition(("generating_args",), _never, "actor_infer samples; set it there"),
+    Requirement(("generating_args",), _never, "actor_infer samples; set it there"),
 )
 
-ROLE_CONDITIONS: dict[str, tuple[Condition[Role], ...]] = {
+ROLE_REQUIREMENTS: dict[str, tuple[Requirement[Role], ...]] = {
     "actor_train": _TRAINED,
     "critic": _TRAINED,
     "actor_infer": (
-        Condition(("training_args", *_CHANGES), _never, "actor_train trains; set it there"),
-        Condition(("model_args.attn_implementation",), _never, "the engine brings its own, or actor_train's"),
-        Condition(_TRUST, _never, "the sampler has actor_train's model; set it there"),
-        Condition(
+        Requirement(("training_args", *_CHANGES), _never, "actor_train trains; set it there"),
+        Requirement(("model_args.attn_implementation",), _never, "the engine brings its own, or actor_train's"),
+        Requirement(_TRUST, _never, "the sampler has actor_train's model; set it there"),
+        Requirement(
             (
                 *(f"use_dynamic_batching_in_{work}" for work in ("train", "infer")),
                 *(f"max_tokens_per_microbatch_in_{work}" for work in ("train", "infer")),
@@ -221,26 +221,26 @@ ROLE_CONDITIONS: dict[str, tuple[Condition[Role], ...]] = {
     "reference": (
         _PACKING,
         _INFER_BATCHES,
-        Condition(tuple(f"training_args.{key}" for key in _OPTIMIZER), _never, "a reference isn't trained"),
-        Condition(
+        Requirement(tuple(f"training_args.{key}" for key in _OPTIMIZER), _never, "a reference isn't trained"),
+        Requirement(
             ("training_args.per_device_train_batch_size",),
             lambda role: not role.use_dynamic_batching_in_infer,
             "use_dynamic_batching_in_infer fills micro-batches by tokens",
         ),
-        Condition(
+        Requirement(
             (*_CHANGES, "use_dynamic_batching_in_train", "max_tokens_per_microbatch_in_train"),
             _never,
             "a reference isn't trained",
         ),
-        Condition(("model_args.model_type",), _never, "a reference always has the policy's head"),
-        Condition(("generating_args",), _never, "actor_infer samples; set it there"),
+        Requirement(("model_args.model_type",), _never, "a reference always has the policy's head"),
+        Requirement(("generating_args",), _never, "actor_infer samples; set it there"),
     ),
 }
 
-SFT_CONDITIONS: tuple[Condition[SFTConfig], ...] = (
+SFT_REQUIREMENTS: tuple[Requirement[SFTConfig], ...] = (
     _LORA,
     _WARMUP,
-    Condition(
+    Requirement(
         ("max_tokens_per_microbatch_in_train",),
         lambda c: c.use_dynamic_batching_in_train or bool(c.val_files),
         "needs use_dynamic_batching_in_train: true",
@@ -251,17 +251,25 @@ SFT_CONDITIONS: tuple[Condition[SFTConfig], ...] = (
 def never_works(key: str) -> bool:
     """Whether a dotted key is one of a role that never reads it."""
     role, _, inner = key.partition(".")
-    ignored = (name for condition in ROLE_CONDITIONS.get(role, ()) if condition.works is _never for name in condition.keys)
+    ignored = (
+        name for requirement in ROLE_REQUIREMENTS.get(role, ()) if requirement.works is _never for name in requirement.keys
+    )
     return any(f"{inner}.".startswith(f"{name}.") for name in ignored)
 
 
 def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """The keys that were set without effect, each with the reason; a section that has none is named as a whole."""
     if isinstance(config, SFTConfig):
-        return list(_find(SFT_CONDITIONS, config))
-    found = [*_find(CONDITIONS, config), *_clip_keys(config), *_corrections(config), *_histories(config), *_mean_credit(config)]
-    for name, conditions in ROLE_CONDITIONS.items():
-        found += _find(conditions, config.roles[name], name)
+        return list(_find(SFT_REQUIREMENTS, config))
+    found = [
+        *_find(REQUIREMENTS, config),
+        *_clip_keys(config),
+        *_corrections(config),
+        *_histories(config),
+        *_mean_credit(config),
+    ]
+    for name, requirements in ROLE_REQUIREMENTS.items():
+        found += _find(requirements, config.roles[name], name)
     paths = {problem.path for problem in found}
     return [problem for problem in found if not any(problem.path[:length] in paths for length in range(1, len(problem.path)))]
 
@@ -271,13 +279,13 @@ def ineffective(config: AgenticConfig | SFTConfig) -> list[str]:
     return as_sentences(find_ineffective(config))
 
 
-def _find(conditions: Iterable[Condition[S]], section: S, *prefix: str) -> Iterator[Problem]:
-    for condition in conditions:
-        if condition.works(section):
+def _find(requirements: Iterable[Requirement[S]], section: S, *prefix: str) -> Iterator[Problem]:
+    for requirement in requirements:
+        if requirement.works(section):
             continue
-        for key in condition.keys:
+        for key in requirement.keys:
             if section.departs(key):
-                yield Problem((*prefix, *key.split(".")), f"has no effect: {condition.reason}.")
+                yield Problem((*prefix, *key.split(".")), f"has no effect: {requirement.reason}.")
 
 
 def _clip_keys(config: AgenticConfig) -> Iterator[Problem]:

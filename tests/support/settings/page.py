@@ -20,7 +20,7 @@ from settings.leaves import Kind, Leaf, declaring, leaves
 from settings.table import AGENTIC, PLACES, SFT
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.section import LARGEST, OneOf
-from turnwise.config.without_effect import CONDITIONS, ROLE_CONDITIONS, SFT_CONDITIONS, Condition
+from turnwise.config.without_effect import REQUIREMENTS, ROLE_REQUIREMENTS, SFT_REQUIREMENTS, Requirement
 
 _ROLES = ("actor_train", "critic", "actor_infer", "reference", "reward")
 _MANAGERS = ("train_env_manager", "val_env_manager")
@@ -115,10 +115,10 @@ def _shows(kind: Kind, leaf: Leaf, live: dict[str, str]) -> str:
 def _reasons(kind: Kind, key: str) -> Iterator[str]:
     """Why the setting may have no effect where its role is there, of the tables in `config.without_effect`."""
     role, _, rest = key.partition(".")
-    tables: list[tuple[Iterable[Condition[Any]], str]] = [(CONDITIONS if kind is AgenticConfig else SFT_CONDITIONS, key)]
-    tables += [(ROLE_CONDITIONS[role], rest)] if role in ROLE_CONDITIONS else []
-    for conditions, name in tables:
-        yield from (condition.reason for condition in conditions if name in condition.keys)
+    tables: list[tuple[Iterable[Requirement[Any]], str]] = [(REQUIREMENTS if kind is AgenticConfig else SFT_REQUIREMENTS, key)]
+    tables += [(ROLE_REQUIREMENTS[role], rest)] if role in ROLE_REQUIREMENTS else []
+    for requirements, name in tables:
+        yield from (requirement.reason for requirement in requirements if name in requirement.keys)
 
 
 def _role_notes() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, load_config, parse_config, unavailable
-from turnwise.config.algorithm import RewardNormalizationSection
+from turnwise.config.algorithm import RewardNormalizationArgs
 from turnwise.config.data import Agent, Data
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_shape import read_model_shape
@@ -47,7 +47,7 @@ KEYS = {
         lr_scheduler_type adam_beta1 adam_beta2""",
     GeneratingArgs: """
         max_new_tokens temperature top_p top_k num_return_sequences stop_strings repetition_penalty do_sample""",
-    RewardNormalizationSection: "grouping method norm_mean_type norm_std_type",
+    RewardNormalizationArgs: "grouping method norm_mean_type norm_std_type",
     EnvManager: """
         num_env_groups group_size generating_args group_size_redundancy tags num_groups_partition
         max_env_num_per_worker max_env_retries env_step_timeout_s episode_timeout_s max_failed_fraction""",
