@@ -39,15 +39,15 @@ LAYERS: list[set[str]] = [
     {"rollout"},
     {"pipelines"},
     {"build"},
-    {"cli"},
+    {"cli", "trainer"},
 ]
 """A room imports lower layers only, and never a neighbour in its own."""
 
 SIDE_ROOMS = {"cluster", "tracking", "report", "compat"}
-"""Beside the layers: `pipelines`, `build` and `cli` alone import them."""
+"""Beside the layers: the rooms of `READS_CONFIG` alone import them."""
 
 ONLY: dict[str, set[str]] = {
-    "__init__": set(),
+    "__init__": {"trainer"},
     "types": set(),
     "errors": set(),
     "spec": {"errors"},
@@ -70,7 +70,7 @@ ONLY: dict[str, set[str]] = {
 NEVER: dict[str, set[str]] = {"training": {"algorithms"}, "rollout": {"agents", "inference"}}
 """Lower rooms that a room may not import: it is handed a loss, or protocols, instead."""
 
-READS_CONFIG = {"pipelines", "build", "cli"}
+READS_CONFIG = {"pipelines", "build", "cli", "trainer"}
 """Every other room is told its real parameters."""
 
 HEAVY: dict[str, str] = {

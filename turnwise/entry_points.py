@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Iterable
 from types import FunctionType
@@ -11,6 +12,9 @@ from typing import Any
 
 from turnwise.errors import TurnwiseError, nearest
 from turnwise.runtime.call_board import CALLS
+
+OBJECT_PREFIX = "object_"
+"""How the module of an object begins that was given to a Trainer in Python: `object_<hash of its source>.<module>:<name>`."""
 
 
 def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
@@ -48,6 +52,12 @@ def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type, no
     module_name, _, name = entry_point.partition(":")
     if not module_name or not name:
         raise error(f"{key} {entry_point!r} must be 'module:{noun.capitalize() if kind is type else noun}'")
+    if module_name.startswith(OBJECT_PREFIX) and module_name not in sys.modules:
+        origin = f"{module_name.partition('.')[2]}:{name}"
+        raise error(
+            f"{key} {entry_point!r} stands for {origin}, an object that a Trainer was given in Python; go on there, with the "
+            f"object and Trainer(…, resume_from_checkpoint=True), or name it as {origin} if it can be imported"
+        )
     line = CALLS.begin(f"importing {module_name}")
     try:
         module = importlib.import_module(module_name)

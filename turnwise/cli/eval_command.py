@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from turnwise.build.applied_table import print_applied
 from turnwise.build.envs import plug_in_problems
-from turnwise.cli.applied_table import print_applied
 from turnwise.cli.out_file import writable_file
 from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
 from turnwise.errors import ConfigError

@@ -14,12 +14,10 @@ def run(options: argparse.Namespace) -> int:
     require_free(out)
     # torch takes seconds to import; a folder in the way has been found by now.
     from turnwise.model_folder import base_of_adapter
-    from turnwise.models.load import load_model, load_tokenizer, parse_dtype, save_model
+    from turnwise.models.load import export_model, parse_dtype
 
-    tokenizer = load_tokenizer(options.model)
     base = base_of_adapter(options.model)
-    model = load_model(options.model, dtype=parse_dtype(options.dtype))
-    save_model(model, tokenizer, out)
+    model = export_model(options.model, out, parse_dtype(options.dtype))
     origin = options.model if base is None else f"{base} with the adapter of {options.model} merged"
     print(f"{out}: {type(model).__name__}, {model.num_parameters():,} parameters in {options.dtype}; {origin}")
     return 0

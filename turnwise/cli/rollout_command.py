@@ -6,8 +6,8 @@ import argparse
 import json
 import sys
 
+from turnwise.build.applied_table import print_applied
 from turnwise.build.envs import plug_in_problems
-from turnwise.cli.applied_table import print_applied
 from turnwise.cli.out_file import new_file
 from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
 from turnwise.pipelines.interrupt import ends_at_once

@@ -8,7 +8,6 @@ from importlib import import_module
 from pathlib import Path
 
 from turnwise.build.prepare import row_problems
-from turnwise.cli.applied_table import shown
 from turnwise.config import SFTConfig, load_config
 from turnwise.pipelines.interrupt import ends_at_once
 
@@ -26,19 +25,11 @@ def run(options: argparse.Namespace) -> int:
 
 def fine_tune(config: SFTConfig, is_quiet: bool = False) -> Path:
     """Runs the pipeline of a config; returns the folder of the model."""
-    from turnwise.build.run import start_run
     from turnwise.build.sft import build_sft
-    from turnwise.pipelines.session import run_to_end
-    from turnwise.report.curve import learning_curve
-    from turnwise.tracking.jsonl import read_metrics
+    from turnwise.build.whole_run import whole_run
 
-    folder = start_run(config)
-    if not is_quiet:
-        print(f"run folder: {folder.path}", flush=True)
-    pipeline = run_to_end(folder, lambda: shown(build_sft(config, folder, is_quiet), is_quiet))
+    with whole_run(config, lambda folder: build_sft(config, folder, is_quiet), is_quiet) as pipeline:
+        pipeline.run()
     model = pipeline.checkpoints.newest
     assert model is not None, "a run that ends well saves after its last step"
-    print(f"model: {model}")
-    learning_curve(read_metrics(folder.metrics), folder.curve, config.exp_name)
-    print(f"learning curve: {folder.curve}")
     return model

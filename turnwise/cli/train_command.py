@@ -9,7 +9,6 @@ from pathlib import Path
 
 from turnwise.build.envs import plug_in_problems
 from turnwise.build.prepare import prepare_run
-from turnwise.cli.applied_table import shown
 from turnwise.config import AgenticConfig, load_config, require, unavailable
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError
@@ -85,25 +84,15 @@ def train(
     """Runs the pipeline of a config, on its own rollouts or on those of a file; returns where the run, its model and its curve
     are."""
     from turnwise.build.agentic import build_agentic
-    from turnwise.build.run import start_run
-    from turnwise.pipelines.session import run_to_end
-    from turnwise.report.curve import learning_curve
-    from turnwise.tracking.jsonl import read_metrics
+    from turnwise.build.whole_run import whole_run
 
-    folder = start_run(config)
-    if not is_quiet:
-        print(f"run folder: {folder.path}", flush=True)
-    pipeline = run_to_end(
-        folder, lambda: shown(build_agentic(config, folder, is_quiet, rollouts, is_profiled, replay), is_quiet)
-    )
+    with whole_run(config, lambda at: build_agentic(config, at, is_quiet, rollouts, is_profiled, replay), is_quiet) as pipeline:
+        pipeline.run()
+    folder, model = pipeline.folder, pipeline.checkpoints.newest
     places = {"run": str(folder.path), "curve": str(folder.curve), "tensorboard": str(folder.tensorboard)}
-    model = pipeline.checkpoints.newest
     if model is not None:
         places["model"] = str(model)
-        print(f"model: {model}")
     if is_profiled:
         places["timeline"] = str(folder.timeline)
         print(f"timeline: {folder.timeline}")
-    learning_curve(read_metrics(folder.metrics), folder.curve, config.exp_name)
-    print(f"learning curve: {folder.curve}")
     return places

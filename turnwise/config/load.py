@@ -78,11 +78,29 @@ def load_any_config(
 
 
 @overload
-def parse_config(values: Mapping[str, Any], *, strict: bool = False) -> tuple[AgenticConfig, list[str]]: ...
+def parse_config(
+    values: Mapping[str, Any],
+    *,
+    strict: bool = False,
+    file: str | Path | None = None,
+    examine: Examine | None = None,
+) -> tuple[AgenticConfig, list[str]]: ...
 @overload
-def parse_config(values: Mapping[str, Any], kind: type[C] = ..., strict: bool = False) -> tuple[C, list[str]]: ...
-def parse_config(values: Mapping[str, Any], kind: Any = AgenticConfig, strict: bool = False) -> tuple[Any, list[str]]:
-    """The config of a plain mapping, checked as a file would be.
+def parse_config(
+    values: Mapping[str, Any],
+    kind: type[C] = ...,
+    strict: bool = False,
+    file: str | Path | None = None,
+    examine: Examine | None = None,
+) -> tuple[C, list[str]]: ...
+def parse_config(
+    values: Mapping[str, Any],
+    kind: Any = AgenticConfig,
+    strict: bool = False,
+    file: str | Path | None = None,
+    examine: Examine | None = None,
+) -> tuple[Any, list[str]]:
+    """The config of a plain mapping, checked as a file would be; with a `file`, the config of that with these values in it.
 
     >>> lake = {"Lake": {"env_type": "frozen_lake"}}
     >>> parse_config({"pretrain": "models/tiny", "custom_envs": lake, "ppo_epoch": 2})
@@ -90,7 +108,11 @@ def parse_config(values: Mapping[str, Any], kind: Any = AgenticConfig, strict: b
     turnwise.errors.ConfigError: config can't be used: 1 problem.
       ppo_epoch: unknown key. Did you mean 'ppo_epochs'?
     """
-    return _parse(Composed(deepcopy(dict(values)), frozenset()), kind, strict, "config", lambda: lambda key: "", "train")
+    if file is None:
+        return _parse(
+            Composed(deepcopy(dict(values)), frozenset()), kind, strict, "config", lambda: lambda key: "", "train", examine
+        )
+    return _load(Path(file), (), lambda _: kind, strict, "train", examine, values)
 
 
 def _load(
@@ -100,11 +122,22 @@ def _load(
     strict: bool,
     purpose: Purpose,
     examine: Examine | None,
+    values: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> tuple[C, list[str]]:
     composed = compose(path, overrides)
+    _merge_values(composed.values, deepcopy(dict(values)))
     composed.values.setdefault("exp_name", path.stem)
     kind = choose(composed.values)
     return _parse(composed, kind, strict, display(path), lambda: KeyLocations(path, overrides).of, purpose, examine)
+
+
+def _merge_values(values: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Puts the changes in, section by section."""
+    for key, change in changes.items():
+        if isinstance(change, dict) and isinstance(values.get(key), dict):
+            _merge_values(values[key], change)
+        else:
+            values[key] = change
 
 
 def _kind_of(values: dict[str, Any]) -> Any:

@@ -205,6 +205,18 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
             tokenizer.save_pretrained(partial, save_jinja_files=False)
 
 
+def export_model(path: str | Path, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Writes a model, checkpoint or adapter as a plain Hugging Face folder: its adapter merged, with its tokenizer, and nothing
+    of its training. Returns the model.
+
+    Raises:
+        ModelError: there is no model at `path`.
+    """
+    tokenizer, model = load_tokenizer(path), load_model(path, dtype=dtype)
+    save_model(model, tokenizer, folder)
+    return model
+
+
 def write_weights(model: PreTrainedModel, folder: Path) -> None:
     """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as own tensors.
 

@@ -128,7 +128,7 @@ class AgenticPipeline:
         metrics = log.end_step(step, groups)
         checkpoint = self.do_checkpoint() if self.checkpoints.is_due else None
         self.interrupts.release()
-        return StepReport(step, metrics, groups, checkpoint)
+        return StepReport(step, metrics, groups, checkpoint, is_final=rollout is None)
 
     def do_checkpoint(self) -> Path:
         """A model folder with the states of optimiser and loop after the steps that are whole."""

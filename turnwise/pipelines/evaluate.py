@@ -98,6 +98,10 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def __str__(self) -> str:
+        rows = [("all", self.overall), *self.by_tag.items()]
+        return score_table(rows if len(self.by_tag) > 1 else rows[:1])
+
 
 def evaluate(groups: Sequence[Group]) -> Evaluation:
     """Counts the successes of finished groups."""

@@ -11,7 +11,7 @@ from turnwise.types import Group
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step of a training run, or the final validation, whose `step` is the number of steps done and which has no groups."""
+    """One step of a training run, or the final validation, whose `step` is the number of steps done."""
 
     step: int
     metrics: Mapping[str, float]
@@ -20,6 +20,8 @@ class StepReport:
     """What was trained on."""
     checkpoint: Path | None
     """The folder, where one was saved after this step."""
+    is_final: bool = False
+    """Whether nothing was trained, but the final policy validated."""
 
     @property
     def validation(self) -> dict[str, float] | None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import inspect
 import selectors
+import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -91,7 +92,7 @@ class WatchedRunner:
             results: list[T] = []
             started = self._stopwatch.now()
             try:
-                with seldom_collecting():
+                with seldom_collecting(), outer_loop_aside():
                     self._runner.run(turn.keep(main, results))
             finally:
                 self._stopwatch.add(LOOP, "turning", started)
@@ -106,7 +107,8 @@ class WatchedRunner:
             DeadlineError: it doesn't come to its end.
         """
         try:
-            with self.watchdog.waiting("the end of the run", "its event loop to close", self._turn_s, self._setting):
+            end = self.watchdog.waiting("the end of the run", "its event loop to close", self._turn_s, self._setting)
+            with end, outer_loop_aside():
                 self._runner.close()
         finally:
             self.watchdog.close()
@@ -116,6 +118,25 @@ class WatchedRunner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def outer_loop_aside() -> Iterator[None]:
+    """Lets another event loop run in the thread of one that runs already, which stands still meanwhile: a notebook's cell is
+    called by the kernel's loop. asyncio refuses that, since few programs want their loop to stand still."""
+    outer = asyncio._get_running_loop()
+    if outer is None:
+        yield
+        return
+    if sys.version_info >= (3, 12):
+        task = asyncio.tasks._swap_current_task(outer, None)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(outer)
+        if sys.version_info >= (3, 12):
+            asyncio.tasks._swap_current_task(outer, task)
 
 
 @contextmanager

@@ -10,11 +10,11 @@ import pytest
 from settings.answers import BASE
 
 from turnwise.build.agentic import build_agentic
+from turnwise.build.applied_table import print_applied, shown
 from turnwise.build.run import start_run
 from turnwise.build.run_table import applied_settings
 from turnwise.build.saved import evaluate_model
 from turnwise.build.sft import build_sft
-from turnwise.cli.applied_table import print_applied, shown
 from turnwise.config import AgenticConfig, Applied, SFTConfig, parse_config
 from turnwise.kernels.build import load_kernels
 

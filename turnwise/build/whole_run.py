@@ -1,0 +1,40 @@
+"""A run from its folder to its learning curve, whatever it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from turnwise.build.applied_table import shown
+from turnwise.build.run import start_run
+from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.pipelines.agentic import AgenticPipeline
+from turnwise.pipelines.run_folder import RunFolder
+from turnwise.pipelines.session import session
+from turnwise.pipelines.sft import SFTPipeline
+from turnwise.report.curve import learning_curve
+from turnwise.tracking.jsonl import read_metrics
+
+P = TypeVar("P", AgenticPipeline, SFTPipeline)
+
+
+@contextmanager
+def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P], is_quiet: bool = False) -> Iterator[P]:
+    """The pipeline that `build` makes, to be run inside; `session` says what becomes of it. Prints where the run's folder, its
+    model and its curve are.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted.
+        TurnwiseError: what ended the run.
+    """
+    folder = start_run(config)
+    if not is_quiet:
+        print(f"run folder: {folder.path}", flush=True)
+    with session(folder, lambda: shown(build(folder), is_quiet)) as pipeline:
+        yield pipeline
+    model = pipeline.checkpoints.newest
+    if model is not None:
+        print(f"model: {model}")
+    learning_curve(read_metrics(folder.metrics), folder.curve, config.exp_name)
+    print(f"learning curve: {folder.curve}")

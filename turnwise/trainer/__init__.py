@@ -1,0 +1,1 @@
+"""Training from Python: the commands' machinery, told objects instead of texts."""

@@ -1,0 +1,52 @@
+"""What is called after steps, beside the loop that yields them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turnwise.errors import ConfigError, nearest
+from turnwise.pipelines.step_report import StepReport
+from turnwise.runtime.foreign import Foreign
+
+EVENTS = ("on_validation", "on_step_end", "on_checkpoint")
+STOP = "stop"
+
+
+class Callbacks:
+    """Objects that have one or several of the methods `EVENTS`, each called with the StepReport of what has just happened.
+
+    Returning "stop" ends the run in an orderly way: a checkpoint, the final validation, and nothing more.
+    """
+
+    def __init__(self, callbacks: Sequence[object]) -> None:
+        self._callbacks = callbacks
+        for callback in callbacks:
+            if not any(hasattr(callback, event) for event in EVENTS):
+                own = [name for name in dir(callback) if name.startswith("on_")]
+                near = "".join(nearest(name, EVENTS) for name in own[:1])
+                raise ConfigError(f"callbacks: {callback!r} has none of the methods {', '.join(EVENTS)}.{near}")
+
+    def ask_to_stop(self, report: StepReport) -> bool:
+        """Tells every callback what has happened; returns whether one of them wants the run to end.
+
+        Raises:
+            EnvironmentFault: a callback raised something.
+            ConfigError: it returned something that has no meaning.
+        """
+        has_happened = (report.validation is not None, not report.is_final, report.checkpoint is not None)
+        answers = [
+            _call(callback, event, report)
+            for event, has_happened_now in zip(EVENTS, has_happened, strict=True)
+            for callback in self._callbacks
+            if has_happened_now and hasattr(callback, event)
+        ]
+        return STOP in answers
+
+
+def _call(callback: object, event: str, report: StepReport) -> str | None:
+    name = f"callback {type(callback).__name__}.{event}"
+    with Foreign(name, are_faults=True):
+        answer = getattr(callback, event)(report)
+    if answer not in (None, STOP):
+        raise ConfigError(f"{name} returned {answer!r}; it returns nothing, or {STOP!r} to end the run after this step")
+    return answer

@@ -1,0 +1,247 @@
+"""`Trainer`: a run of `turnwise train` that is told objects, and can be asked for its steps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from turnwise.build.envs import plug_in_problems
+from turnwise.build.prepare import row_problems
+from turnwise.config import AgenticConfig, SFTConfig, parse_config, require, unavailable
+from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.trainer.callbacks import Callbacks
+from turnwise.trainer.objects import Objects
+from turnwise.trainer.values import custom_envs, data_section, plain_values
+
+if TYPE_CHECKING:
+    from turnwise.pipelines.evaluate import Evaluation
+    from turnwise.pipelines.step_report import StepReport
+
+_AT_WORK = Lock()
+
+
+class Trainer:
+    """Trains a model by reinforcement learning, as `turnwise train` does with a file.
+
+    `docs/python.md` has examples. The config is checked when the Trainer is made; models are loaded when it works.
+
+    Args:
+        model: folder of the model, or its name on the Hugging Face hub (`pretrain` of the config).
+        env: a class, a registered name or `module:Class`, a section of `custom_envs`, or several of these by tag.
+        algorithm: a name (`adv_estimator` of the config) or a class of your own.
+        train_dataset: rows to train on: a list of dicts, a `datasets.Dataset`, or names of files.
+        eval_dataset: the same, for validation.
+        reward_funcs: functions, or their names, that score what was played, each with one of `reward_weights` [1].
+        callbacks: objects with `on_validation`, `on_step_end` or `on_checkpoint` (`turnwise.trainer.callbacks`).
+        is_quiet: whether steps aren't printed.
+        config_file: a YAML whose settings hold where nothing else is said (`from_config`).
+        config: every other key of the config; a section is a dict.
+
+    Raises:
+        ConfigError: what `turnwise train` would refuse, in its words.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        env: Any = None,
+        algorithm: Any = None,
+        *,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        reward_funcs: Any = None,
+        reward_weights: Sequence[float] | None = None,
+        callbacks: Sequence[object] = (),
+        is_quiet: bool = False,
+        config_file: str | Path | None = None,
+        **config: Any,
+    ) -> None:
+        self.run_folder: Path | None = None
+        """Folder of the last run, None before the first."""
+        self._callbacks = Callbacks(callbacks)
+        self.is_quiet = is_quiet
+        self._file = config_file
+        self._objects = Objects()
+        given = {"pretrain": model, "adv_estimator": algorithm}
+        config |= {key: value for key, value in given.items() if value is not None}
+        if env is not None:
+            config["custom_envs"] = custom_envs(env)
+        data = data_section(train_dataset, eval_dataset, reward_funcs, reward_weights, self._objects)
+        if data:
+            config["data"] = {**config.get("data", {}), **data}
+        if config_file is None:
+            _require_enough(config)
+        self._values = {key: plain_values(value, self._objects, key) for key, value in config.items()}
+        self.config = self._parse({})
+        require(unavailable(self.config))
+
+    @classmethod
+    def from_config(cls, path: str | Path, **overrides: Any) -> Trainer:
+        """A Trainer of a YAML file; `overrides` are what a Trainer takes, and hold in the place of the file's settings."""
+        folder = str(Path(path).absolute().parent)
+        if folder not in sys.path:  # a user's `module:Class` stands beside the config
+            sys.path.append(folder)
+        return cls(config_file=path, **overrides)
+
+    def train(self, max_steps: int | None = None) -> None:
+        """Trains until all steps are done; see `steps`."""
+        for _ in self.steps(max_steps):
+            pass
+
+    def steps(self, max_steps: int | None = None) -> Iterator[StepReport]:
+        """Trains, and yields the report of each step when it is whole, and of the final validation.
+
+        A loop that is left early (`break`, an exception, Ctrl-C) saves the whole steps first. The next call goes on from there;
+        with more `max_steps` also where all were done.
+
+        Raises:
+            NotAvailableError: a Trainer of this process is at work already.
+            EnvironmentFault: a callback raised something; the whole steps were saved.
+        """
+        done = self.checkpoint
+        config = self.config
+        if done is not None or max_steps is not None:
+            changes = {} if done is None else {"resume_from_checkpoint": str(done)}
+            config = self._parse(changes if max_steps is None else {**changes, "max_steps": max_steps})
+        if done is not None and int(done.name.rpartition("-")[2]) >= config.max_steps:
+            print(f"all {config.max_steps} steps are done: {done}; train(max_steps=…) goes on from there")
+            return
+        with _alone():
+            self._objects.install()
+            from turnwise.build.agentic import build_agentic
+            from turnwise.build.whole_run import whole_run
+
+            with whole_run(config, lambda folder: build_agentic(config, folder, self.is_quiet), self.is_quiet) as pipeline:
+                self.config, self.run_folder = config, pipeline.folder.path
+                for report in pipeline.steps():
+                    if self._callbacks.ask_to_stop(report):
+                        pipeline.checkpoints.end_here()
+                    yield report
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest checkpoint of the run, None where there is none yet."""
+        from turnwise.pipelines.checkpoints import all_checkpoints
+        from turnwise.pipelines.resume import checkpoints_folder
+
+        if self.run_folder is None:
+            return None
+        return next(reversed(all_checkpoints(checkpoints_folder(self.config, self.run_folder))), None)
+
+    def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> Evaluation:
+        """What `turnwise eval` measures of the newest checkpoint, of the start where there is none, or of another `model`.
+
+        The validation tasks of the config, or their first `num_tasks`, are played as in training.
+        """
+        with _alone():
+            self._objects.install()
+            from turnwise.build.saved import evaluate_model
+
+            chosen = model or self.checkpoint
+            return evaluate_model(self.config, None if chosen is None else str(chosen), num_tasks)
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the newest checkpoint as a plain model folder with its tokenizer, its adapter merged, in place of a model that
+        is there.
+
+        Raises:
+            ConfigError: nothing was trained yet, or there is something else in the folder.
+        """
+        from turnwise.models.load import export_model
+
+        folder, checkpoint = Path(folder), self.checkpoint
+        if checkpoint is None:
+            raise ConfigError("save: this Trainer has no checkpoint yet; call train() first")
+        if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file())):
+            raise ConfigError(f"save: {folder} is there already, and no model; name another folder, or remove it first")
+        export_model(checkpoint, folder)
+        return folder
+
+    @staticmethod
+    def sft(model: str | Path, messages: Any, is_quiet: bool = False, **config: Any) -> Path:
+        """Fine-tunes a model on demonstrations, as `turnwise sft` does; returns the folder of the model that came of it.
+
+        Args:
+            model: folder of the model, or its name on the Hugging Face hub.
+            messages: rows `{"messages": [{"role": …, "content": …}, …]}`, lists of messages alone, or names of JSONL files.
+            config: every other key of that command's config.
+        """
+        objects = Objects()
+        values = {key: plain_values(value, objects, key) for key, value in config.items()}
+        values |= {"pretrain": str(model), "train_files": _demonstrations(messages, values)}
+        parsed, notes = parse_config(values, SFTConfig, examine=row_problems)
+        _say(notes)
+        with _alone():
+            from turnwise.build.sft import build_sft
+            from turnwise.build.whole_run import whole_run
+
+            with whole_run(parsed, lambda folder: build_sft(parsed, folder, is_quiet), is_quiet) as pipeline:
+                pipeline.run()
+            newest = pipeline.checkpoints.newest
+            assert newest is not None, "a run that ends well saves after its last step"
+            return newest
+
+    def _parse(self, changes: Mapping[str, Any]) -> AgenticConfig:
+        self._objects.install()
+        config, notes = parse_config({**self._values, **changes}, AgenticConfig, file=self._file, examine=plug_in_problems)
+        _say(notes)
+        return config
+
+
+def _require_enough(config: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: there is no model, or nothing to train it on.
+    """
+    if "pretrain" not in config:
+        raise ConfigError(
+            "a Trainer needs a model: model='runs/model', a folder or a name of the Hugging Face hub; "
+            "`turnwise make-model --size tiny --out runs/model` makes a small one with random weights"
+        )
+    data = config.get("data", {})
+    if "custom_envs" not in config and not data.get("train_files"):
+        reason = "reward_funcs score what was played, and there is nothing to play" if "reward" in data else "nothing to play"
+        raise ConfigError(f"{reason}: give env=YourEnv, env='frozen_lake', or train_dataset=rows with reward_funcs")
+
+
+def _demonstrations(messages: Any, values: Mapping[str, Any]) -> list[str]:
+    """The names of files; rows are written into one beside the runs, of a name that follows from them."""
+    if isinstance(messages, str | Path):
+        return [str(messages)]
+    rows = [row if isinstance(row, Mapping | str | Path) else {"messages": row} for row in messages]
+    if rows and all(isinstance(row, str | Path) for row in rows):
+        return [str(row) for row in rows]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    folder = Path(values.get("output_dir", "runs")) / values.get("exp_name", "turnwise")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"messages-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+    file.write_text(text, encoding="utf-8")
+    return [str(file)]
+
+
+def _say(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """
+    Raises:
+        NotAvailableError: another one is at work.
+    """
+    if not _AT_WORK.acquire(blocking=False):
+        raise NotAvailableError(
+            "a Trainer of this process is still at work, and two would share torch's random numbers and the signals: leave its "
+            "loop over steps(), or close() what steps() returned, or use a process each"
+        )
+    try:
+        yield
+    finally:
+        _AT_WORK.release()
