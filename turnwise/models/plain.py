@@ -34,26 +34,18 @@ def plain_model(config: PreTrainedConfig, weights: Iterable[tuple[str, Tensor]],
 
 
 @torch.no_grad()
-def plain_logits(model: PreTrainedModel, samples: Sequence[Sample]) -> list[Tensor]:
-    """For each sample the logits [R, V] in fp32 from which its R tokens under the response mask are drawn.
+def plain_logprobs(model: PreTrainedModel, samples: Sequence[Sample], temperature: float) -> list[FloatArray]:
+    """For each sample the log-probs [N] of its tokens at a temperature, 0 for the first.
 
     Raises:
         ModelError: a token id that the model's vocabulary doesn't have.
     """
-    logits = []
+    results = []
     for sample in samples:
         if sample.token_ids.max() >= model.config.vocab_size:
             raise ModelError(f"token id {sample.token_ids.max()} is beyond a vocabulary of {model.config.vocab_size}")
-        token_ids = torch.from_numpy(sample.token_ids).to(model.device)[None]
-        before = torch.from_numpy(np.flatnonzero(sample.response_mask) - 1).to(model.device)
-        logits.append(model(input_ids=token_ids, use_cache=False).logits[0, before].float())
-    return logits
-
-
-def logprobs_at(logits: Sequence[Tensor], samples: Sequence[Sample], temperature: float) -> FloatArray:
-    """Log-probs of the samples' tokens under their response masks, one sample after another."""
-    parts = []
-    for rows, sample in zip(logits, samples, strict=True):
-        targets = torch.from_numpy(sample.token_ids[sample.response_mask]).to(rows.device)
-        parts.append(torch.log_softmax(rows / temperature, -1).gather(-1, targets[:, None])[:, 0].cpu().numpy())
-    return np.concatenate(parts)
+        token_ids = torch.from_numpy(sample.token_ids).to(model.device)
+        logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1].float()
+        logprobs = torch.log_softmax(logits / temperature, -1).gather(-1, token_ids[1:, None])[:, 0]
+        results.append(np.append(np.float32(0.0), logprobs.cpu().numpy()))
+    return results

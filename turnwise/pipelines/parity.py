@@ -18,9 +18,9 @@ import numpy as np
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ParityError
 from turnwise.pipelines.parity_diagnosis import Evidence, Suspects, diagnose
-from turnwise.pipelines.parity_probe import CheckedConversation, Probe, Prompt, Scored
+from turnwise.pipelines.parity_probe import CheckedConversation, Probe, Prompt, differences
 from turnwise.protocols import InferenceServer
-from turnwise.types import Metric, Sample, SamplingParams, TurnSpan, derive_seed
+from turnwise.types import FloatArray, Metric, Sample, SamplingParams, TurnSpan, derive_seed
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,8 @@ class ParityGate:
         self._sampling = SamplingParams(TOKENS_PER_TURN, temperature=sampling.temperature, seed=sampling.seed)
         self._max_diff = max_diff
         self._suspects = suspects
-        self._last: tuple[int, Scored] | None = None
+        self._last: tuple[int, list[Sample]] | None = None
+        """The new conversations of the last check, and its version."""
 
         def probe(name: str, prompt: Prompt) -> Probe:
             own = replace(self._sampling, seed=derive_seed(sampling.seed, name))
@@ -77,18 +78,18 @@ class ParityGate:
         started = time.perf_counter()
         new, kept = self._run_async(self._play(version))
         # One after the other: the last bits of a log-prob depend on what it is packed with.
-        measured, held = self._scored(new), self._scored(kept)
-        for played, scored in ((new, measured), (kept, held)):
+        measured, held = self._differences(new), self._differences(kept)
+        for played, found in ((new, measured), (kept, held)):
             # Negated, so that NaN fails.
-            if not scored.difference <= self._max_diff:
-                raise ParityError(diagnose(self._evidence(version, played, measured), self._suspects))
+            if not found.mean() <= self._max_diff:
+                raise ParityError(diagnose(self._evidence(version, played, new), self._suspects))
         if self._last is None:
-            logger.info("parity: sampler and trainer differ by %.2g nats a token", measured.difference)
-        self._last = (version, measured)
+            logger.info("parity: sampler and trainer differ by %.2g nats a token", measured.mean())
+        self._last = version, [conversation.sample() for conversation in new]
         return [
-            Metric("parity/logprob_diff_mean", measured.difference, weight=len(measured.sampled)),
-            Metric("parity/logprob_diff_max", measured.largest_difference, "max"),
-            Metric("parity/num_tokens", float(len(measured.sampled)), "sum"),
+            Metric("parity/logprob_diff_mean", float(measured.mean()), weight=len(measured)),
+            Metric("parity/logprob_diff_max", float(measured.max()), "max"),
+            Metric("parity/num_tokens", float(len(measured)), "sum"),
             Metric("time/parity_s", time.perf_counter() - started, "sum"),
         ]
 
@@ -101,27 +102,31 @@ class ParityGate:
             await self._server.resume(version)
         return new, kept
 
-    def _scored(self, played: Sequence[CheckedConversation]) -> Scored:
-        samples = [conversation.sample() for conversation in played]
-        return Scored.of(samples, self._suspects.score(samples))
+    def _differences(self, played: Sequence[CheckedConversation]) -> FloatArray:
+        return self._distances([conversation.sample() for conversation in played])
 
-    def _evidence(self, version: int, played: Sequence[CheckedConversation], measured: Scored) -> Evidence:
-        change_since = None
-        if self._last is not None:
-            last_version, last = self._last
-            if np.array_equal(last.token_ids, measured.token_ids):
-                change_since = (last_version, float(np.abs(last.sampled - measured.sampled).mean()))
+    def _distances(self, samples: Sequence[Sample]) -> FloatArray:
+        return differences(samples, self._suspects.score(samples))
+
+    def _evidence(self, version: int, played: Sequence[CheckedConversation], new: Sequence[CheckedConversation]) -> Evidence:
         # One replica alone may be at fault, so the conversations that agree are no evidence.
-        failing = [conversation for conversation in played if not self._scored([conversation]).difference <= self._max_diff]
-        failing = failing or list(played)
-        return Evidence(
-            version, failing, self._scored(failing), self._max_diff, partial(self._ask_afresh, version, played), change_since
-        )
+        failing = [conversation for conversation in played if not self._differences([conversation]).mean() <= self._max_diff]
+        ask_afresh = partial(self._ask_afresh, version, played)
+        return Evidence(version, failing or played, self._max_diff, ask_afresh, self._change_since_last(new))
+
+    def _change_since_last(self, new: Sequence[CheckedConversation]) -> tuple[int, float] | None:
+        if self._last is None:
+            return None
+        version, before = self._last
+        now = [conversation.sample() for conversation in new]
+        if not all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(before, now, strict=True)):
+            return None
+        return version, float(differences(now, [sample.rollout_logprobs for sample in before]).mean())
 
     def _ask_afresh(self, version: int, played: Sequence[CheckedConversation]) -> float:
         """The mean difference of the worst conversation where last turns are answered again by a server with nothing cached."""
         answered = self._run_async(self._answer_uncached(version, [conversation.sample() for conversation in played]))
-        return max(Scored.of([sample], self._suspects.score([sample])).difference for sample in answered)
+        return max(float(self._distances([sample]).mean()) for sample in answered)
 
     async def _answer_uncached(self, version: int, samples: Sequence[Sample]) -> list[Sample]:
         await self._server.suspend()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -18,15 +19,13 @@ from transformers import PreTrainedConfig
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TurnwiseError
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype, trusted_already
-from turnwise.models.plain import logprobs_at, plain_logits, plain_model
-from turnwise.pipelines.parity_probe import CheckedConversation, Prompts, Scored
+from turnwise.models.plain import plain_logprobs, plain_model
+from turnwise.pipelines.parity_probe import CheckedConversation, differences
 from turnwise.types import FloatArray, Sample
 
-Score = Callable[[Sequence[Sample]], list[FloatArray]]
+ScoreSamples = Callable[[Sequence[Sample]], list[FloatArray]]
 """Log-probs [N] of each sample's tokens, as `ModelRole.forward` gives them."""
 
-_SAME_TEMPERATURE = 0.01
-"""Relative difference up to which two temperatures are one."""
 _NEGLIGIBLE = 1e-5
 """Nats between which no difference is made: fp32 on two ways of computing the same."""
 _ROUNDING_SPREAD = 3.0
@@ -41,7 +40,7 @@ class Suspects:
     setting that names each; training started from the first. `without_adapter` scores like `score`, with a LoRA adapter off.
     """
 
-    score: Score
+    score: ScoreSamples
     weights: Callable[[], Iterable[tuple[str, Tensor]]]
     model_config: PreTrainedConfig
     template: ChatTemplate
@@ -49,7 +48,12 @@ class Suspects:
     trainer_dtype: str
     sampler_dtype: str
     folders: Mapping[str, str]
-    without_adapter: Score | None = None
+    without_adapter: ScoreSamples | None = None
+
+    def score_plainly(self, samples: Sequence[Sample], temperature: float, dtype: str) -> list[FloatArray]:
+        """What transformers' own forward pass over the trainer's weights gives."""
+        model = plain_model(self.model_config, self.weights(), parse_dtype(dtype))
+        return plain_logprobs(model, samples, temperature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,214 +67,183 @@ class Evidence:
 
     version: int
     played: Sequence[CheckedConversation]
-    scored: Scored
     max_diff: float
     ask_afresh: Callable[[], float]
     change_since: tuple[int, float] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Fault(NamedTuple):
     """A fault that was tried: the mean difference that is left if it is the cause (NaN: not tried), and what to do then."""
 
     cause: str
     rest: float
     advice: str
-    is_proven: bool
+    is_proven: bool | None = None
+    """None where `rest` decides."""
+
+
+Trial = Callable[[], Iterator[Fault]]
 
 
 def diagnose(evidence: Evidence, suspects: Suspects) -> str:
     """The message of a ParityError: how much, why, what to do, and what was tried."""
-    scored = evidence.scored
-    findings = list(_Trial(evidence, suspects).findings())
-    proven = [finding for finding in findings if finding.is_proven]
+    samples = [conversation.sample() for conversation in evidence.played]
+    found = differences(samples, suspects.score(samples))
+    faults: list[Fault] = []
+    for name, trial in _trials(evidence, suspects, samples):
+        try:
+            faults += trial()
+        except TurnwiseError as error:
+            faults.append(Fault(f"{name}, which can't be tried: {str(error).splitlines()[0]}", math.nan, ""))
+    difference = float(found.mean())
+    most = max(difference / 10, min(difference / 3, evidence.max_diff))
+    proven = [fault for fault in faults if fault.is_proven or (fault.is_proven is None and fault.rest <= most)]
+    verdict = "Cause: none of those below. Raise parity_max_logprob_diff only if you can explain the difference."
     if proven:
         # One fault may look like another: the first of those that leave about as little as any.
-        least = min(finding.rest for finding in proven)
-        cause = next(finding for finding in proven if finding.rest <= 2 * least + _NEGLIGIBLE)
+        least = min(fault.rest for fault in proven)
+        cause = next(fault for fault in proven if fault.rest <= 2 * least + _NEGLIGIBLE)
         verdict = f"Cause: {cause.cause}. {cause.advice}."
-    else:
-        verdict = "Cause: none of those below. Raise parity_max_logprob_diff only if you can explain the difference."
     return "\n".join(
         [
-            f"sampler and trainer differ by {scored.difference:.2g} nats a token in the mean, {scored.largest_difference:.2g} "
-            f"at most, over {len(scored.sampled)} tokens of policy version {evidence.version}; parity_max_logprob_diff is "
-            f"{evidence.max_diff:g}.",
+            f"sampler and trainer differ by {difference:.2g} nats a token in the mean, {found.max():.2g} at most, over "
+            f"{len(found)} tokens of policy version {evidence.version}; parity_max_logprob_diff is {evidence.max_diff:g}.",
             verdict,
             "What would be left of the mean difference, were the cause",
-            *(f"  {finding.rest:<8.2g} {finding.cause}" for finding in findings),
+            *(f"  {fault.rest:<8.2g} {fault.cause}" for fault in faults),
         ]
     )
 
 
-class _Trial:
-    """Tries one fault after another, the surest test first."""
+def _trials(evidence: Evidence, suspects: Suspects, samples: Sequence[Sample]) -> Iterator[tuple[str, Trial]]:
+    """The faults by name, the surest test first."""
+    yield "stale prefix", partial(_stale_prefix, evidence)
+    yield "weights not transferred", partial(_stale_weights, evidence)
+    yield "adapter not loaded", partial(_adapter, suspects, samples)
+    yield "temperature", partial(_temperature, suspects, samples)
+    yield "template, other tokens", partial(_other_tokens, evidence, suspects)
+    for folder in suspects.folders:
+        yield f"template of {folder}", partial(_template, evidence, suspects, folder)
+    for folder in suspects.folders:
+        yield f"model of {folder}", partial(_folder, suspects, samples, folder)
+    yield "trainer", partial(_trainer, suspects, samples)
+    yield "dtype", partial(_rounding, suspects, samples)
 
-    def __init__(self, evidence: Evidence, suspects: Suspects) -> None:
-        self._evidence = evidence
-        self._scored = evidence.scored
-        self._suspects = suspects
-        self._samples = [conversation.sample() for conversation in evidence.played]
 
-    def findings(self) -> Iterator[Diagnosis]:
-        folders = self._suspects.folders
-        tests: dict[str, Callable[[], Iterator[Diagnosis]]] = {
-            "stale prefix": self._stale_prefix,
-            "weights not transferred": self._stale_weights,
-            "adapter not loaded": self._adapter,
-            "temperature": self._temperature,
-            "template, other tokens": self._other_tokens,
-            **{f"template of {folder}": partial(self._template, folder) for folder in folders},
-            **{f"model of {folder}": partial(self._folder, folder) for folder in folders},
-            "trainer": self._trainer,
-            "dtype": self._rounding,
-        }
-        for name, test in tests.items():
-            try:
-                yield from test()
-            except TurnwiseError as error:
-                yield Diagnosis(f"{name}, which can't be tried: {str(error).splitlines()[0]}", math.nan, "", is_proven=False)
+def _stale_prefix(evidence: Evidence) -> Iterator[Fault]:
+    advice = (
+        "With emptied caches and new request ids the server agrees: it answers from keys and values of older weights or of "
+        "other tokens. Its `resume` must drop every cached prefix; until it does, turn its prefix cache off in "
+        "actor_infer.strategy_args.strategy_config"
+    )
+    yield Fault("stale prefix", evidence.ask_afresh(), advice)
 
-    def _finding(self, cause: str, rest: float, advice: str) -> Diagnosis:
-        difference = self._scored.difference
-        is_almost_all = rest <= difference / 10
-        is_within_bound = rest <= self._evidence.max_diff and rest <= difference / 3
-        return Diagnosis(cause, rest, advice, is_proven=is_almost_all or is_within_bound)
 
-    def _stale_prefix(self) -> Iterator[Diagnosis]:
-        yield self._finding(
-            "stale prefix",
-            self._evidence.ask_afresh(),
-            "With emptied caches and new request ids the server agrees: it answers from keys and values of older weights or of "
-            "other tokens. Its `resume` must drop every cached prefix; until it does, turn its prefix cache off in "
-            "actor_infer.strategy_args.strategy_config",
+def _stale_weights(evidence: Evidence) -> Iterator[Fault]:
+    if evidence.change_since is not None:
+        version, distance = evidence.change_since
+        advice = (
+            "The server answers the same questions as it did then, and the trainer has moved on. The weight update didn't "
+            "reach it; actor_infer.strategy_args.strategy_name: embedded reads the trainer's own weights"
         )
+        yield Fault(f"weights not transferred since version {version}", distance, advice)
 
-    def _stale_weights(self) -> Iterator[Diagnosis]:
-        if self._evidence.change_since is not None:
-            version, distance = self._evidence.change_since
-            yield self._finding(
-                f"weights not transferred since version {version}",
-                distance,
-                "The server answers the same questions as it did then, and the trainer has moved on. The weight update didn't "
-                "reach it; actor_infer.strategy_args.strategy_name: embedded reads the trainer's own weights",
-            )
 
-    def _adapter(self) -> Iterator[Diagnosis]:
-        if self._suspects.without_adapter is not None:
-            yield self._finding(
-                "adapter not loaded",
-                self._distance_by(self._suspects.without_adapter, self._samples),
-                "The server agrees with the base model, without the LoRA adapter that is trained "
-                "(actor_train.model_args.lora_rank): it must load the adapter, or be given merged weights",
-            )
-
-    def _temperature(self) -> Iterator[Diagnosis]:
-        ours = self._suspects.temperature
-        fitted = self._fitted_temperature()
-        if abs(math.log(fitted / ours)) > _SAME_TEMPERATURE:
-            yield self._finding(
-                f"temperature {fitted:.3g}",
-                self._distance_plain(self._logits, fitted),
-                f"The server's log-probs are those of this temperature, the trainer's of {ours:g} "
-                "(actor_infer.generating_args.temperature, train_env_manager's before it). A server must return log-probs of "
-                "what it samples from, after the temperature; for vLLM that is logprobs_mode: processed_logprobs",
-            )
-
-    def _other_tokens(self) -> Iterator[Diagnosis]:
-        """A server that puts a token before the prompt, or takes one away, where the template has written all there is."""
-        tokenizer = self._suspects.template.tokenizer
-        ours = [played.prompts for played in self._evidence.played]
-        added = [tokenizer.bos_token_id, *tokenizer.encode("")[:1], ours[0][0][0]]
-        for token_id in dict.fromkeys(token_id for token_id in added if token_id is not None):
-            yield self._finding(
-                f"template, {tokenizer.convert_ids_to_tokens(token_id)} put before the prompt",
-                self._distance_after([[[token_id, *first], *others] for first, *others in ours]),
-                "The ids that a server gets are the whole prompt: turn off that it adds special tokens (add_special_tokens)",
-            )
-        yield self._finding(
-            "template, the prompt without its first token",
-            self._distance_after([[first[1:], *others] for first, *others in ours]),
-            "The ids that a server is given are the whole prompt: turn off that it removes a token",
+def _adapter(suspects: Suspects, samples: Sequence[Sample]) -> Iterator[Fault]:
+    if suspects.without_adapter is not None:
+        advice = (
+            "The server agrees with the base model, without the LoRA adapter that is trained "
+            "(actor_train.model_args.lora_rank): it must load the adapter, or be given merged weights"
         )
+        yield Fault("adapter not loaded", _distance(samples, suspects.without_adapter(samples)), advice)
 
-    def _template(self, folder: str) -> Iterator[Diagnosis]:
-        template = ChatTemplate(load_tokenizer(folder, trusted_already(self._suspects.model_config)))
-        prompts = [played.written_by(template) for played in self._evidence.played]
-        highest = max(token_id for written in prompts for ids in written for token_id in ids)
-        is_other = prompts != [played.prompts for played in self._evidence.played]
-        if is_other and highest < self._suspects.model_config.vocab_size:
-            yield self._finding(
-                f"template of {self._suspects.folders[folder]} {folder}",
-                self._distance_after(prompts),
-                "The server sees prompts as the tokenizer and chat template of this folder write them: it must take the ids "
-                "that it is given, and all roles should name one folder",
-            )
 
-    def _folder(self, folder: str) -> Iterator[Diagnosis]:
-        setting, start = self._suspects.folders[folder], next(iter(self._suspects.folders))
-        dtype, trust = parse_dtype(self._suspects.sampler_dtype), trusted_already(self._suspects.model_config)
-        model = load_model(folder, dtype=dtype, attn_implementation="sdpa", trust=trust)
-        rest = self._distance_plain(plain_logits(model, self._samples), self._suspects.temperature)
-        if folder == start:
-            advice = "The server has the weights that training started from: no weight update has reached it"
-            yield self._finding(f"weights not transferred, still those of {setting} {folder}", rest, advice)
-        else:
-            advice = f"The server samples from this model, and training started from {start}: name one folder for both"
-            yield self._finding(f"wrong folder, {setting} {folder}", rest, advice)
+def _temperature(suspects: Suspects, samples: Sequence[Sample]) -> Iterator[Fault]:
+    """Log-probs before the temperature, or a server that doesn't read it: both are those of temperature 1."""
+    if suspects.temperature != 1.0:
+        advice = (
+            f"The server's log-probs are those of this temperature, the trainer's of {suspects.temperature:g} "
+            "(actor_infer.generating_args.temperature, train_env_manager's before it). A server must return log-probs of "
+            "what it samples from, after the temperature; for vLLM that is logprobs_mode: processed_logprobs"
+        )
+        plain = suspects.score_plainly(samples, 1.0, suspects.sampler_dtype)
+        yield Fault("temperature 1", _distance(samples, plain), advice)
 
-    def _trainer(self) -> Iterator[Diagnosis]:
-        ours, theirs = self._suspects.trainer_dtype, self._suspects.sampler_dtype
-        rest = self._distance_plain(self._logits, self._suspects.temperature)
-        advice = "The server agrees with transformers' plain forward pass over the trainer's weights, and the trainer doesn't: "
-        if ours == theirs:
-            advice += "try actor_train.model_args.attn_implementation: sdpa, and report it"
-            yield self._finding("trainer's forward pass", rest, advice)
-        else:
-            advice += "set actor_train.model_args.dtype to the server's, or raise parity_max_logprob_diff"
-            yield self._finding(f"dtype, {ours} of the trainer", rest, advice)
 
-    def _rounding(self) -> Iterator[Diagnosis]:
-        for dtype in dict.fromkeys((self._suspects.sampler_dtype, "bf16", "fp16")):
-            if dtype == "fp32":
-                continue
-            predicted = logprobs_at(self._plain_logits(dtype), self._samples, self._suspects.temperature)
-            rounding = float(np.abs(predicted - self._scored.trained).mean())
-            yield Diagnosis(
-                f"dtype, {dtype} of the server",
-                self._scored.distance(predicted),
-                f"The difference is of the size that computing in {dtype} makes on these tokens, {rounding:.2g}. The trainer "
-                f"computes in {self._suspects.trainer_dtype} (actor_train.model_args.dtype), the server is to compute in "
-                f"{self._suspects.sampler_dtype} (actor_infer.model_args.dtype): make both the same, or raise "
-                "parity_max_logprob_diff",
-                is_proven=rounding / _ROUNDING_SPREAD <= self._scored.difference <= rounding * _ROUNDING_SPREAD,
-            )
+def _other_tokens(evidence: Evidence, suspects: Suspects) -> Iterator[Fault]:
+    """A server that puts a token before the prompt, or takes one away, where the template has written all there is."""
+    tokenizer, [(first_id, *_), *_] = suspects.template.tokenizer, evidence.played[0].prompts
+    advice = "The ids that a server gets are the whole prompt: turn off that it {} (add_special_tokens)"
+    for token_id in dict.fromkeys([tokenizer.bos_token_id, *tokenizer.encode("")[:1], first_id]):
+        if token_id is not None:
+            rest = _distance_after(evidence, suspects, lambda first, token_id=token_id: [token_id, *first])
+            token = tokenizer.convert_ids_to_tokens(token_id)
+            yield Fault(f"template, {token} put before the prompt", rest, advice.format("adds special tokens"))
+    rest = _distance_after(evidence, suspects, lambda first: first[1:])
+    yield Fault("template, the prompt without its first token", rest, advice.format("removes a token"))
 
-    @cached_property
-    def _logits(self) -> list[Tensor]:
-        """Logits of the trainer's weights, as the server should compute them."""
-        return self._plain_logits(self._suspects.sampler_dtype)
 
-    def _plain_logits(self, dtype: str) -> list[Tensor]:
-        model = plain_model(self._suspects.model_config, self._suspects.weights(), parse_dtype(dtype))
-        return plain_logits(model, self._samples)
+def _distance_after(evidence: Evidence, suspects: Suspects, change: Callable[[list[int]], list[int]]) -> float:
+    """The distance to the trainer's log-probs of the same tokens after a changed first prompt."""
+    prompts = [played.prompts for played in evidence.played]
+    changed = [[change(first), *others] for first, *others in prompts]
+    samples = [played.sample(ids) for played, ids in zip(evidence.played, changed, strict=True)]
+    return _distance(samples, suspects.score(samples))
 
-    def _distance_plain(self, logits: Sequence[Tensor], temperature: float) -> float:
-        return self._scored.distance(logprobs_at(logits, self._samples, temperature))
 
-    def _distance_after(self, prompts: Sequence[Prompts]) -> float:
-        """To the trainer's log-probs of the same tokens after other prompts."""
-        pairs = zip(self._evidence.played, prompts, strict=True)
-        return self._distance_by(self._suspects.score, [played.sample(written) for played, written in pairs])
+def _template(evidence: Evidence, suspects: Suspects, folder: str) -> Iterator[Fault]:
+    template = ChatTemplate(load_tokenizer(folder, trusted_already(suspects.model_config)))
+    prompts = [played.written_by(template) for played in evidence.played]
+    highest = max(token_id for written in prompts for ids in written for token_id in ids)
+    if prompts != [played.prompts for played in evidence.played] and highest < suspects.model_config.vocab_size:
+        samples = [played.sample(written) for played, written in zip(evidence.played, prompts, strict=True)]
+        advice = (
+            "The server sees prompts as the tokenizer and chat template of this folder write them: it must take the ids "
+            "that it is given, and all roles should name one folder"
+        )
+        cause = f"template of {suspects.folders[folder]} {folder}"
+        yield Fault(cause, _distance(samples, suspects.score(samples)), advice)
 
-    def _distance_by(self, score: Score, samples: Sequence[Sample]) -> float:
-        return self._scored.distance(Scored.of(samples, score(samples)).trained)
 
-    def _fitted_temperature(self) -> float:
-        """The one at which the plain log-probs come nearest to the server's."""
-        low, high = 0.05, 20.0
-        for _ in range(5):
-            grid = np.geomspace(low, high, 17)
-            best = int(np.argmin([self._distance_plain(self._logits, t) for t in grid.tolist()]))
-            low, high = grid[max(best - 1, 0)], grid[min(best + 1, 16)]
-        return float(grid[best])
+def _folder(suspects: Suspects, samples: Sequence[Sample], folder: str) -> Iterator[Fault]:
+    setting, start = suspects.folders[folder], next(iter(suspects.folders))
+    dtype, trust = parse_dtype(suspects.sampler_dtype), trusted_already(suspects.model_config)
+    model = load_model(folder, dtype=dtype, attn_implementation="sdpa", trust=trust)
+    rest = _distance(samples, plain_logprobs(model, samples, suspects.temperature))
+    if folder == start:
+        advice = "The server has the weights that training started from: no weight update has reached it"
+        yield Fault(f"weights not transferred, still those of {setting} {folder}", rest, advice)
+    else:
+        advice = f"The server samples from this model, and training started from {start}: name one folder for both"
+        yield Fault(f"wrong folder, {setting} {folder}", rest, advice)
+
+
+def _trainer(suspects: Suspects, samples: Sequence[Sample]) -> Iterator[Fault]:
+    ours, theirs = suspects.trainer_dtype, suspects.sampler_dtype
+    cause, advice = "trainer's forward pass", "try actor_train.model_args.attn_implementation: sdpa, and report it"
+    if ours != theirs:
+        cause = f"dtype, {ours} of the trainer"
+        advice = "set actor_train.model_args.dtype to the server's, or raise parity_max_logprob_diff"
+    rest = _distance(samples, suspects.score_plainly(samples, suspects.temperature, theirs))
+    start = "The server agrees with transformers' plain forward pass over the trainer's weights, and the trainer doesn't: "
+    yield Fault(cause, rest, start + advice)
+
+
+def _rounding(suspects: Suspects, samples: Sequence[Sample]) -> Iterator[Fault]:
+    trained = suspects.score(samples)
+    difference = _distance(samples, trained)
+    for dtype in sorted({suspects.sampler_dtype, "bf16", "fp16"} - {"fp32"}):
+        predicted = suspects.score_plainly(samples, suspects.temperature, dtype)
+        pairs = zip(samples, trained, predicted, strict=True)
+        rounding = float(np.concatenate([np.abs(a - b)[sample.response_mask] for sample, a, b in pairs]).mean())
+        advice = (
+            f"The difference is of the size that computing in {dtype} makes on these tokens, {rounding:.2g}. The trainer "
+            f"computes in {suspects.trainer_dtype} (actor_train.model_args.dtype), the server is to compute in "
+            f"{suspects.sampler_dtype} (actor_infer.model_args.dtype): make both the same, or raise parity_max_logprob_diff"
+        )
+        is_proven = rounding / _ROUNDING_SPREAD <= difference <= rounding * _ROUNDING_SPREAD
+        yield Fault(f"dtype, {dtype} of the server", _distance(samples, predicted), advice, is_proven)
+
+
+def _distance(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> float:
+    return float(differences(samples, logprobs).mean())

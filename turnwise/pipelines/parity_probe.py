@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from turnwise.batching.samples import build_samples
 from turnwise.chat.conversation import TokenConversation
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError, DeadlineError
 from turnwise.protocols import AgentLoop, InferenceServer
-from turnwise.types import FloatArray, IntArray, Message, Sample, SamplingParams, Task, Trajectory, Turn, derive_seed
+from turnwise.types import FloatArray, Message, Sample, SamplingParams, Task, Trajectory, Turn, derive_seed
 
 logger = logging.getLogger(__name__)
 
@@ -51,35 +50,10 @@ class CheckedConversation:
         return sample
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Sampled tokens with the log-probs of both sides, [R] each."""
-
-    token_ids: IntArray
-    sampled: FloatArray
-    trained: FloatArray
-
-    @classmethod
-    def of(cls, samples: Sequence[Sample], trained: Sequence[FloatArray]) -> Scored:
-        """The tokens under the samples' response masks; `trained` are arrays [N] over all tokens of each."""
-        masks = [sample.response_mask for sample in samples]
-
-        def masked(arrays: Iterable[NDArray[Any]]) -> NDArray[Any]:
-            return np.concatenate([array[mask] for array, mask in zip(arrays, masks, strict=True)])
-
-        return cls(masked(s.token_ids for s in samples), masked(s.rollout_logprobs for s in samples), masked(trained))
-
-    @property
-    def difference(self) -> float:
-        return self.distance(self.trained)
-
-    @property
-    def largest_difference(self) -> float:
-        return float(np.abs(self.sampled - self.trained).max())
-
-    def distance(self, logprobs: FloatArray) -> float:
-        """Mean |log-prob| between what was sampled and these, in nats."""
-        return float(np.abs(self.sampled - logprobs).mean())
+def differences(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> FloatArray:
+    """Nats [R] between what was sampled and `logprobs`, arrays [N] a sample, at the R tokens under the response masks."""
+    pairs = zip(samples, logprobs, strict=True)
+    return np.concatenate([np.abs(s.rollout_logprobs - other)[s.response_mask] for s, other in pairs])
 
 
 class Probe:
