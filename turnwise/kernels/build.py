@@ -203,8 +203,6 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number, size = ctypes.c_void_p, ctypes.c_float, ctypes.c_int64
     library.rms_norm.argtypes = [pointer, pointer, number, pointer, *[size] * 3]
     library.silu_mul.argtypes = [pointer, pointer, *[size] * 3]
-    library.place_heads.argtypes = [pointer, pointer, number, *[pointer] * 6, *[size] * 6]
-    library.attend.argtypes = [*[pointer] * 7, number, pointer, *[size] * 6]
     library.silu_mul_backward.argtypes = [*[pointer] * 3, *[size] * 3]
     library.norm_rotate.argtypes = [pointer, size, pointer, number, *[pointer] * 3, *[size] * 4]
     library.norm_rotate_backward.argtypes = [*[pointer] * 2, size, pointer, number, *[pointer] * 4, *[size] * 4]
@@ -216,8 +214,8 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.workspace_size.restype = size
     library.forward.argtypes = [*[pointer] * 4, size]
     library.forward.restype = None
-    for function in (library.attend, library.norm_rotate_backward, library.attend_branches, library.attend_branches_backward):
+    for function in (library.norm_rotate_backward, library.attend_branches, library.attend_branches_backward):
         function.restype = ctypes.c_int
-    for function in (library.rms_norm, library.silu_mul, library.place_heads, library.silu_mul_backward, library.norm_rotate):
+    for function in (library.rms_norm, library.silu_mul, library.silu_mul_backward, library.norm_rotate):
         function.restype = None
     return library

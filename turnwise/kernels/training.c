@@ -1,11 +1,25 @@
-/* The same between matrix products when a layer is trained: forward and backward, in float32 for a CPU.
+/* What a decoder layer does between its matrix products when it is trained: forward and backward, in float32 for a CPU.
  *
  * Gradients of weights are summed over a fixed number of parts in a fixed order, whatever the number of threads.
  */
 
-#include "scores.h"
+#include "tokens.h"
 
 #define PARTS 32
+
+/* Every output of a forward function is computed by one thread in one order: it depends neither on the number of threads nor
+ * on the other rows. */
+void rms_norm(const float *x, const float *weight, float eps, float *out, int64_t num_rows, int64_t dim,
+              int64_t max_threads) {
+#pragma omp parallel for schedule(static) THREADS(num_rows)
+    for (int64_t row = 0; row < num_rows; row++) norm_row(x + row * dim, weight, eps, out + row * dim, dim);
+}
+
+/* out [rows, dim] = silu(x[:, :dim]) * x[:, dim:] */
+void silu_mul(const float *x, float *out, int64_t num_rows, int64_t dim, int64_t max_threads) {
+#pragma omp parallel for schedule(static) THREADS(num_rows)
+    for (int64_t row = 0; row < num_rows; row++) gate_row(x + row * 2 * dim, out + row * dim, dim);
+}
 
 /* Heads x [N, heads, dim], whose tokens are `stride` numbers apart, normed by weight [dim] unless it's NULL, then rotated by
  * cosines and sines [N, dim] unless those are NULL (Su et al. 2021, halves of a head as pairs). */

@@ -293,7 +293,7 @@ def test_a_run_that_was_interrupted_in_a_validation_is_repeated_up_to_it(make_co
 
 
 def test_a_replay_by_other_kernels_is_refused(make_config, monkeypatch):
-    monkeypatch.setattr("turnwise.inference.embedded.native_ops.load_kernels", lambda: None)
+    monkeypatch.setattr("turnwise.inference.embedded.fused_runner.load_kernels", lambda: None)
     first = run(make_config(max_steps=1))
     monkeypatch.undo()
     if load_kernels() is None:

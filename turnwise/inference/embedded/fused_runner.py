@@ -15,12 +15,11 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
 from turnwise.inference.embedded.cache import KVCache
-from turnwise.inference.embedded.layer_ops import HeadShape, LayerWeights, MakeOps
+from turnwise.inference.embedded.layer_weights import HeadShape, LayerWeights
 from turnwise.inference.embedded.native_forward import NativeForward
-from turnwise.inference.embedded.native_ops import choose_ops
 from turnwise.inference.embedded.runner import Step
 from turnwise.inference.embedded.torch_ops import TorchOps
-from turnwise.kernels.build import load_kernels
+from turnwise.kernels.build import LANES, load_kernels
 from turnwise.models.fused import FusedLinear, fuse_projections, fused_gate_up, fused_qkv
 from turnwise.spec import MAX_PACKED_BYTES
 
@@ -31,14 +30,14 @@ _BLOCK_TOKENS = 1024
 class FusedRunner:
     """Forward passes of a model that `supports_fast_path`, keeping keys and values in a `KVCache`. Fuses its projections.
 
+    Own kernels run where they fit, unless `may_be_native` is False.
+
     Raises:
         ConfigError: `kv_cache_bytes` has no room for one sequence of `max_length` tokens.
         ModelError: the model hasn't the shape.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int, make_ops: MakeOps | None = None
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int, may_be_native: bool = True) -> None:
         self._model = model
         self._max_length = max_length
         attention = model.model.layers[0].self_attn
@@ -49,7 +48,7 @@ class FusedRunner:
             scale=attention.scaling,
             eps=model.config.rms_norm_eps,
         )
-        self._chosen_ops = make_ops
+        self._may_be_native = may_be_native
         self._cache = KVCache(
             num_layers=len(model.model.layers),
             num_kv_heads=self._shape.num_kv_heads,
@@ -72,8 +71,6 @@ class FusedRunner:
             )
         self._cache.prefixes.clear()
         fuse_projections(model)
-        self._make_ops = self._chosen_ops or choose_ops(self._shape, {p.dtype for p in model.parameters()}, model.device)
-        self.name = "fused" if self._make_ops is TorchOps else "fused (own kernels)"
         self._layers = [self._layer_weights(layer) for layer in body.layers]
         self._embedding = body.embed_tokens.weight.detach()
         self._final_norm = body.norm.weight.detach()
@@ -86,12 +83,16 @@ class FusedRunner:
         self._rotary = torch.stack((cos[0], sin[0]), 1)
         self._native = None  # its memory goes before another copy is made
         self._native = self._native_forward()
+        self.name = "fused" if self._native is None else "fused (own kernels)"
 
     def _native_forward(self) -> NativeForward | None:
         """All layers in one call, where the kernels are there and the model is small."""
-        kernels = load_kernels() if self._chosen_ops is None and self._make_ops is not TorchOps else None
-        num_bytes = sum(parameter.nbytes for parameter in self._model.parameters())
-        if kernels is None or num_bytes > MAX_PACKED_BYTES or self._unembedding.is_cuda:
+        parameters = list(self._model.parameters())
+        is_plain = self._model.device.type == "cpu" and {parameter.dtype for parameter in parameters} == {torch.float32}
+        is_small = sum(parameter.nbytes for parameter in parameters) <= MAX_PACKED_BYTES
+        fits = is_plain and is_small and not self._shape.head_dim % LANES
+        kernels = load_kernels() if fits and self._may_be_native else None
+        if kernels is None:
             return None
         return NativeForward(
             kernels,
@@ -128,7 +129,7 @@ class FusedRunner:
         return num_common
 
     def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
-        copy = self._cache.copy if self._make_ops is TorchOps else self._cache.prefixes.share
+        copy = self._cache.copy if self._native is None else self._cache.prefixes.share
         copy(source, target, start, stop)
 
     def free(self) -> None:
@@ -143,7 +144,7 @@ class FusedRunner:
         if self._native is not None:
             return self._native(step)
         device = self._embedding.device
-        ops = self._make_ops(step, self._shape, self._cache, self._rotary)
+        ops = TorchOps(step, self._shape, self._cache, self._rotary)
         hidden = F.embedding(torch.from_numpy(step.token_ids).to(device), self._embedding)
         for index, layer in enumerate(self._layers):
             qkv = F.linear(ops.rms_norm(hidden, layer.input_norm), *layer.qkv)
@@ -154,7 +155,7 @@ class FusedRunner:
                     return hidden.new_empty(0, len(self._unembedding), dtype=torch.float32)
                 last_tokens = torch.from_numpy(step.last_tokens).to(device)
                 hidden, queries = hidden[last_tokens], queries[last_tokens]
-                ops = self._make_ops(step.tail(), self._shape, self._cache, self._rotary)
+                ops = TorchOps(step.tail(), self._shape, self._cache, self._rotary)
             _add_linear(hidden, ops.attend(index, queries), layer.output)
             gate_up = F.linear(ops.rms_norm(hidden, layer.post_norm), *layer.gate_up)
             _add_linear(hidden, ops.silu_mul(gate_up), layer.down)

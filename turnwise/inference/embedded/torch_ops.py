@@ -1,4 +1,4 @@
-"""A layer's operations by torch: any device and dtype."""
+"""What a decoder layer does between its matrix products, by torch: any device and dtype."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from torch import Tensor
 
 from turnwise.inference.embedded.attention import attend, plan_attention
 from turnwise.inference.embedded.cache import KVCache
-from turnwise.inference.embedded.layer_ops import HeadShape
+from turnwise.inference.embedded.layer_weights import HeadShape
 from turnwise.inference.embedded.runner import Step
 
 
 class TorchOps:
-    """`LayerOps`: rows of similar lengths go through one kernel call of `scaled_dot_product_attention` together."""
+    """The operations over the `N` packed tokens of one forward pass over `step`, whose slots the cache has room for.
+
+    `rotary` [length, 2, head_dim] holds cosines, and sines with the sign of their half of the head. Rows of similar lengths go
+    through one kernel call of `scaled_dot_product_attention` together.
+    """
 
     def __init__(self, step: Step, shape: HeadShape, cache: KVCache, rotary: Tensor) -> None:
         device, dtype = rotary.device, rotary.dtype
@@ -25,6 +29,7 @@ class TorchOps:
         self._groups = plan_attention(step, device, dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x / √(mean x² + eps) · weight over the last dimension (Zhang & Sennrich 2019)."""
         if x.is_cuda or x.dtype != torch.float32:
             return F.rms_norm(x, x.shape[-1:], eps=self._shape.eps) * weight
         # torch has no kernel of its own for a CPU; it makes more passes over x than these three.
@@ -32,6 +37,10 @@ class TorchOps:
         return (x * size.square_().mul_(1 / x.shape[-1]).add_(self._shape.eps).rsqrt_()).mul_(weight)
 
     def place_heads(self, layer: int, qkv: Tensor, norms: Tensor | None) -> Tensor:
+        """Queries [N, heads, head_dim] out of `qkv` [N, (heads + 2 kv_heads) · head_dim]; keys and values go to the cache.
+
+        Queries and keys are normed by `norms` [heads + kv_heads, head_dim] where given, and rotated (Su et al. 2021).
+        """
         shape = self._shape
         heads = qkv.view(len(qkv), -1, shape.head_dim)
         rotated = heads[:, : shape.num_rotated]
@@ -44,8 +53,10 @@ class TorchOps:
         return rotated[:, : shape.num_heads]
 
     def attend(self, layer: int, queries: Tensor) -> Tensor:
+        """Attention output [N, heads · head_dim]: each token sees its slot's cache up to its own position."""
         return attend(queries, self._cache.keys[layer], self._cache.values[layer], self._groups, self._shape.scale)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) · up of [N, 2 · size], their halves; [N, size]."""
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
