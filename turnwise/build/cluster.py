@@ -12,7 +12,7 @@ import torch
 from turnwise.build.rollouts import ServedPolicy
 from turnwise.build.run import seed_process
 from turnwise.cluster.local import LocalCluster
-from turnwise.cluster.process import CpuThreads, ProcessCluster
+from turnwise.cluster.process import CpuThreads, ProcessCluster, unsendable_part
 from turnwise.config import AgenticConfig
 from turnwise.errors import ConfigError, DataError
 from turnwise.kernels.build import load_kernels
@@ -53,8 +53,8 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
         except Exception as error:  # boundary: whatever a user's object says of how it is pickled
             raise ConfigError(
                 f"adv_estimator {config.adv_estimator}: its loss can't be sent to the trainer's process, which "
-                f"async_generation_ratio {config.async_generation_ratio} needs: {error}. Define its parts at the top of a "
-                "module that can be imported, or train synchronously (async_generation_ratio: 0)"
+                f"async_generation_ratio {config.async_generation_ratio} needs: {unsendable_part(loss, 'loss')} can't be "
+                f"pickled. Make it where it is used, or train synchronously (async_generation_ratio: 0). ({error})"
             ) from error
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from textwrap import indent
@@ -120,8 +120,8 @@ class TrainerProcess:
             pickled = dumps(message)
         except Exception as error:  # boundary: whatever a user's object says of how it is pickled
             raise WorkerError(
-                f"{name}: what it is given can't be sent to the trainer's process: {error}; define classes and functions at "
-                "the top of a module, and leave out what can't be pickled"
+                f"{name}: what it is given can't be sent to the trainer's process: {error}; leave out what can't be pickled "
+                "(locks, open files, connections)"
             ) from error
         answer = self._answer(name, pickled)
         for span in answer.spans:
@@ -182,6 +182,19 @@ class TrainerProcess:
                 break
             text += more
         return text.decode() or "it doesn't say"
+
+
+def unsendable_part(value: Any, name: str, depth: int = 5) -> str:
+    """The part of a value, `name.attribute` or deeper, that can't be pickled, with its type."""
+    is_plain = is_dataclass(value) and not isinstance(value, type)
+    names = [field.name for field in fields(value)] if is_plain else []
+    parts = {name: getattr(value, name) for name in names} | (vars(value) if "__dict__" in dir(value) else {})
+    for part, inner in parts.items() if depth else ():
+        try:
+            dumps(inner)
+        except Exception:  # boundary: whatever a user's object says of how it is pickled
+            return unsendable_part(inner, f"{name}.{part}", depth - 1)
+    return f"{name} ({type(value).__name__})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -382,8 +382,9 @@ def test_steps_that_a_lost_trainer_had_are_said_to_be_lost(make_config, capfd):
 
 
 def test_a_loss_that_cannot_be_sent_is_refused_at_the_start(make_config):
-    config = make_config(adv_estimator=f"{__name__}:WithLambda")
-    with pytest.raises(ConfigError, match=r"adv_estimator .*WithLambda: its loss can't be sent to the trainer's process"):
+    config = make_config(adv_estimator=f"{__name__}:WithLock")
+    sentence = r"adv_estimator .*WithLock: its loss can't be sent to the trainer's process.*: loss\.hook\.lock \(lock\) can't"
+    with pytest.raises(ConfigError, match=sentence):
         run(config)
     assert not processes()
 
@@ -405,7 +406,12 @@ def test_adapters_and_a_critic_are_trained_there_too(make_config, tiny_model, ch
     assert without_times(run(make_config(**changes), replay=first.folder.path)) == without_times(first)
 
 
-class WithLambda(AgenticReinforce):
+class Hook:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+class WithLock(AgenticReinforce):
     def __init__(self, settings, kl_ctrl):
         super().__init__(settings, kl_ctrl)
-        self.loss.hook = lambda: None
+        self.loss.hook = Hook()
