@@ -16,7 +16,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.envs.registry import make_env
 from turnwise.models.load import load_tokenizer, stop_token_ids
 from turnwise.protocols import InferenceServer
-from turnwise.rollout.seeds import TaskSource, sibling_sampling
+from turnwise.rollout.tasks import SeededTasks, sibling_sampling
 from turnwise.types import SamplingParams, Split, Task, Trajectory
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "frozen_lake" / "agentic.yaml"
@@ -49,7 +49,7 @@ class Player:
         """The episodes of these groups, sibling after sibling; all begin at once."""
         # Validation has each of its tasks in a slot of its own.
         partition = len(indices) if split == "val" else self._partition
-        source = TaskSource(run_seed=seed, split=split, tags=(TAG,), partition=(partition,))
+        source = SeededTasks(run_seed=seed, split=split, tags=(TAG,), partition=(partition,))
         make = partial(make_env, self._env["env_type"], self._env["env_config"], split)
         agent = EnvAgent(lambda task: make(), self._settings)
         sampling = SamplingParams(self._settings.max_tokens_per_step)

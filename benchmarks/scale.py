@@ -37,8 +37,8 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.envs.base import Step, TextEnv
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.rollout.scheduler import RolloutScheduler
-from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
+from turnwise.rollout.tasks import SeededTasks
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.fakes import CrowdServer, byte_tokenizer
@@ -170,10 +170,11 @@ class Crowd:
         calls = CallSettings(timeout_s=LONGEST_S, watchdog=self.watchdog)
         settings = EnvAgentSettings("Lake", max_tokens_per_step=32, episode_timeout_s=LONGEST_S, calls=calls)
         servers = LLMServerManager([self.server], request_s=LONGEST_S, watchdog=self.watchdog)
+        agent = EnvAgent(lambda _: LakeEnv(), settings)
         self.scheduler = RolloutScheduler(
             run_async=self.event_loop.run,
-            tasks=TaskSource(0, "train", ("Lake",), (1,)),
-            agents={"Lake": EnvAgent(lambda _: LakeEnv(), settings)},
+            tasks=SeededTasks(0, "train", ("Lake",), (1,)),
+            agents=lambda task: agent,
             contexts=partial(TokenContexts, self.template, servers, 4096),
             sampling=SamplingParams(max_new_tokens=32),
             settings=SchedulerSettings(GROUP_SIZE, max_concurrent_groups=size // GROUP_SIZE, episode_timeout_s=LONGEST_S),

@@ -21,7 +21,7 @@ from machine import describe_machine
 
 from turnwise.config import AgenticConfig, load_config
 from turnwise.envs.sokoban.room import random_room
-from turnwise.rollout.seeds import TaskSource
+from turnwise.rollout.tasks import SeededTasks
 from turnwise.types import Split
 
 CONFIG = EXAMPLES / "sokoban" / "agentic.yaml"
@@ -92,7 +92,7 @@ def rooms(seed: int, options: argparse.Namespace) -> dict[str, int]:
 
     def drawn(split: Split, num_tasks: int) -> list[Any]:
         manager = config.env_manager(split)
-        source = TaskSource(seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
+        source = SeededTasks(seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
         return [random_room(source.task(index).seed, *size, split=split) for index in range(num_tasks)]
 
     held_out = drawn("val", NUM_TASKS)

@@ -48,6 +48,11 @@ def load_function(
     return found
 
 
+def load_object(entry_point: str, key: str, error: type[TurnwiseError]) -> Any:
+    """Whatever object an entry point names; the rest as `load_class`."""
+    return _load(entry_point, key, error, object, "object", "names")
+
+
 def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type, noun: str, nouns: str) -> Any:
     module_name, _, name = entry_point.partition(":")
     if not module_name or not name:
@@ -76,8 +81,9 @@ def _load(entry_point: str, key: str, error: type[TurnwiseError], kind: type, no
         CALLS.end(line)
     names = vars(module)
     found = names.get(name)
-    if not isinstance(found, kind):
-        own = [other for other, value in names.items() if isinstance(value, kind) and value.__module__ == module_name]
+    if name not in names or not isinstance(found, kind):
+        public = {other: value for other, value in names.items() if not other.startswith("_") and isinstance(value, kind)}
+        own = [other for other, value in public.items() if kind is object or value.__module__ == module_name]
         raise error(
             f"{key} {entry_point!r}: {module_name} has no {noun} {name!r}; its {nouns} are "
             f"{', '.join(own) or 'none'}.{nearest(name, own)}"

@@ -1,7 +1,6 @@
 """The contracts between rooms. An implementation is found by its shape; nothing here imports a heavy library.
 
-`docs/design/protocols.md` walks each contract through the systems it must fit: vLLM as Ray actors with NCCL weight
-transfer, Megatron with pipeline stages, DeepSpeed engines, image observations and sub-agents.
+`docs/design/protocols.md` walks each contract through the systems it must fit.
 """
 
 from __future__ import annotations
@@ -147,7 +146,6 @@ class Tool(Protocol):
     schema: Mapping[str, Any]
 
     async def create(self, task: Task) -> Any: ...
-
     async def call(self, state: Any, arguments: Mapping[str, Any]) -> str | Observation: ...
 
     async def reward(self, state: Any) -> float: ...
@@ -155,10 +153,17 @@ class Tool(Protocol):
     async def release(self, state: Any) -> None: ...
 
 
-class Reward(Protocol):
-    """Scores a whole group when it is complete: one number a trajectory. Scoring each alone is the simple case."""
+class RewardResult(NamedTuple):
+    """One score a run of a group, siblings in their order and the greedy one last; and perhaps one number for each turn."""
 
-    async def __call__(self, group: Group) -> Sequence[float]: ...
+    scores: Sequence[float]
+    turn_rewards: Sequence[Sequence[float]] | None = None
+
+
+class Reward(Protocol):
+    """Scores the runs of a group as soon as all of them have ended."""
+
+    async def __call__(self, group: Group) -> RewardResult: ...
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ class ReplayLog:
         """EngineSteps that happened and aren't written yet."""
         self._conditions: dict[str, Any] = {}
         self._batches: dict[int, Taken] = {}
+        self._task_versions: dict[int, int] = {}
         self._validations: set[int] = set()
         """After how many batches the record has a validation that was played whole."""
         self._num_taken = 0
@@ -61,7 +62,8 @@ class ReplayLog:
             batches = (event for event in events if "batch" in event)
             self._batches = {event["batch"]: _taken(event) for event in batches}
             self._validations = {event["validation"] for event in events if "validation" in event}
-            self._events = (_decode(event) for event in events if not event.keys() & {"batch", "validation", "on"})
+            self._task_versions = {event["task"]: event["version"] for event in events if "task" in event}
+            self._events = (_decode(event) for event in events if not event.keys() & {"batch", "validation", "on", "task"})
             self._next = next(self._events, None)
 
     # What is to happen
@@ -93,6 +95,10 @@ class ReplayLog:
         if step not in self._batches:
             raise self._end()
         return self._batches[step]
+
+    def task_version(self, index: int) -> int | None:
+        """The version of the tasks' state that group `index` was admitted with; None where there is no record to follow."""
+        return self._task_versions.get(index, 0) if self.is_followed else None
 
     def begin_validation(self) -> None:
         """Raises:
@@ -149,6 +155,11 @@ class ReplayLog:
         parts, rejected = taken
         event = {"parts": parts} if len(parts) > 1 else {"groups": parts[0]}
         self._write({"batch": step, **event, **({"rejected": rejected} if rejected else {})})
+
+    def admitted(self, index: int, version: int) -> None:
+        """A group was admitted whose task follows from this version of the tasks' state. Version 0 isn't written."""
+        if version:
+            self._write({"task": index, "version": version})
 
     def validated(self) -> None:
         """A validation has been played whole."""

@@ -256,9 +256,18 @@ STRATEGIES: dict[str, StrategySpec] = {
     "sglang": StrategySpec("sampling", extra="sglang"),
 }
 
+ROWS_TAG = "data"
+"""The tag of a data set's rows among the tags of environments."""
+
+REWARDS: dict[str, str] = {
+    "exact_match": "turnwise.data.reward_functions:exact_match",
+    "reward_model": "",
+}
+"""Registered names of `data.reward`; others are `module:function`. `reward_model` is the model of the `reward` role."""
+
 AGENTS: dict[str, str] = {
     "env_agent": "turnwise.agents.env_agent:EnvAgent",
-    "single_turn_agent": "",
+    "single_turn_agent": "turnwise.agents.single_turn_agent:SingleTurnAgent",
     "tool_agent": "",
     "react_agent": "",
 }

@@ -32,11 +32,7 @@ PooledReduction = Literal["p99", "ess"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem. The siblings of a group share it, so everything random about its start follows from `seed`.
-
-    >>> Task(id="train/FrozenLake/7", tag="FrozenLake", split="train", seed=13).epoch
-    0
-    """
+    """One problem. The siblings of a group share it, so everything random about its start follows from `seed`."""
 
     id: str
     tag: str
@@ -46,6 +42,10 @@ class Task:
     epoch: int = 0
     payload: Mapping[str, Any] = field(default_factory=dict)
     """JSON-serialisable row of a data set; empty for seeded environments."""
+    agent: str = ""
+    """Agent loop that plays it."""
+    row: int | None = None
+    """Its row in the data set, from 0."""
 
 
 @dataclass(frozen=True, slots=True)

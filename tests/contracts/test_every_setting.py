@@ -31,6 +31,7 @@ from turnwise.config import AgenticConfig, SFTConfig, parse_config
 from turnwise.config.problems import Problem
 from turnwise.errors import TurnwiseError
 from turnwise.models.load import load_model, load_tokenizer, save_model
+from turnwise.models.value_head import load_value_model, value_head
 from turnwise.tracking.jsonl import read_metrics
 
 LIVE: dict[Kind, tuple[Live, ...]] = {AgenticConfig: AGENTIC, SFTConfig: SFT}
@@ -111,11 +112,18 @@ def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
     table = applied_settings(pipeline).table()
     try:
         roles = [pipeline.sft] if kind is SFTConfig else [pipeline.actor_train, pipeline.reference, pipeline.critic]
+        stage = None if kind is SFTConfig else pipeline.train_rollout_scheduler.score
+        roles += [weighted.reward.role for weighted in (stage.rewards if stage else ()) if weighted.name == "reward_model"]
         for role in roles:
             if role is not None:
                 role.workers = Recorder(role.workers, role.name, calls)
         pipeline.run()
-        weights = [w for role in roles if role and role.name != "reference" for _, w in role.workers.call("weights").result()]
+        weights = [
+            w
+            for role in roles
+            if role and role.name not in ("reference", "reward")
+            for _, w in role.workers.call("weights").result()
+        ]
     finally:
         pipeline.close()
     metrics = [{k: v for k, v in row.items() if not k.startswith(("time/", "system/"))} for row in read_metrics(folder.metrics)]
@@ -124,6 +132,7 @@ def run(kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
         "weights": hashlib.sha256(b"".join(w.numpy().tobytes() for w in weights)).hexdigest(),
         "credit": [[turn.get("advantage") for turn in row["turns"]] for row in played],
         "rollouts": [turn_without_times(turn) for row in played for turn in row["turns"]],
+        "rewards": [row["outcome_rewards"] for row in played],
         "validation": [{k: v for k, v in row.items() if k.startswith("val/")} for row in metrics],
         "metrics": metrics,
         "calls": calls,
@@ -187,6 +196,20 @@ def bench(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         ]
         paths[name] = str(folder / f"{name[1:]}.jsonl")
         Path(paths[name]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, lines in (("$rows", "one two three"), ("$other_rows", "four five six")):
+        paths[name] = str(folder / f"{name[1:]}.jsonl")
+        rows = [
+            {"prompt": word, "question": f"{word}? {word}?", "answer": word, "asker": "toy_rewards:AskTwice"}
+            for word in lines.split()
+        ]
+        rows.append(rows[0] | {"prompt": "a long one, too long for some", "asker": ""})
+        Path(paths[name]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("$score_model", "$other_score_model"):
+        torch.manual_seed(len(name))
+        model = load_value_model(tiny_model)
+        torch.nn.init.normal_(value_head(model).weight)
+        paths[name] = str(folder / name[1:])
+        save_model(model, load_tokenizer(tiny_model), Path(paths[name]))
     yield Bench(folder, paths)
     torch.use_deterministic_algorithms(False)
 

@@ -25,9 +25,10 @@ from turnwise.build.rollouts import (
     check_rollouts,
     choose_device,
 )
+from turnwise.build.rows import build_tasks
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.build.run_table import info_of, logged
-from turnwise.build.source import build_source
+from turnwise.build.source import build_source, num_planned_steps
 from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
@@ -39,6 +40,7 @@ from turnwise.pipelines.roles import ModelRole, OldLogProbs
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster, Stateful, StreamsStep
 from turnwise.rollout.journal import Journal
+from turnwise.rollout.tasks import TaskSource
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.spec import ESTIMATORS
@@ -85,12 +87,15 @@ def build_agentic(
     )
     with ExitStack() as on_error:
         on_error.callback(policy.close)
+        tasks = build_tasks(config, "train", policy.template) if rollouts is None else None
+        if num_steps := num_planned_steps(config, tasks):
+            config.fill(max_steps=num_steps)
         if replay_log is not None:
             begin_replay_log(replay_log, config, policy, device)
         cluster = build_cluster(config, policy, is_asynchronous)
         on_error.callback(cluster.shutdown)
         check_losses(config, algorithm, cluster)
-        pipeline = _assemble(config, folder, policy, cluster, device, algorithm, kl_ctrl, is_quiet, rollouts)
+        pipeline = _assemble(config, folder, policy, cluster, device, algorithm, kl_ctrl, is_quiet, rollouts, tasks)
         policy.watchdog.start()  # a checkpoint is loaded before the event loop's first turn
         begin(config, folder, pipeline)
         on_error.pop_all()
@@ -107,6 +112,7 @@ def _assemble(
     kl_ctrl: KLController,
     is_quiet: bool,
     rollouts: Path | None,
+    tasks: TaskSource | None,
 ) -> AgenticPipeline:
     """The pipeline around a policy that is served."""
     # A trainer in another process loads its own model.
@@ -130,7 +136,7 @@ def _assemble(
     if "values" in algorithm.needs:
         valued = partial(critic_strategy, config, device, policy.tokenizer, folder.path)
         critic = make_role("critic", cluster.spawn("critic", valued), batch_plan(config, "critic"))
-    source, num_steps = build_source(config, policy, algorithm.needs, rollouts)
+    source, num_steps = build_source(config, policy, algorithm.needs, rollouts, tasks)
     pictures = build_pictures(config, folder.path.name)
     parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
     if algorithm.running is not None:

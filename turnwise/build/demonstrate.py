@@ -21,7 +21,7 @@ from turnwise.envs.players import Acting, ErringPlayer, Player
 from turnwise.errors import ConfigError
 from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.protocols import Env
-from turnwise.rollout.seeds import TaskSource, sibling_sampling
+from turnwise.rollout.tasks import SeededTasks, sibling_sampling
 from turnwise.types import Message, SamplingParams, Split, Task, derive_seed
 
 DEMONSTRATORS = ("expert", "random", "erring")
@@ -66,7 +66,7 @@ def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) 
     """The first tasks of a tag, those of training where it is played there."""
     manager = config.env_manager(split)
     shares = dict(zip(manager.tags, manager.num_groups_partition, strict=True))
-    source = TaskSource(config.seed, split, (tag,), (shares.get(tag) or manager.num_env_groups,))
+    source = SeededTasks(config.seed, split, (tag,), (shares.get(tag) or manager.num_env_groups,))
     return [source.task(index) for index in range(num_tasks)]
 
 

@@ -34,14 +34,22 @@ def plug_ins(config: AgenticConfig) -> Iterator[tuple[KeyPath, Callable[[], obje
     yield ("group_filter",), partial(load_group_filter, config.group_filter)
     if config.adv_estimator not in ESTIMATORS or config.pg_variant not in PG_VARIANTS:
         yield ("pg_variant" if config.pg_variant not in PG_VARIANTS else "adv_estimator",), partial(_try_algorithm, config)
+    if config.data.reward or config.data.train_files:
+        yield from _rows_plug_ins(config)
     for split in get_args(Split):
-        for tag in config.env_manager(split).tags:
+        for tag in config.env_manager(split).env_tags:
             env = config.custom_envs[tag]
             if "" not in (ENVS.get(env.env_type), AGENTS.get(env.agent_name)):  # not in this version, as is said elsewhere
                 yield ("custom_envs", tag, "env_type"), partial(env_class, env.env_type)
                 yield ("custom_envs", tag, "agent_name"), partial(_try_agent, config, tag, split)
                 key = "env_config" if env.env_config else "env_type"
                 yield ("custom_envs", tag, key), partial(_try_environment, config, tag, split)
+
+
+def _rows_plug_ins(config: AgenticConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
+    from turnwise.build.rows import rows_plug_ins
+
+    yield from rows_plug_ins(config)
 
 
 def plug_in_problems(config: AgenticConfig) -> Iterator[Problem]:

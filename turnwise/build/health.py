@@ -6,7 +6,7 @@ from functools import partial
 from statistics import fmean
 
 from turnwise.build.envs import env_factory
-from turnwise.build.rollouts import task_source
+from turnwise.build.rollouts import seeded_tasks
 from turnwise.config import AgenticConfig
 from turnwise.envs.checks.luck import random_outcomes
 from turnwise.tracking.health import Health, Outcomes
@@ -20,14 +20,15 @@ BUDGET_S = 2.0
 def build_health(config: AgenticConfig, is_playing: bool) -> Health:
     """`is_playing` is false where the run trains from a file: its tasks aren't those of the environments."""
     manager = config.env_manager("train")
-    blocks = manager.max_env_num_per_worker or any(config.custom_envs[tag].use_thread_lock for tag in manager.tags)
-    return Health(partial(_play_at_random, config)) if is_playing and not blocks else Health()
+    blocks = manager.max_env_num_per_worker or any(config.custom_envs[tag].use_thread_lock for tag in manager.env_tags)
+    is_alone = is_playing and not blocks and not manager.has_rows and not config.data.reward
+    return Health(partial(_play_at_random, config)) if is_alone else Health()
 
 
 def _play_at_random(config: AgenticConfig) -> Outcomes | None:
     """Successes of a random player on the first training tasks of each tag; the run's own generators stay where they are."""
-    manager, source, drawn = config.env_manager("train"), task_source(config, "train"), GlobalRandomState()
-    seeds: dict[str, list[int]] = {tag: [] for tag in manager.tags}
+    manager, source, drawn = config.env_manager("train"), seeded_tasks(config, "train"), GlobalRandomState()
+    seeds: dict[str, list[int]] = {tag: [] for tag in manager.env_tags}
     for index in range(NUM_EPISODES * len(seeds)):
         task = source.task(index)
         seeds[task.tag].append(task.seed)

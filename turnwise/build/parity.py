@@ -26,8 +26,8 @@ def build_parity_gate(
 ) -> ParityGate:
     """The gate of a run, with the first prompts of its tags. `weights` are the trainer's, by their Hugging Face names."""
     manager, sampling = config.train_env_manager, sampling_params(config, "train")
-    settings = {tag: agent_settings(config, tag, "train", policy.watchdog) for tag in manager.tags}
-    agents = {tag: build_agent(config, tag, "train", settings=settings[tag]) for tag in manager.tags}
+    settings = {tag: agent_settings(config, tag, "train", policy.watchdog) for tag in manager.env_tags}
+    agents = {tag: build_agent(config, tag, "train", settings=settings[tag]) for tag in manager.env_tags}
     heard = policy.event_loop.run(first_prompts(agents, config.seed, sampling, config.sequence_length))
     room = config.sequence_length - TOKENS_PER_TURN
     prompts = [prompt for prompt in heard.values() if len(policy.template.start(prompt)) <= room] or [_PLAIN_PROMPT]

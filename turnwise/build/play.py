@@ -16,7 +16,7 @@ from turnwise.chat.text_conversation import Complete, TextAnswer, TextConversati
 from turnwise.config import AgenticConfig
 from turnwise.errors import RolloutError, TurnwiseError
 from turnwise.protocols import Conversation, Env, InferenceServer, OpenConversation
-from turnwise.rollout.seeds import sibling_sampling
+from turnwise.rollout.tasks import sibling_sampling
 from turnwise.runtime.stacks import describe_error
 from turnwise.types import Completion, Media, Message, SamplingParams, Task, Trajectory, Turn
 

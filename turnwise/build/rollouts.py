@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.build.envs import agent_settings, build_agent, env_factory, plug_ins
+from turnwise.build.rows import build_reward_stage, build_row_agent, build_tasks, say_shared_prompts
 from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
@@ -25,17 +26,17 @@ from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.fused import load_fused
 from turnwise.models.load import load_tokenizer, parse_dtype, stop_token_ids
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures
-from turnwise.protocols import InferenceServer
+from turnwise.protocols import AgentLoop, InferenceServer
 from turnwise.replay_log import ReplayLog
 from turnwise.rollout.group_filter import load_group_filter
 from turnwise.rollout.scheduler import RolloutScheduler
-from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
+from turnwise.rollout.tasks import SeededTasks, TaskSource
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import STRATEGIES
-from turnwise.types import SamplingParams, Split
+from turnwise.types import SamplingParams, Split, Task
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -173,26 +174,47 @@ def build_scheduler(
 
     `settings` and `sampling` take the place of the split's `scheduler_settings` and `sampling_params`.
     """
-    manager = config.env_manager(split)
-    agents = {}
-    for tag in manager.tags:
-        of_tag = agent_settings(config, tag, split, policy.watchdog, policy.stopwatch)
-        build = partial(build_agent, config, tag, split, settings=of_tag)
-        agents[tag] = build() if pictures is None else pictures.recorded(build, env_factory(config, tag, split))
+    score = build_reward_stage(config, policy.tokenizer, choose_device(config), policy.watchdog, policy.stopwatch)
     is_alone = split == "val" and config.async_generation_ratio == 0
     return RolloutScheduler(
         run_async=policy.run_apart if is_alone else policy.event_loop.run,
-        tasks=tasks or task_source(config, split),
-        agents=agents,
+        tasks=tasks or build_tasks(config, split, policy.template),
+        agents=Agents(config, split, policy, pictures),
         contexts=partial(TokenContexts, policy.template, policy.servers, config.sequence_length),
         sampling=sampling or sampling_params(config, split),
         settings=settings or scheduler_settings(config, split),
         is_fixed=split == "val",
         keep=load_group_filter(config.group_filter) if split == "train" else None,
+        score=score,
         replay_log=policy.replay_log,
         stopwatch=policy.stopwatch,
         watchdog=policy.watchdog,
     )
+
+
+class Agents:
+    """The agent that plays a task, by its tag and its agent's name; made when the first such task comes."""
+
+    def __init__(self, config: AgenticConfig, split: Split, policy: ServedPolicy, pictures: Pictures | None) -> None:
+        self._config = config
+        self._split: Split = split
+        self._policy = policy
+        self._pictures = pictures
+        self._agents: dict[tuple[str, str], AgentLoop] = {}
+        for tag in config.env_manager(split).env_tags:
+            self._agents[tag, config.custom_envs[tag].agent_name] = self._of_environment(tag)
+
+    def __call__(self, task: Task) -> AgentLoop:
+        key = ("" if task.row is not None else task.tag, task.agent)
+        if key not in self._agents:
+            self._agents[key] = build_row_agent(self._config, self._split, task.agent)
+        return self._agents[key]
+
+    def _of_environment(self, tag: str) -> AgentLoop:
+        config, split, policy = self._config, self._split, self._policy
+        settings = agent_settings(config, tag, split, policy.watchdog, policy.stopwatch)
+        build = partial(build_agent, config, tag, split, settings=settings)
+        return build() if self._pictures is None else self._pictures.recorded(build, env_factory(config, tag, split))
 
 
 def scheduler_settings(config: AgenticConfig, split: Split, needs: frozenset[str] = frozenset()) -> SchedulerSettings:
@@ -211,16 +233,16 @@ def scheduler_settings(config: AgenticConfig, split: Split, needs: frozenset[str
     )
 
 
-def task_source(config: AgenticConfig, split: Split) -> TaskSource:
-    """The tasks of a split, in the order in which they are played."""
+def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:
+    """The tasks of a split where all are of environments, in the order in which they are played."""
     manager = config.env_manager(split)
-    return TaskSource(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
+    return SeededTasks(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
 
 
 def build_pictures(config: AgenticConfig, run: str) -> Pictures:
     """What `render_save_dir` asks for: pictures of the first validation tasks in its folder `exp_name/run`. Unset, none."""
-    source = task_source(config, "val")
-    recorded = [source.task(index).id for index in range(NUM_RECORDED)] if config.render_save_dir else []
+    source, has_rows = seeded_tasks(config, "val"), config.val_env_manager.has_rows
+    recorded = [source.task(index).id for index in range(NUM_RECORDED)] if config.render_save_dir and not has_rows else []
     return Pictures(Path(config.render_save_dir or "").absolute() / config.exp_name / run, recorded)
 
 
@@ -231,7 +253,8 @@ def check_rollouts(config: AgenticConfig) -> None:
     """
     for _, check in () if config.is_examined else plug_ins(config):
         check()
-    for tag in config.env_manager("val").tags if config.uses_validation else ():
+    say_shared_prompts(config)
+    for tag in config.env_manager("val").env_tags if config.uses_validation else ():
         if not takes_split(config.custom_envs[tag].env_type):
             logger.warning("custom_envs.%s takes no `split`: its validation tasks differ from training by seed only", tag)
 

@@ -8,10 +8,13 @@ from typing import TypeVar
 
 import torch
 
+from turnwise.build.reward_model import ModelReward
 from turnwise.cluster.process import ProcessCluster
 from turnwise.config import AgenticConfig, Applied, SFTConfig, ineffective
 from turnwise.config.describe import Row, algorithm_rows, asynchronous, sampling, tags_of, tracking, validation
+from turnwise.config.rows import data_rows
 from turnwise.config.smaller import bytes_text
+from turnwise.data.rewards import RewardStage
 from turnwise.errors import counted
 from turnwise.model_folder import base_of_adapter
 from turnwise.pipelines.agentic import AgenticPipeline
@@ -74,6 +77,8 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
     if isinstance(pipeline.cluster, ProcessCluster):
         yield "asynchronous", f"{_split(pipeline.cluster)}; {asynchronous(config)}"
     yield from _environments(config, "train")
+    yield from data_rows(config)
+    yield from _reward_model(pipeline.train_rollout_scheduler.score)
     yield "steps", f"{pipeline.checkpoints.num_steps}, each {_step(pipeline)}"
     yield "micro-batches", _micro_batches(role.plan)
     yield from algorithm_rows(config)
@@ -101,6 +106,12 @@ def _sft_rows(pipeline: SFTPipeline) -> Iterator[Row]:
     yield "checkpoints", _checkpoints(pipeline.checkpoints)
     yield "profile", _profile(config)
     yield "tracking", tracking(config)
+
+
+def _reward_model(score: object) -> Iterator[Row]:
+    for weighted in score.rewards if isinstance(score, RewardStage) else ():
+        if isinstance(weighted.reward, ModelReward):
+            yield "reward", _strategy(info_of(weighted.reward.role))
 
 
 def info_of(role: ModelRole) -> StrategyInfo:
@@ -145,7 +156,7 @@ def _server(info: ServerInfo, trainer: StrategyInfo | None = None) -> str:
 
 
 def _environments(config: AgenticConfig, split: Split) -> Iterator[Row]:
-    for tag in config.env_manager(split).tags:
+    for tag in config.env_manager(split).env_tags:
         env = config.custom_envs[tag]
         limits = f"at most {counted(env.max_steps, 'action')} of {config.max_new_tokens(split, tag)} tokens"
         yield f"env {tag}", f"{env.env_type} by {env.agent_name}, mode {env.mode}, {limits}"

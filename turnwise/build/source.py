@@ -13,6 +13,7 @@ from turnwise.errors import DataError
 from turnwise.rollout.group_filter import load_group_filter
 from turnwise.rollout.replay import RolloutReplay, read_groups
 from turnwise.rollout.source import RolloutSource, played_of
+from turnwise.rollout.tasks import TaskSource
 from turnwise.types import Group, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
@@ -32,9 +33,14 @@ class Reader:
 
 
 def build_source(
-    config: AgenticConfig, policy: ServedPolicy, needs: frozenset[str], rollouts: Path | None = None
+    config: AgenticConfig,
+    policy: ServedPolicy,
+    needs: frozenset[str],
+    rollouts: Path | None = None,
+    tasks: TaskSource | None = None,
 ) -> tuple[RolloutSource, int]:
-    """The source of an algorithm with these `needs`, and the number of steps that there are batches for."""
+    """The source of an algorithm with these `needs`, which plays these `tasks`, and the number of steps that there are batches
+    for."""
     if rollouts is None:
         settings = replace(
             scheduler_settings(config, "train", needs),
@@ -43,9 +49,17 @@ def build_source(
             is_ordered=config.deterministic,
             num_batches=config.max_steps,
         )
-        return build_scheduler(config, policy, "train", settings=settings), config.max_steps
+        source = build_scheduler(config, policy, "train", tasks=tasks, settings=settings)
+        return source, min(config.max_steps, num_planned_steps(config, tasks) or config.max_steps)
     replay = build_replay(config, policy, needs, rollouts)
     return replay, min(config.max_steps, replay.num_batches(config.rollout_batch_size))
+
+
+def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | None:
+    """Steps until the tasks end, if each plays as many groups as it asks for; None where they don't end."""
+    if tasks is None or tasks.num_tasks is None:
+        return None
+    return -(-tasks.num_tasks // (config.rollout_batch_size // config.train_env_manager.group_size))
 
 
 def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[str], path: Path) -> RolloutReplay:

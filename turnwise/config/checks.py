@@ -13,10 +13,11 @@ from turnwise.config.model_problems import adapter_problems, model_problems
 from turnwise.config.problems import Path, Problem
 from turnwise.config.resolve import estimator_of, variant_of
 from turnwise.config.roles import ModelArgs
+from turnwise.config.rows import row_problems
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import nearest
-from turnwise.spec import KL_LOSSES, PG_VARIANTS, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS
+from turnwise.spec import KL_LOSSES, PG_VARIANTS, ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS
 
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
@@ -95,6 +96,7 @@ def _environments(config: AgenticConfig) -> Iterator[Problem]:
     if not config.custom_envs and not config.data.train_files:
         message = "there is nothing to train on; name an environment, such as custom_envs: {Lake: {env_type: frozen_lake}}"
         yield Problem.at("custom_envs", message)
+    yield from row_problems(config)
     for tag, env in config.custom_envs.items():
         yield from _templates(tag, env)
     for split in ("train", "val"):
@@ -105,7 +107,10 @@ def _environments(config: AgenticConfig) -> Iterator[Problem]:
             yield Problem.at(
                 f"{name}.tags", f"[] leaves nothing to play; name tags of custom_envs ({known}), or leave it out for all"
             )
-        for tag in () if is_repeated else manager.tags:
+        files = config.data.train_files if split == "train" else config.data.val_files
+        if manager.has_rows and ROWS_TAG not in config.custom_envs and not files:
+            yield Problem.at(f"{name}.tags", f"{ROWS_TAG!r} is the tag of rows, and there are no data.{split}_files; name some")
+        for tag in () if is_repeated else manager.env_tags:
             if tag not in config.custom_envs:
                 known = ", ".join(config.custom_envs) or "none"
                 message = f"{tag!r} isn't a tag of custom_envs ({known}).{nearest(tag, config.custom_envs)}"
@@ -339,7 +344,7 @@ def _sampling(config: AgenticConfig) -> Iterator[Problem]:
             "exp(old − sampled) is no importance ratio; a correction for cut sampling isn't in this version, so sample with "
             "top_p 1, top_k 0, repetition_penalty 1, or leave this out",
         )
-    for tag in config.train_env_manager.tags:
+    for tag in config.train_env_manager.env_tags:
         if tag in config.custom_envs and (limit := config.max_new_tokens("train", tag)) >= config.sequence_length:
             message = f"{limit} tokens of one response leave no room for a prompt in a sequence_length of"
             of_tag = config.custom_envs[tag].max_tokens_per_step == limit

@@ -2,31 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from turnwise.config.environments import AgentName
-from turnwise.config.section import Names, PositiveCount, Seconds, Section
+from turnwise.config.section import Names, OneOf, PositiveCount, Seconds, Section
+from turnwise.spec import REWARDS
+
+
+class RewardFunction(Section):
+    """One reward and its weight."""
+
+    name: Annotated[str, AfterValidator(OneOf(REWARDS, own="module:function"))]
+    """A registered name, or `module:function` of your own."""
+    weight: float = 1.0
+    """What its number is multiplied by before it is added to the score."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """More arguments of the function, by name."""
+
+
+def _as_functions(value: Any) -> Any:
+    if isinstance(value, str):
+        return [{"name": value}]
+    if isinstance(value, Mapping):
+        return [{"name": name, "weight": weight} for name, weight in value.items()]
+    return [{"name": item} if isinstance(item, str) else item for item in value] if isinstance(value, list) else value
 
 
 class Data(Section):
-    """Rows of JSONL or Parquet files as tasks."""
+    """Rows of JSONL or Parquet files, or of a Hugging Face data set, as tasks."""
 
     train_files: Names | None = None
-    """Files of training rows."""
+    """Training rows: files (JSONL, Parquet), folders of the datasets library, or names of the hub."""
     val_files: Names | None = None
-    """Files of validation rows."""
+    """Validation rows, in the same forms."""
+    num_epochs: PositiveCount | None = None
+    """Times that each training row is played; the run ends when the rows do, if max_steps doesn't end it before."""
+    curriculum: bool = False
+    """Rows and environment tags are drawn by what there is to learn from them, measured by their success."""
     prompt_key: str = "prompt"
-    """Column of the first messages."""
+    """Column of the prompt: a text, or a list of messages."""
     agent_name_key: str = "agent_name"
     """Column that names the agent of a row."""
     default_agent: AgentName = "single_turn_agent"
     """The agent of rows that name none."""
-    reward: dict[str, float] | str | None = None
-    """Registered reward functions with their weights, or one as `module:function`."""
+    reward: Annotated[list[RewardFunction], BeforeValidator(_as_functions)] = Field(default_factory=list)
+    """Rewards of every episode: a list of {name, weight, args}, a mapping {name: weight}, or one name."""
+    reward_timeout_s: Seconds = 60.0
+    """Time of one call of a reward, which scores a group."""
     max_prompt_length: PositiveCount | None = None
-    """Rows with a longer prompt are left out, and counted."""
+    """Rows whose prompt has more tokens are left out, and counted [what sequence_length leaves beside a response]."""
     shuffle: bool = True
-    """A new order each epoch."""
+    """Training rows come in a new order each epoch."""
 
 
 class Agent(Section):

@@ -16,6 +16,7 @@ from turnwise.config.missing import unavailable
 from turnwise.config.model_shape import BYTES, ModelShape, read_model_shape
 from turnwise.config.resolve import estimator_of
 from turnwise.config.roles import ModelArgs, Role, TrainingArgs
+from turnwise.config.rows import data_rows
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.config.smaller import bytes_text, checkpoints
@@ -23,7 +24,7 @@ from turnwise.config.without_effect import ineffective
 from turnwise.errors import counted, nearest
 from turnwise.hub import looks_like_hub_name
 from turnwise.model_folder import base_of_adapter, folder_here
-from turnwise.spec import ENVS, MAX_PACKED_BYTES, STRATEGIES
+from turnwise.spec import ENVS, MAX_PACKED_BYTES, ROWS_TAG, STRATEGIES
 
 TRAINED_BYTES = 16
 """Bytes of a trained parameter: fp32 weight, gradient and the two moments of Adam."""
@@ -90,6 +91,7 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
         is_apart = config.async_generation_ratio > 0 and name in ("actor_train", "reference", "critic")
         where = "in the trainer's process" if is_apart else "in this process"
         yield name, "the policy's own weights with the adapter off" if in_policy else _role(role, where)
+    yield from data_rows(config)
     yield from algorithm_rows(config)
     yield from _step(config)
     yield "sampling", f"{sampling(config, 'train')}, {counted(_episodes_at_once(config), 'episode')} at once"
@@ -252,7 +254,9 @@ def _optimizer_steps(config: AgenticConfig, role: str) -> str:
 def most_sampled(config: AgenticConfig) -> int:
     """Tokens that one episode of training can sample."""
     length, most = config.sequence_length, []
-    for tag in config.train_env_manager.tags:
+    if config.train_env_manager.has_rows:
+        most.append(min(config.max_new_tokens("train", ROWS_TAG), length))
+    for tag in config.train_env_manager.env_tags:
         env, response = config.custom_envs[tag], config.max_new_tokens("train", tag)
         most.append(env.max_steps * min(response, length) if env.mode == "step" else min(env.max_steps * response, length))
     return max(most, default=length)

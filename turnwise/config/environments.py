@@ -19,7 +19,7 @@ from turnwise.config.section import (
     derived,
     is_entry_point,
 )
-from turnwise.spec import AGENT_ALIASES, AGENTS, DEFAULT_ACTION_PATTERN, DEFAULT_SYSTEM_TEMPLATE, ContextMode
+from turnwise.spec import AGENT_ALIASES, AGENTS, DEFAULT_ACTION_PATTERN, DEFAULT_SYSTEM_TEMPLATE, ROWS_TAG, ContextMode
 
 DEFAULT_MAX_STEPS = 10
 
@@ -90,7 +90,7 @@ class EnvManager(Section):
     group_size_redundancy: Count = 0
     """Episodes started beyond group_size; the first to finish fill the group."""
     tags: list[str] = derived()
-    """Keys of custom_envs [all; for validation those of training]."""
+    """Keys of custom_envs, and `data` for the rows of its files [all; for validation those of training]."""
     num_groups_partition: list[Count] = derived()
     """Groups of each tag; they add up to num_env_groups [as equal as possible]."""
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
@@ -105,3 +105,13 @@ class EnvManager(Section):
     """Time of one episode, whatever its agent waits for; the turns that it has by then are trained on as truncated."""
     max_failed_fraction: Fraction = 0.2
     """Beyond this share of failed episodes in a batch the run stops."""
+
+    @property
+    def env_tags(self) -> list[str]:
+        """The tags of environments: all but that of the rows of `data`."""
+        return [tag for tag in self.tags if tag != ROWS_TAG]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows of `data` are played."""
+        return ROWS_TAG in self.tags

@@ -13,7 +13,7 @@ from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.section import Section
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import NotAvailableError
-from turnwise.spec import AGENTS, ENVS, STRATEGIES, TRACKERS
+from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS
 
 _MODULES = {"megatron": "megatron.core"}
 """Where the module of an extra isn't called like the extra."""
@@ -39,13 +39,10 @@ def _set(key: str, what: str) -> Missing[S]:
 
 
 MISSING_IN_PLAY: tuple[Missing[AgenticConfig], ...] = (
-    Missing("data", lambda c: bool(c.data.train_files), "taking tasks from data sets"),
     _set("agent", "an agent with tools"),
     _set("trace.backend", "tracing"),
 )
 """What evaluation would need as well as training."""
-
-MISSING_IN_TRAINING: tuple[Missing[AgenticConfig], ...] = (Missing("reward", lambda c: c.is_set("reward"), "a reward model"),)
 
 MISSING_IN_ENVS: tuple[Missing[CustomEnv], ...] = (_set("tools", "a tool in an environment"),)
 
@@ -77,7 +74,6 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
         *(line for name, role in config.active_roles.items() for line in (*_role(f"{name}.", role), *_devices(name, role))),
         *_environments(config, [*config.train_env_manager.tags, *config.val_env_manager.tags]),
         *_lines(MISSING_IN_PLAY, config),
-        *_lines(MISSING_IN_TRAINING, config),
         *shared,
     ]
 
@@ -118,6 +114,8 @@ def _devices(name: str, role: Role) -> Iterator[str]:
 
 
 def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
+    if ROWS_TAG in tags and AGENTS.get(config.data.default_agent) == "":
+        yield f"data.default_agent: {config.data.default_agent} isn't in this version."
     for tag in dict.fromkeys(tags):
         if (env := config.custom_envs.get(tag)) is None:
             continue

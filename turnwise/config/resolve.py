@@ -14,6 +14,7 @@ from turnwise.spec import (
     DEFAULT_TURN_TEMPLATE,
     ESTIMATORS,
     PG_VARIANTS,
+    ROWS_TAG,
     EstimatorSpec,
     VariantSpec,
 )
@@ -138,7 +139,7 @@ def _resolve_roles(config: AgenticConfig) -> None:
     policy.fill(model_name_or_path=config.pretrain, dtype="fp32")
     paths = {"actor_infer": policy.model_name_or_path, "critic": config.reward_pretrain, "reward": config.reward_pretrain}
     for name, role in config.roles.items():
-        head = "token_classification" if name == "critic" else "causal_lm"
+        head = "token_classification" if name in ("critic", "reward") else "causal_lm"
         dtype = "fp32" if name == "actor_train" else policy.dtype
         resolve_model(role.model_args, paths.get(name, config.pretrain), head, dtype, policy)
         role.strategy_args.fill(strategy_name=_DEFAULT_STRATEGIES[name])
@@ -165,7 +166,7 @@ def _resolve_environments(config: AgenticConfig) -> None:
     for env in config.custom_envs.values():
         env.fill(agent_template=DEFAULT_STEP_TEMPLATE if env.mode == "step" else DEFAULT_TURN_TEMPLATE)
     train, val = config.train_env_manager, config.val_env_manager
-    train.fill(tags=list(config.custom_envs))
-    val.fill(tags=list(train.tags), group_size=1)
+    train.fill(tags=[*config.custom_envs, *([ROWS_TAG] if config.data.train_files else [])])
+    val.fill(tags=[tag for tag in train.tags if tag != ROWS_TAG or config.data.val_files], group_size=1)
     for manager in (train, val):
         manager.fill(num_groups_partition=equal_partition(manager.num_env_groups, len(manager.tags)))

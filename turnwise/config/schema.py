@@ -89,7 +89,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def active_roles(self) -> dict[str, Role]:
         """The roles that this run has models for."""
-        wanted = {"critic": self.needs_critic, "reference": self.needs_reference, "reward": self.is_set("reward")}
+        wanted = {"critic": self.needs_critic, "reference": self.needs_reference, "reward": self.needs_reward_model}
         return {name: role for name, role in self.roles.items() if wanted.get(name, True)}
 
     @property
@@ -107,6 +107,10 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def needs_critic(self) -> bool:
         return "values" in estimator_of(self).needs
+
+    @property
+    def needs_reward_model(self) -> bool:
+        return any(reward.name == "reward_model" for reward in self.data.reward)
 
     @property
     def uses_validation(self) -> bool:
@@ -129,7 +133,8 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     def max_new_tokens(self, split: Split, tag: str) -> int:
         """Tokens of one response: the smaller of the split's max_new_tokens and the tag's max_tokens_per_step [128]."""
-        limits = (self.sampling(split).max_new_tokens, self.custom_envs[tag].max_tokens_per_step)
+        env = self.custom_envs.get(tag)
+        limits = (self.sampling(split).max_new_tokens, env.max_tokens_per_step if env else None)
         given = [limit for limit in limits if limit is not None]
         return min(given, default=min(DEFAULT_MAX_NEW_TOKENS, self.sequence_length))
 
@@ -141,7 +146,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def max_samples_per_trajectory(self) -> int:
         """A sample is a context: one, or in mode step every turn."""
-        played = (self.custom_envs[tag] for tag in self.train_env_manager.tags if tag in self.custom_envs)
+        played = (self.custom_envs[tag] for tag in self.train_env_manager.env_tags if tag in self.custom_envs)
         return max((env.max_steps if env.mode == "step" else 1 for env in played), default=1)
 
     def optimizer_steps_per_batch(self, role: str = "actor_train", samples_per_trajectory: int = 1) -> int:

@@ -36,7 +36,7 @@ def _smaller(config: AgenticConfig) -> list[str]:
     elif manager.group_size >= 4:
         half = manager.group_size // 2
         changes += [f"rollout_batch_size={half}", f"train_env_manager.group_size={half}"]
-    for tag in manager.tags:
+    for tag in manager.env_tags:
         env, response = config.custom_envs[tag], config.max_new_tokens("train", tag)
         if env.max_steps > 1:
             changes.append(f"custom_envs.{tag}.max_steps={env.max_steps // 2}")

@@ -68,6 +68,10 @@ def _may_have_critic(config: AgenticConfig) -> bool:
     return config.needs_critic or estimator_of(config).is_own
 
 
+def _has_choice(config: AgenticConfig) -> bool:
+    return _has_tasks(config) or len(config.train_env_manager.tags) > 1
+
+
 def _has_tasks(config: AgenticConfig) -> bool:
     return bool(config.data.train_files)
 
@@ -95,7 +99,7 @@ def _has_unlocked(config: AgenticConfig, split: Split) -> bool:
 
 _ONE_DEVICE = "every role runs on actor_train's device"
 _LOCKED = "its environments have use_thread_lock, which allows one call at a time"
-_ROWS = ("val_files", "prompt_key", "agent_name_key", "default_agent", "reward", "max_prompt_length", "shuffle")
+_ROWS = ("val_files", "prompt_key", "agent_name_key", "default_agent", "max_prompt_length", "shuffle")
 _TRACE = ("trace.token2text", "trace.max_samples_per_step")
 
 REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
@@ -116,7 +120,7 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
     Requirement(("value_clip", "critic_warmup", "critic"), _may_have_critic, "this adv_estimator has no critic"),
     Requirement(
         ("reward_pretrain",),
-        lambda c: _may_have_critic(c) or c.is_set("reward"),
+        lambda c: _may_have_critic(c) or c.needs_reward_model,
         "it is the model of the critic and of the reward role, and there is neither",
     ),
     Requirement(
@@ -149,12 +153,17 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
         ("stale_groups", "stream_training", "on_weight_update", "cpu_split"), _is_asynchronous, "training is synchronous"
     ),
     Requirement(tuple(f"data.{key}" for key in _ROWS), _has_tasks, "there are no data.train_files"),
+    Requirement(("data.shuffle",), lambda c: not c.data.curriculum, "data.curriculum draws the rows"),
+    Requirement(("data.curriculum",), _has_choice, "one environment has no other task to prefer"),
+    Requirement(("data.reward_timeout_s",), lambda c: bool(c.data.reward), "there is no data.reward"),
+    Requirement(("reward",), lambda c: c.needs_reward_model, "data.reward doesn't name reward_model"),
     Requirement(_TRACE, lambda c: c.trace.backend is not None, "needs trace.backend"),
     Requirement(("train_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "train"), _LOCKED),
     Requirement(("val_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "val"), _LOCKED),
     Requirement(("actor_infer.device_mapping",), lambda c: _is_on(c.actor_infer, c.actor_train), _ONE_DEVICE),
     Requirement(("reference.device_mapping",), lambda c: _is_on(c.reference, c.actor_train), _ONE_DEVICE),
     Requirement(("critic.device_mapping",), lambda c: _is_on(c.critic, c.actor_train), _ONE_DEVICE),
+    Requirement(("reward.device_mapping",), lambda c: _is_on(c.reward, c.actor_train), _ONE_DEVICE),
 )
 
 
@@ -221,7 +230,7 @@ ROLE_REQUIREMENTS: dict[str, tuple[Requirement[Role], ...]] = {
     "reference": (
         _PACKING,
         _INFER_BATCHES,
-        Requirement(tuple(f"training_args.{key}" for key in _OPTIMIZER), _never, "a reference isn't trained"),
+        Requirement(tuple(f"training_args.{key}" for key in _OPTIMIZER), _never, "it isn't trained"),
         Requirement(
             ("training_args.per_device_train_batch_size",),
             lambda role: not role.use_dynamic_batching_in_infer,
@@ -230,12 +239,17 @@ ROLE_REQUIREMENTS: dict[str, tuple[Requirement[Role], ...]] = {
         Requirement(
             (*_CHANGES, "use_dynamic_batching_in_train", "max_tokens_per_microbatch_in_train"),
             _never,
-            "a reference isn't trained",
+            "it isn't trained",
         ),
         Requirement(("model_args.model_type",), _never, "a reference always has the policy's head"),
         Requirement(("generating_args",), _never, "actor_infer samples; set it there"),
     ),
 }
+ROLE_REQUIREMENTS["reward"] = (
+    *ROLE_REQUIREMENTS["reference"][:-2],
+    Requirement(("model_args.model_type",), _never, "a reward model always has a score head"),
+    Requirement(("generating_args",), _never, "a reward model writes nothing"),
+)
 
 SFT_REQUIREMENTS: tuple[Requirement[SFTConfig], ...] = (
     _LORA,

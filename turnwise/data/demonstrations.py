@@ -51,13 +51,17 @@ def _problem(record: dict[str, Any]) -> str:
     if not isinstance(messages, list) or not messages:
         got = "no `messages`" if "messages" not in record else f"`messages` {str(messages)[:40]!r}"
         return f"has {got}"
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict):
-            return f"message {index} is {str(message)[:40]!r}, no object"
-        if message.get("role") not in _ROLES:
-            return f"message {index} has the role {str(message.get('role'))[:40]!r}; there are {', '.join(_ROLES)}"
-        content = message.get("content")
-        parts = content if isinstance(content, list) else []
-        if not isinstance(content, str | list) or not all(isinstance(part, dict) for part in parts):
-            return f"message {index} has the content {str(content)[:40]!r}, which is no text"
+    return next(filter(None, (message_problem(index, message) for index, message in enumerate(messages))), "")
+
+
+def message_problem(index: int, message: Any) -> str:
+    """Why it can't be message number `index` of a conversation; empty where it can."""
+    if not isinstance(message, dict):
+        return f"message {index} is {str(message)[:40]!r}, no object"
+    if message.get("role") not in _ROLES:
+        return f"message {index} has the role {str(message.get('role'))[:40]!r}; there are {', '.join(_ROLES)}"
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    if not isinstance(content, str | list) or not all(isinstance(part, dict) for part in parts):
+        return f"message {index} has the content {str(content)[:40]!r}, which is no text"
     return ""

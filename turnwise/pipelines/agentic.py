@@ -126,6 +126,8 @@ class AgenticPipeline:
             if step % self.pipeline_config.logging_steps == 0:
                 log.show(*log_samples(step, groups, self.tokenizer.decode))
         metrics = log.end_step(step, groups)
+        if rollout and rollout.source.is_exhausted:
+            self.checkpoints.num_steps = step + 1
         checkpoint = self.do_checkpoint() if self.checkpoints.is_due else None
         self.interrupts.release()
         return StepReport(step, metrics, groups, checkpoint, is_final=rollout is None)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -176,7 +177,7 @@ def _other_tokens(evidence: Evidence, suspects: Suspects) -> Iterator[Fault]:
     advice = "The ids that a server gets are the whole prompt: turn off that it {} (add_special_tokens)"
     for token_id in dict.fromkeys([tokenizer.bos_token_id, *tokenizer.encode("")[:1], first_id]):
         if token_id is not None:
-            rest = _distance_after(evidence, suspects, lambda first, token_id=token_id: [token_id, *first])
+            rest = _distance_after(evidence, suspects, partial(add, [token_id]))
             token = tokenizer.convert_ids_to_tokens(token_id)
             yield Fault(f"template, {token} put before the prompt", rest, advice.format("adds special tokens"))
     rest = _distance_after(evidence, suspects, lambda first: first[1:])

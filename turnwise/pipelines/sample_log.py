@@ -51,7 +51,8 @@ def describe(trajectory: Trajectory, decode: Decode) -> str:
         lines.append(f"  turn {number + 1}")
         lines += [] if turn is first else _quoted(turn.observation, MAX_TEXT)
         lines.append(f"    → {_clipped(repr(turn.text), MAX_TEXT)}")
-        lines.append(f"      {_action(turn)}; {gained}")
+        # A row has no environment that would take an action.
+        lines.append(f"      {gained}" if trajectory.task.row is not None else f"      {_action(turn)}; {gained}")
     return "\n".join(lines)
 
 
@@ -71,7 +72,9 @@ def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
 def _headline(trajectory: Trajectory) -> str:
     end = f"{trajectory.status} by {trajectory.limit}" if trajectory.limit else trajectory.status
     turns = counted(len(trajectory.turns), "turn")
-    return f"{trajectory.task.id}, sibling {trajectory.sibling}: score {trajectory.score:g}, {turns}, {end}"
+    parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items())
+    score = f"score {trajectory.score:g}" + (f" ({parts})" if parts else "")
+    return f"{trajectory.task.id}, sibling {trajectory.sibling}: {score}, {turns}, {end}"
 
 
 def _action(turn: Turn) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ class BufferSettings:
 
     `max_refill_factor` times the groups of a batch are admitted in place of filtered ones. `is_ordered` takes groups by index
     instead of as they finish. `drops_stale` gives up those that would have to be waited for. Nothing is admitted for a step
-    beyond `num_steps`.
+    beyond `num_steps`, and no more groups than there are tasks (`num_tasks`).
     """
 
     max_running: int
@@ -25,6 +26,7 @@ class BufferSettings:
     is_ordered: bool = False
     drops_stale: bool = False
     num_steps: int | None = None
+    num_tasks: int | None = None
 
 
 class GroupBuffer:
@@ -84,7 +86,7 @@ class GroupBuffer:
             return None
         if self._interrupted:
             return self._interrupted.pop(0)
-        if len(self) >= self._room:
+        if len(self) >= self._room or not self._num_tasks_left:
             return None
         index, last_step = self.next_index, self.step + self.settings.ratio
         self._playing[index] = last_step
@@ -209,9 +211,19 @@ class GroupBuffer:
         self._interrupted = sorted(self._playing)
 
     @property
+    def is_exhausted(self) -> bool:
+        """Whether every task has been admitted, and nothing is left to take."""
+        return not self._num_tasks_left and not len(self)
+
+    @property
+    def _num_tasks_left(self) -> float:
+        total = self.settings.num_tasks
+        return math.inf if total is None else max(0, total - self.next_index)
+
+    @property
     def _num_wanted(self) -> int:
-        """Groups that the step takes."""
-        return min(self.num_groups, self._room)
+        """Groups that the step takes: fewer where the tasks come to their end."""
+        return int(min(self.num_groups, self._room, len(self) + self._num_tasks_left))
 
     @property
     def _room(self) -> int:

@@ -51,7 +51,7 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
         *_mean("rollout/length_limited", [turn.finish_reason == "length" for turn in turns]),
         *_mean("rollout/parsed", [turn.action is not None for t in played if "num_actions" in t.metrics for turn in t.turns]),
         *([Metric("rollout/log_prob/mean", logprob_sum / num_sampled, weight=num_sampled)] if num_sampled else []),
-        *_env_metrics(played, prefix="env"),
+        *_env_metrics(played, prefix="env", rewards="rollout"),
         *_mean("rollout/zero_variance_groups", [len(set(of_group)) == 1 for of_group in scores if len(of_group) > 1]),
         *_sample_metrics(samples_of(groups)),
     ]
@@ -74,7 +74,7 @@ def validation_metrics(groups: Sequence[Group]) -> list[Metric]:
         Metric("val/num_episodes", len(played), "sum"),
         *_spread("val/score", [t.score for t in played]),
     ]
-    return metrics + _scores_by_tag("val", played) + _env_metrics(played, prefix="val/env")
+    return metrics + _scores_by_tag("val", played) + _env_metrics(played, prefix="val/env", rewards="val")
 
 
 def _sample_metrics(samples: Sequence[Sample]) -> list[Metric]:
@@ -115,9 +115,11 @@ def _mean(name: str, values: Sequence[float]) -> list[Metric]:
     return [Metric(name, sum(values) / len(values), weight=len(values))] if values else []
 
 
-def _env_metrics(trajectories: Sequence[Trajectory], prefix: str) -> list[Metric]:
+def _env_metrics(trajectories: Sequence[Trajectory], prefix: str, rewards: str) -> list[Metric]:
+    """What environments and rewards have measured; those that are called `reward/…` stand below `rewards`."""
     measured: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():
-            measured.setdefault(f"{prefix}/{trajectory.task.tag}/{name}", []).append(value)
+            full = f"{rewards}/{name}" if name.startswith("reward/") else f"{prefix}/{trajectory.task.tag}/{name}"
+            measured.setdefault(full, []).append(value)
     return [metric for name, values in measured.items() for metric in _mean(name, values)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,9 +21,9 @@ from turnwise.errors import (
 )
 from turnwise.protocols import AgentLoop, OpenConversation
 from turnwise.rollout.failures import headline
-from turnwise.rollout.seeds import sibling_sampling
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import played_of
+from turnwise.rollout.tasks import sibling_sampling
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.watchdog import Wait, Watchdog
 from turnwise.types import Group, SamplingParams, Task, Trajectory
@@ -46,7 +46,7 @@ class EpisodeContexts(OpenConversation, Protocol):
 
 
 class GroupPlayer:
-    """Plays groups on the run's event loop: agents by tag, contexts by the id of an episode.
+    """Plays groups on the run's event loop: each task by its agent, contexts by the id of an episode.
 
     `watchdog` ends episodes that run past their deadline. `on_end` is called with the index of
     its group whenever one is over.
@@ -54,7 +54,7 @@ class GroupPlayer:
 
     def __init__(
         self,
-        agents: Mapping[str, AgentLoop],
+        agents: Callable[[Task], AgentLoop],
         contexts: Callable[[str], EpisodeContexts],
         sampling: SamplingParams,
         settings: SchedulerSettings,
@@ -120,7 +120,7 @@ class GroupPlayer:
                 async with self._limit(task.tag):
                     own_sampling = sibling_sampling(sampling, task, sibling)
                     with Foreign(f"the agent of {task.tag}"):
-                        trajectories = await self._agents[task.tag].run(task, sibling, contexts, own_sampling)
+                        trajectories = await self._agents(task).run(task, sibling, contexts, own_sampling)
                 contexts.verify()
                 for trajectory in trajectories:
                     trajectory.samples = build_samples(trajectory)

@@ -42,6 +42,8 @@ def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -
             "seed": task.seed,
             "epoch": task.epoch,
             "payload": dict(task.payload),
+            "agent": task.agent,
+            "row": task.row,
         },
         "sibling": trajectory.sibling,
         "status": trajectory.status,

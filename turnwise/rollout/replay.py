@@ -13,7 +13,7 @@ from turnwise.batching.samples import build_samples
 from turnwise.errors import CheckpointError, DataError, RolloutError
 from turnwise.rollout.journal import Line, read_lines
 from turnwise.rollout.record import RecordKey
-from turnwise.rollout.source import Part, played_of
+from turnwise.rollout.source import Part, ScoreGroup, played_of
 from turnwise.types import Group, Trajectory
 
 _MAX_NAMED = 3
@@ -87,6 +87,7 @@ class RolloutReplay:
 
     def __init__(self, groups: Sequence[Group], group_size: int, name: str) -> None:
         self.num_episodes = 0
+        self.score: ScoreGroup | None = None
         self.rejected: list[Group] = []
         self._groups = groups
         self._group_size = group_size
@@ -95,6 +96,10 @@ class RolloutReplay:
     @property
     def group_size(self) -> int:
         return self._group_size
+
+    @property
+    def is_exhausted(self) -> bool:
+        return False
 
     def num_batches(self, num_trajectories: int) -> int:
         """Whole batches that there are."""

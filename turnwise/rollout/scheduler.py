@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any
 
-from turnwise.errors import CheckpointError, ConfigError, RolloutError, counted
+from turnwise.errors import CheckpointError, ConfigError, RolloutError
 from turnwise.protocols import AgentLoop
 from turnwise.replay_log import ReplayLog, Taken
 from turnwise.rollout.buffer import BufferSettings, GroupBuffer
@@ -17,12 +17,12 @@ from turnwise.rollout.failures import Failures
 from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.journal import read_group, write_group
 from turnwise.rollout.player import EpisodeContexts, GroupPlayer, cancel
-from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
-from turnwise.rollout.source import Part, Rejection, played_of
+from turnwise.rollout.source import Part, Rejection, ScoreGroup, played_of
+from turnwise.rollout.tasks import TaskSource
 from turnwise.runtime.stopwatch import Stopwatch, Work
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.types import Group, SamplingParams, Trajectory
+from turnwise.types import Group, SamplingParams, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ class RolloutScheduler:
     otherwise another task takes the place of a group with a failed episode, or of one that `keep` says no to, and the group
     is in `rejected` until the next batch, for the record.
 
+    `agents` gives the agent that plays a task. `score` rewards a group as soon as it is complete, before the filter sees it.
+
     `run_async` waits for a coroutine on the run's event loop. `watchdog` ends episodes that run past their deadline.
     `replay_log` notes which groups each batch takes, or says it; `stopwatch` learns how many groups play.
     """
@@ -47,12 +49,13 @@ class RolloutScheduler:
         *,
         run_async: Callable[..., Any],
         tasks: TaskSource,
-        agents: Mapping[str, AgentLoop],
+        agents: Callable[[Task], AgentLoop],
         contexts: Callable[[str], EpisodeContexts],
         sampling: SamplingParams,
         settings: SchedulerSettings,
         is_fixed: bool = False,
         keep: GroupFilter | None = None,
+        score: ScoreGroup | None = None,
         watchdog: Watchdog | None = None,
         replay_log: ReplayLog | None = None,
         stopwatch: Stopwatch | None = None,
@@ -67,6 +70,9 @@ class RolloutScheduler:
         """Index of each group that plays → its episodes that have ended."""
         self._is_fixed = is_fixed
         self._keep = keep
+        self.score = score
+        self._versions: dict[int, int] = {}
+        """Index of each admitted group → version of the tasks' state from which its task follows."""
         self._replay_log = replay_log or ReplayLog()
         self._stopwatch = stopwatch or Stopwatch()
         self._failures = Failures()
@@ -89,20 +95,14 @@ class RolloutScheduler:
     def group_size(self) -> int:
         return self.settings.group_size
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the tasks have come to their end, and every group of them was handed out."""
+        return not self._is_fixed and self._buffer.is_exhausted
+
     def describe(self) -> str:
         """How it plays, in a few words."""
-        settings = self.settings
-        parts = [f"{counted(settings.num_concurrent_episodes, 'episode')} at once"]
-        if settings.group_size_redundancy:
-            parts.append(f"the first {settings.group_size} of {settings.group_size + settings.group_size_redundancy} to end")
-        parts += ["one of each group greedy"] if settings.has_greedy_sibling else []
-        if self._keep:
-            parts.append(f"groups filtered by {self._keep.name}, at most {settings.max_refill_factor:g} × the batch refilled")
-        if settings.async_generation_ratio:
-            order = "by index" if settings.is_ordered else "as they end"
-            late = "dropped" if settings.drops_stale else "waited for"
-            parts.append(f"up to {settings.async_generation_ratio} batches ahead of training, taken {order}, the oldest {late}")
-        return ", ".join(parts)
+        return self.settings.describe(self._keep.name if self._keep else "")
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
         """Plays and returns `num_trajectories` trajectories in complete groups, ordered by group index; fewer, and perhaps
@@ -206,10 +206,12 @@ class RolloutScheduler:
         await cancel(self._running.pop(index) for index in stale if index in self._running)
         for index in stale:
             self._failing.pop(index, None)
-            group = self._played.setdefault(index, Group(self._tasks.task(index), [], index))
+            group = self._played.setdefault(index, Group(self._task(index), [], index))
             group.rejected = "stale"
         self._failures = Failures(self._failures.allowed)
         self._hand_out()
+        if not self._is_fixed:
+            self._tasks.observe(self.finished + [group for group in self.rejected if group.rejected == "filtered"])
         if self._is_fixed:
             self._replay_log.validated()
         else:
@@ -218,9 +220,23 @@ class RolloutScheduler:
         self._say_what_is_missing(self._buffer.num_groups)
         self._admit()
 
+    def _task(self, index: int) -> Task:
+        return self._tasks.task(index, self._versions.get(index))
+
+    def _version_at(self, index: int) -> int:
+        """The version of the tasks that a group follows from when it is admitted; a record that is followed says it."""
+        recorded = None if self._is_fixed else self._replay_log.task_version(index)
+        return self._tasks.version if recorded is None else recorded
+
     def _admit(self) -> None:
         """Starts the groups that there is room for."""
-        while self._fault is None and (index := self._buffer.admit()) is not None:
+        while self._fault is None and self._version_at(self._buffer.next_index) <= self._tasks.version:
+            if (index := self._buffer.admit()) is None:
+                return
+            if index not in self._versions:
+                self._versions[index] = self._version_at(index)
+                if not self._is_fixed:
+                    self._replay_log.admitted(index, self._versions[index])
             task = self._running[index] = asyncio.get_running_loop().create_task(self._group(index), name=f"group {index}")
             task.add_done_callback(partial(self._end, index))
 
@@ -241,10 +257,13 @@ class RolloutScheduler:
         self._stopwatch.num_playing += 1
         self._num_ended[index] = 0
         try:
-            group = self._played[index] = await self._player.play(self._tasks.task(index), index, partial(self._fail, index))
+            group = await self._player.play(self._task(index), index, partial(self._fail, index))
+            if self.score is not None and (failed := await self.score(group)):
+                self._fail(index, failed)
         finally:
             self._stopwatch.num_playing -= 1
             del self._num_ended[index]
+        self._played[index] = group
         self._failing.pop(index, None)
         group.rejected = self._rejection(group)
         return group
@@ -255,7 +274,7 @@ class RolloutScheduler:
         Raises:
             RolloutError: there are.
         """
-        group = self._failing.setdefault(index, Group(self._tasks.task(index), [], index, rejected="failed"))
+        group = self._failing.setdefault(index, Group(self._task(index), [], index, rejected="failed"))
         group.trajectories += failed
         self._failures.add(failed)
 
@@ -288,6 +307,7 @@ class RolloutScheduler:
         left = [self._played.pop(index) for index in sorted(self._played) if index not in self._buffer]
         self.finished = [group for group in left if group.rejected is None]
         self.rejected = [group for group in left if group.rejected]
+        self._versions = {index: version for index, version in self._versions.items() if index in self._buffer}
 
     def _say_what_is_missing(self, num_groups: int) -> None:
         num_kept = len(self.finished)
@@ -327,6 +347,7 @@ class RolloutScheduler:
                 is_ordered=settings.is_ordered,
                 drops_stale=settings.drops_stale,
                 num_steps=settings.num_batches,
+                num_tasks=self._tasks.num_tasks,
             )
         )
 
@@ -334,7 +355,13 @@ class RolloutScheduler:
         """The position in the sequence of tasks, how many episodes were handed out, and what was played ahead of training.
         Groups that play are started again by whoever goes on from here, with their seeds."""
         ahead = [write_group(self._buffer.step, group) for group in self._played.values()]
-        return {**self._buffer.state_dict(), "num_episodes": self.num_episodes, "groups": ahead}
+        return {
+            **self._buffer.state_dict(),
+            "num_episodes": self.num_episodes,
+            "groups": ahead,
+            "tasks": self._tasks.state_dict(),
+            "task_versions": list(self._versions.items()),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises:
@@ -351,6 +378,8 @@ class RolloutScheduler:
                 "its weights with pretrain"
             )
         self._buffer.load_state_dict(state)
+        self._tasks.load_state_dict(state.get("tasks", {}))
+        self._versions = dict(state.get("task_versions", []))
         self.num_episodes = state["num_episodes"]
         self._played = {group.index: group for group in map(read_group, state["groups"])}
         for group in self._played.values():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turnwise.errors import counted
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
@@ -42,3 +44,17 @@ class SchedulerSettings:
     @property
     def num_concurrent_episodes(self) -> int:
         return self.max_concurrent_groups * self.num_episodes_of_group
+
+    def describe(self, group_filter: str = "") -> str:
+        """How groups are played, in a few words; `group_filter` is the filter's name."""
+        parts = [f"{counted(self.num_concurrent_episodes, 'episode')} at once"]
+        if self.group_size_redundancy:
+            parts.append(f"the first {self.group_size} of {self.group_size + self.group_size_redundancy} to end")
+        parts += ["one of each group greedy"] if self.has_greedy_sibling else []
+        if group_filter:
+            parts.append(f"groups filtered by {group_filter}, at most {self.max_refill_factor:g} × the batch refilled")
+        if self.async_generation_ratio:
+            order = "by index" if self.is_ordered else "as they end"
+            late = "dropped" if self.drops_stale else "waited for"
+            parts.append(f"up to {self.async_generation_ratio} batches ahead of training, taken {order}, the oldest {late}")
+        return ", ".join(parts)

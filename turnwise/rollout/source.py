@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Literal, NamedTuple, Protocol
 
 from turnwise.types import Group, Trajectory
 
 Rejection = Literal["failed", "filtered", "stale"]
+
+
+ScoreGroup = Callable[[Group], Awaitable[list[Trajectory]]]
+"""Adds the rewards of a group to its trajectories; returns those that couldn't be scored and have failed by that."""
 
 
 class Part(NamedTuple):
@@ -22,11 +26,18 @@ class RolloutSource(Protocol):
 
     rejected: list[Group]
     """Groups that came up since the batch before and aren't trained on, for the record."""
+    score: ScoreGroup | None
+    """What rewards groups, None where only environments do."""
     num_episodes: int
     """Handed out since the run began."""
 
     @property
     def group_size(self) -> int: ...
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether there is no batch after the last one."""
+        ...
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
         """The next `num_trajectories` trajectories in complete groups; fewer, and perhaps none, where a filter left no more."""

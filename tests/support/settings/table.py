@@ -14,6 +14,7 @@ PLACES: dict[str, str] = {
     "weights": "the trained weights",
     "credit": "the advantages of the rollouts",
     "rollouts": "what is played and sampled",
+    "rewards": "the rewards of whole episodes",
     "validation": "the validation metrics",
     "metrics": "the metrics",
     "files": "the files that are written",
@@ -75,6 +76,10 @@ _SAMPLED = {"train_env_manager.generating_args.do_sample": True}
 _BLOCKING = {"custom_envs.<tag>.env_config": {"delay_s": 0.005}}
 _ALIKE = {"custom_envs.<tag>.env_type": "turnwise.testing.toy_envs:BanditEnv", "custom_envs.<tag>.env_config": {}}
 _RAISING = {"custom_envs.<tag>.env_type": "odd_envs:RaisingEnv", "custom_envs.<tag>.env_config": {}}
+
+_ROWS = {"train_env_manager.tags": ["data"], "data.train_files": ["$rows"], "data.reward.name": "toy_rewards:length"}
+_VAL_ROWS = _ROWS | {"val_env_manager.tags": ["data"], "data.val_files": ["$rows"]} | _VALIDATED
+_SCORED = {"data.reward.name": "reward_model", "reward_pretrain": "$score_model"}
 
 RUN = (
     Live("pretrain", "$other_model", "weights"),
@@ -244,6 +249,32 @@ AGENTIC: tuple[Live, ...] = (
         reference=_REFERENCE,
     ),
     *_roles("critic", (*_TRAINING, *_ADAPTERS, *_BATCHING, replace(_CODED, place="error")), critic=_GAE),
+    *_roles(
+        "reward",
+        (
+            Live("model_args.model_name_or_path", "$other_score_model", "rewards"),
+            Live("model_args.dtype", "bf16", "rewards"),
+            Live("model_args.attn_implementation", "sdpa", "table"),
+            Live("training_args.per_device_train_batch_size", 1, "calls"),
+            *_FORWARD,
+            replace(_CODED, place="error"),
+        ),
+        reward=_SCORED,
+    ),
+    # Rows and rewards
+    Live("data.train_files", ["$other_rows"], "rollouts", _ROWS),
+    Live("data.val_files", ["$other_rows"], "validation", _VAL_ROWS),
+    Live("data.num_epochs", 1, "metrics", _ROWS | {"max_steps": 3}),
+    Live("data.curriculum", True, "rollouts", _ROWS),
+    Live("data.prompt_key", "question", "rollouts", _ROWS),
+    Live("data.agent_name_key", "asker", "rollouts", _ROWS),
+    Live("data.default_agent", "toy_rewards:AskTwice", "rollouts", _ROWS),
+    Live("data.reward.name", "exact_match", "rewards", _ROWS),
+    Live("data.reward.weight", 0.5, "rewards", {"data.reward.name": "toy_rewards:length"}),
+    Live("data.reward.args", {"power": 2.0}, "rewards", {"data.reward.name": "toy_rewards:length"}),
+    Live("data.reward_timeout_s", 0.01, "error", {"data.reward.name": "toy_rewards:slow"}),
+    Live("data.max_prompt_length", 24, "rollouts", _ROWS),
+    Live("data.shuffle", False, "rollouts", _ROWS),
     # Environments
     Live("custom_envs.<tag>.env_type", "turnwise.testing.toy_envs:BanditEnv", "rollouts"),
     Live("custom_envs.<tag>.env_config", {"num_turns": 1}, "rollouts"),

@@ -68,7 +68,7 @@ def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
             "actor_train.model_args.lora_target: has no effect: needs lora_",
         ),
         (with_lora("actor_infer"), "actor_infer.model_args.lora_rank: has no effect: actor_train trains; set it there"),
-        (with_lora("reference") | {"use_kl_loss": True}, "reference.model_args.lora_rank: has no effect: a reference isn't"),
+        (with_lora("reference") | {"use_kl_loss": True}, "reference.model_args.lora_rank: has no effect: it isn't trained"),
         (
             {"actor_infer": {"model_args": {"freeze_module_prefix": "x"}}},
             "actor_infer.model_args.freeze_module_prefix: has no effect: actor_train trains; set it there",

@@ -18,7 +18,7 @@ from turnwise.config import parse_config
 from turnwise.envs.parsing import as_answer
 from turnwise.errors import ConfigError, RolloutError
 from turnwise.models.load import load_tokenizer
-from turnwise.rollout.seeds import TaskSource
+from turnwise.rollout.tasks import SeededTasks
 from turnwise.types import Task
 
 LAKE = {
@@ -88,7 +88,7 @@ def test_a_scripted_episode_is_won_and_told_in_order(tiny_model, tokens, mode):
 def test_a_model_plays_what_it_plays_in_a_run(tiny_model):
     """The same seed gives the tokens and log-probs that the scheduler of a run gets."""
     config = config_of(tiny_model)
-    task = TaskSource(config.seed, "val", ("Lake",), (1,)).task(0)
+    task = SeededTasks(config.seed, "val", ("Lake",), (1,)).task(0)
     notes, result, _ = played(config, Choices(str(tiny_model), split="val", seed=task.seed))
     policy = build_policy(config, choose_device(config), is_trained=False)
     try:

@@ -15,8 +15,8 @@ from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.rollout.scheduler import RolloutScheduler
-from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
+from turnwise.rollout.tasks import SeededTasks
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.fakes import CrowdServer, byte_tokenizer
@@ -33,10 +33,11 @@ def calls_of_a_turn(num_episodes: int) -> float:
     calls = CallSettings(timeout_s=600.0, watchdog=watchdog)
     settings = EnvAgentSettings("Letters", max_tokens_per_step=4, action_pattern=None, episode_timeout_s=600.0, calls=calls)
     with WatchedRunner(watchdog, 600.0) as event_loop:
+        agent = EnvAgent(lambda _: IdentityEnv(num_turns=NUM_TURNS), settings)
         scheduler = RolloutScheduler(
             run_async=event_loop.run,
-            tasks=TaskSource(0, "train", ("Letters",), (1,)),
-            agents={"Letters": EnvAgent(lambda _: IdentityEnv(num_turns=NUM_TURNS), settings)},
+            tasks=SeededTasks(0, "train", ("Letters",), (1,)),
+            agents=lambda task: agent,
             contexts=partial(TokenContexts, template, LLMServerManager([server], request_s=600.0, watchdog=watchdog), 1024),
             sampling=SamplingParams(max_new_tokens=4),
             settings=SchedulerSettings(GROUP_SIZE, num_episodes // GROUP_SIZE, episode_timeout_s=600.0),

@@ -12,7 +12,7 @@ import pytest
 from turnwise.errors import BlockingFault, CheckpointError, ConfigError, DeadlineError, EnvironmentFault, RolloutError
 from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.scheduler import RolloutScheduler, SchedulerSettings
-from turnwise.rollout.seeds import TaskSource
+from turnwise.rollout.tasks import SeededTasks
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import SamplingParams, Trajectory, Turn
@@ -89,8 +89,8 @@ def runner():
 def make(runner, agent, watchdog=None, *, is_fixed=False, keep=None, **settings):
     return RolloutScheduler(
         run_async=runner.run,
-        tasks=TaskSource(run_seed=1, split="train", tags=("A", "B"), partition=(1, 1)),
-        agents={"A": agent, "B": agent},
+        tasks=SeededTasks(run_seed=1, split="train", tags=("A", "B"), partition=(1, 1)),
+        agents=lambda task: agent,
         contexts=Contexts,
         sampling=SamplingParams(max_new_tokens=4),
         settings=SchedulerSettings(**({"group_size": 2, "max_concurrent_groups": 3} | settings)),

@@ -16,8 +16,8 @@ from turnwise.replay_log import ReplayLog
 from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.journal import read_group
 from turnwise.rollout.scheduler import RolloutScheduler
-from turnwise.rollout.seeds import TaskSource
 from turnwise.rollout.settings import SchedulerSettings
+from turnwise.rollout.tasks import SeededTasks
 from turnwise.runtime.stopwatch import Stopwatch, Work
 from turnwise.types import SamplingParams, Trajectory, Turn, VersionRun
 
@@ -86,8 +86,8 @@ def make(runner, agent, keep=None, stopwatch=None, **settings):
     base = {"group_size": 2, "max_concurrent_groups": 4, "async_generation_ratio": 1, "max_env_retries": 0}
     return RolloutScheduler(
         run_async=runner.run,
-        tasks=TaskSource(run_seed=1, split="train", tags=("A",), partition=(1,)),
-        agents={"A": agent},
+        tasks=SeededTasks(run_seed=1, split="train", tags=("A",), partition=(1,)),
+        agents=lambda task: agent,
         contexts=Contexts,
         sampling=SamplingParams(max_new_tokens=4),
         settings=SchedulerSettings(**(base | settings)),

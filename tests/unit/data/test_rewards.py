@@ -1,0 +1,117 @@
+"""Rewards over groups: what they are called with, what they may return, and what becomes of those that break."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import toy_rewards
+
+from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, messages_of
+from turnwise.errors import ConfigError
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.types import Group, Task, Trajectory, Turn
+
+TASK = Task("train/data/0", "data", "train", 1, payload={"prompt": "Say it", "reward_model": {"ground_truth": "abc"}}, row=0)
+
+
+def trajectory(text: str, sibling: int, task: Task = TASK, reward: float = 0.0) -> Trajectory:
+    turn = Turn(np.array([1]), np.array([2]), np.array([-1.0], np.float32), text=text, observation="Say it", reward=reward)
+    return Trajectory(task, sibling, [turn])
+
+
+def group(*texts: str) -> Group:
+    return Group(TASK, [trajectory(text, sibling) for sibling, text in enumerate(texts)])
+
+
+def of(function, **arguments) -> FunctionReward:
+    return FunctionReward(function.__name__, function, lambda t: t.turns[-1].text, "prompt", arguments)
+
+
+def scored(group: Group, *rewards: tuple[object, float], timeout_s: float = 5.0) -> list[Trajectory]:
+    with Watchdog() as watchdog:
+        stage = RewardStage([WeightedReward(reward.name, weight, reward) for reward, weight in rewards], timeout_s, watchdog)
+        return asyncio.run(stage(group))
+
+
+def test_weighted_parts_add_up_to_the_score_and_metrics_are_raw() -> None:
+    played = group("abc", "a")
+    assert scored(played, (of(toy_rewards.of_answer), 2.0), (of(toy_rewards.length, power=2.0), 0.5)) == []
+    first, second = played.trajectories
+    assert first.outcome_rewards == {"of_answer": 2.0, "length": 0.45} and first.score == pytest.approx(2.45)
+    assert first.metrics == {"reward/of_answer": 1.0, "reward/length": 0.9}
+    assert second.score == pytest.approx(0.05)
+
+
+def test_a_coroutine_function_and_a_reward_of_whole_groups() -> None:
+    played = group("abc", "a")
+    assert scored(played, (of(toy_rewards.length_later), 1.0), (GroupReward("Longest", toy_rewards.Longest(0.25)), 2.0)) == []
+    first, second = played.trajectories
+    assert first.turns[0].reward == 0.5 and first.outcome_rewards == {"length_later": 0.3, "Longest": 2.0}
+    assert first.score == pytest.approx(2.8) and second.score == pytest.approx(0.6)
+
+
+def test_a_greedy_sibling_is_scored_too_and_a_failed_one_is_not_asked_for() -> None:
+    played = group("abc", "broken", "ab")
+    played.trajectories[1].error, played.trajectories[1].status = "it failed before", "failed"
+    played.greedy = trajectory("abcd", 3)
+    seen: list[list[str]] = []
+
+    def note(completions: list[str]) -> list[float]:
+        seen.append(completions)
+        return [float(len(text)) for text in completions]
+
+    assert scored(played, (of(note), 1.0)) == []
+    assert seen == [["abc", "ab", "abcd"]] and played.greedy.score == 4.0 and played.trajectories[1].outcome_rewards == {}
+
+
+def test_messages_and_prompts_are_there_for_those_that_ask() -> None:
+    seen = {}
+
+    def note(completions, messages, prompts):
+        seen.update(messages=messages, prompts=prompts)
+        return [0.0] * len(completions)
+
+    scored(group("abc"), (of(note), 1.0))
+    assert seen["prompts"] == ["Say it"]
+    assert seen["messages"] == [[{"role": "user", "content": "Say it"}, {"role": "assistant", "content": "abc"}]]
+    of_environment = Task("train/Lake/0", "Lake", "train", 1)
+    assert messages_of(trajectory("Left", 0, of_environment), "prompt") == [
+        {"role": "user", "content": "Say it"},
+        {"role": "assistant", "content": "Left"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (toy_rewards.raising, "data.reward raising raised ValueError: no such judge"),
+        (toy_rewards.leaving, "sys.exit"),
+        (toy_rewards.too_few, "data.reward too_few returned 1 values; return one finite number for each of the 2 completions"),
+        (toy_rewards.not_finite, "data.reward not_finite returned nan; return one finite number"),
+        (lambda completions: "no list", "returned a str"),
+        (lambda completions: [None, None], "returned [None, None]"),
+    ],
+)
+def test_a_broken_reward_fails_its_group_with_a_sentence(function, said: str) -> None:
+    played = group("abc", "a")
+    failed = scored(played, (of(function), 1.0))
+    assert failed == played.trajectories
+    assert all(t.status == "failed" and said in str(t.error) and not t.outcome_rewards for t in failed)
+
+
+def test_one_that_hangs_is_ended_by_its_deadline() -> None:
+    async def for_ever(completions):
+        await asyncio.sleep(60)
+
+    for function in (for_ever, toy_rewards.slow):
+        [failed] = scored(group("abc"), (of(function), 1.0), timeout_s=0.01)
+        assert "data.reward_timeout_s" in str(failed.error) and function.__name__ in str(failed.error)
+
+
+def test_what_cannot_be_called_so_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has no parameter `completions`"):
+        of(lambda texts: [])
+    with pytest.raises(ConfigError, match=r"args.weight is no parameter of it; it has completions, power"):
+        of(toy_rewards.length, weight=1)

@@ -1,0 +1,116 @@
+"""Rows from files and objects of every form, and what is said where they can't be read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from turnwise.data.columns import Wanted, arguments_of
+from turnwise.data.tables import TableRow, read_tables
+from turnwise.errors import DataError
+
+ROWS = [{"prompt": "1+1", "answer": "2"}, {"prompt": "2+2", "answer": "4"}]
+
+
+def columns(rows: list[TableRow]) -> list[dict[str, object]]:
+    return [dict(row.columns) for row in rows]
+
+
+def test_every_form_gives_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
+    module = ModuleType("rows_in_python")
+    module.rows, module.dataset = ROWS, datasets.Dataset.from_list(ROWS)
+    monkeypatch.setitem(sys.modules, "rows_in_python", module)
+    names = [*(str(tmp_path / name) for name in ("rows.jsonl", "rows.parquet", "saved"))]
+    for name in [*names, "rows_in_python:rows", "rows_in_python:dataset"]:
+        assert columns(read_tables([name], "data.train_files")) == ROWS
+    both = read_tables(names[:2], "data.train_files")
+    assert [row.place.rpartition("/")[2] for row in both] == [
+        "rows.jsonl, line 1",
+        "rows.jsonl, line 2",
+        "rows.parquet, row 1",
+        "rows.parquet, row 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("empty.jsonl", b"", "empty.jsonl: has no rows"),
+        ("missing.jsonl", None, "missing.jsonl: no such file"),
+        ("missing.parquet", None, "missing.parquet: no such file"),
+        ("broken.parquet", b"nothing of the kind", "broken.parquet: is no readable Parquet file"),
+        ("list.jsonl", b"[1]\n", "list.jsonl, line 1: is a list"),
+        ("rows.csv", b"a,b\n", "rows.csv: is no such form; rows are read from .jsonl and .parquet files"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read_tables([str(tmp_path / name)], "data.train_files")
+    assert said in str(caught.value)
+
+
+def test_a_folder_that_holds_several_splits_names_them(tmp_path: Path) -> None:
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(DataError, match=r"several splits; name one of them: .*saved/train"):
+        read_tables([str(tmp_path / "saved")], "data.train_files")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match="no folder that the datasets library saved"):
+        read_tables([str(tmp_path / "folder")], "data.train_files")
+
+
+def test_the_hub_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(name: str, split: str) -> None:
+        raise ConnectionError(f"Couldn't reach '{name}' on the Hub\nand more")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(DataError, match=r"gsm8k: the hub doesn't give its split test \(Couldn't reach .*hf download"):
+        read_tables(["openai/gsm8k:test"], "data.val_files")
+
+
+def test_a_column_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
+    table = pyarrow.Table.from_pylist([{"prompt": "x", "picture": b"\x00\x01"}])
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match="row 1: column 'picture' is a bytes, which JSON can't hold"):
+        read_tables([str(tmp_path / "rows.parquet")], "data.train_files")
+
+
+def test_columns_arrive_under_their_names_and_those_of_their_leaves() -> None:
+    row = {"prompt": "?", "reward_model": {"ground_truth": "4", "style": {"kind": "rule"}}}
+    found = arguments_of(row)
+    assert found["ground_truth"] == "4" and found["kind"] == "rule" and found["reward_model"] == row["reward_model"]
+
+
+def function(completions: list[str], answer: list[str], level: list[int] | None = None) -> list[float]:
+    return []
+
+
+def everything(completions: list[str], **columns: list[object]) -> list[float]:
+    return []
+
+
+def test_a_missing_column_is_named_with_its_row() -> None:
+    wanted = Wanted.by(function, ["completions"])
+    wanted.check([TableRow("rows.jsonl, line 1", {"answer": "4"})], "data.reward function")
+    with pytest.raises(DataError, match=r"line 2: data.reward function needs the column 'answer'.*Did you mean 'answers'"):
+        wanted.check([TableRow("rows.jsonl, line 2", {"answers": "4"})], "data.reward function")
+
+
+def test_a_clash_of_names_is_an_error_for_whom_it_reaches() -> None:
+    row = TableRow("line 1", {"answer": "4", "extra": {"level": 1}, "info": {"level": 2}})
+    with pytest.raises(DataError, match=r"gets the column 'level', and the row has it twice: extra.level and info.level"):
+        Wanted.by(function, ["completions"]).check([row], "data.reward function")
+    with pytest.raises(DataError, match="'level'"):
+        Wanted.by(everything, ["completions"]).check([row], "data.reward everything")
+    Wanted.by(lambda completions, answer: [], ["completions"]).check([row], "data.reward brief")

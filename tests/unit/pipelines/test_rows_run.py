@@ -1,0 +1,195 @@
+"""Whole runs on rows of data sets, with rewards and without environments."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from turnwise.build.agentic import build_agentic
+from turnwise.build.envs import plug_in_problems
+from turnwise.build.run import start_run
+from turnwise.build.saved import evaluate_model
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.errors import DataError, RolloutError
+from turnwise.models.load import load_tokenizer, save_model
+from turnwise.models.value_head import load_value_model, value_head
+from turnwise.pipelines.agentic import AgenticPipeline
+from turnwise.pipelines.session import run_to_end
+from turnwise.tracking.jsonl import read_metrics
+
+WORDS = "one two three four five six seven"
+
+
+@pytest.fixture
+def make_config(tiny_model, tmp_path):
+    for name, lines in (("train", WORDS), ("val", "eight nine ten")):
+        rows = [{"prompt": word, "answer": word, "extra": {"number": number}} for number, word in enumerate(lines.split())]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def make(data: dict[str, Any] | None = None, **changes: Any) -> AgenticConfig:
+        values = {
+            "exp_name": "rows",
+            "pretrain": str(tiny_model),
+            "output_dir": str(tmp_path / "runs"),
+            "max_steps": 4,
+            "save_steps": 0,
+            "rollout_batch_size": 4,
+            "val_batch_size": 8,
+            "sequence_length": 64,
+            "track_with": [],
+            "actor_infer": {"generating_args": {"max_new_tokens": 6}},
+            "actor_train": {"training_args": {"learning_rate": 1e-3, "per_device_train_batch_size": 4}},
+            "train_env_manager": {"num_env_groups": 2, "group_size": 2},
+            "data": {"train_files": str(tmp_path / "train.jsonl"), "reward": "toy_rewards:length"} | (data or {}),
+        }
+        return parse_config(values | changes, AgenticConfig)[0]
+
+    return make
+
+
+def run(config: AgenticConfig, **options: Any) -> AgenticPipeline:
+    folder = start_run(config)
+    return run_to_end(folder, lambda: build_agentic(config, folder, **options))
+
+
+def played(pipeline: AgenticPipeline) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in pipeline.folder.rollouts.read_text().splitlines()]
+
+
+def weights(pipeline: AgenticPipeline) -> dict[str, torch.Tensor]:
+    return load_file(pipeline.checkpoints.newest / "model.safetensors")
+
+
+def test_every_row_is_played_once_an_epoch_and_the_run_ends_with_them(make_config, tmp_path: Path) -> None:
+    val = {"val_files": str(tmp_path / "val.jsonl"), "num_epochs": 2}
+    pipeline = run(make_config(val, max_steps=50, eval_steps=50))
+    records = played(pipeline)
+    assert Counter((record["task"]["row"], record["task"]["epoch"]) for record in records) == Counter(
+        {(row, epoch): 2 for row in range(7) for epoch in range(2)}
+    )
+    assert [record["task"]["row"] for record in records[::2]] != sorted(record["task"]["row"] for record in records[::2])
+    metrics = read_metrics(pipeline.folder.metrics)
+    trained = [row for row in metrics if "rollout/score/mean" in row]
+    assert len(trained) == 7 and pipeline.checkpoints.num_steps == 7
+    assert all(record["score"] == record["outcome_rewards"]["length"] > 0 for record in records)
+    assert "rollout/reward/length" in trained[0]
+    validated = [row for row in metrics if "val/score/mean" in row]
+    assert [row["val/num_episodes"] for row in validated] == [3, 3], "there are three rows, and places for eight"
+
+
+def test_the_last_batch_is_smaller_where_rows_are_left_over(make_config) -> None:
+    pipeline = run(make_config({"num_epochs": 1}, rollout_batch_size=10))
+    assert Counter(record["step"] for record in played(pipeline)) == {0: 10, 1: 4}
+
+
+def test_a_run_that_goes_on_is_the_one_that_was_never_stopped(make_config) -> None:
+    changes = {"data": {"curriculum": True}, "deterministic": True, "save_steps": 2}
+    whole = run(make_config(**changes))
+    first = run(make_config(**changes, max_steps=2, exp_name="halves"))
+    resumed = run(make_config(**changes, exp_name="halves", resume_from_checkpoint=str(first.checkpoints.newest)))
+    torch.use_deterministic_algorithms(False)
+    assert [r["task"] for r in played(resumed)] == [r["task"] for r in played(whole)]
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(resumed)[name])
+
+
+def test_an_asynchronous_curriculum_is_repeated_bit_by_bit(make_config) -> None:
+    config = make_config({"curriculum": True}, async_generation_ratio=1)
+    recorded = run(config)
+    schedule = [json.loads(line) for line in recorded.folder.schedule.read_text().splitlines()]
+    assert any(event.get("version") for event in schedule), "nothing was admitted after the first step"
+    again = run(make_config({"curriculum": True}, async_generation_ratio=1, exp_name="again"), replay=recorded.folder.path)
+    first, second = ({(r["group"], r["sibling"]): r["task"] for r in played(pipeline)} for pipeline in (recorded, again))
+    assert first == second
+    for name, tensor in weights(recorded).items():
+        assert torch.equal(tensor, weights(again)[name])
+
+
+def test_rows_and_environments_are_mixed_in_their_shares(make_config) -> None:
+    letters = {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 2, "agent_template": "{observation}"}
+    manager = {"num_env_groups": 3, "group_size": 2, "tags": ["Letters", "data"], "num_groups_partition": [1, 2]}
+    pipeline = run(
+        make_config(custom_envs={"Letters": letters}, train_env_manager=manager, rollout_batch_size=6, sequence_length=256)
+    )
+    records = played(pipeline)
+    assert Counter(record["task"]["tag"] for record in records) == {"Letters": 8, "data": 16}
+    assert {record["task"]["agent"] for record in records} == {"env_agent", "single_turn_agent"}
+    of_letters = next(record for record in records if record["task"]["tag"] == "Letters" and record["turns"])
+    gained = sum(turn["reward"] for turn in of_letters["turns"])
+    assert of_letters["score"] == pytest.approx(gained + of_letters["outcome_rewards"]["length"])
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"prompt_key": "question"}, "train.jsonl, line 1: there is no column 'question'; it has prompt, answer, extra"),
+        ({"reward": "toy_rewards:of_answer"}, "line 1: data.reward of_answer needs the column 'ground_truth'"),
+        ({"agent_name_key": "answer"}, "line 1: agent 'one' isn't one of env_agent"),
+        ({"train_files": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
+        ({"reward": "toy_rewards:lenght"}, "toy_rewards has no object 'lenght'"),
+    ],
+)
+def test_what_is_wrong_with_rows_is_found_before_a_model_is_loaded(make_config, data, said: str) -> None:
+    config = make_config(data, pretrain="models/none")
+    problems = " ".join(f"{problem.key}: {problem.message}" for problem in plug_in_problems(config))
+    assert said in problems
+
+
+def test_rows_without_room_are_left_out_and_counted(make_config, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config({"max_prompt_length": 12, "num_epochs": 1})
+    pipeline = run(config)
+    left = {record["task"]["payload"]["prompt"] for record in played(pipeline)}
+    assert 0 < len(left) < 7
+    assert f"{7 - len(left)} of 7 rows are left out, since their prompts have more than 12 tokens" in caplog.text
+    with pytest.raises(DataError, match=r"all 7 prompts have more than 2 tokens \(data.max_prompt_length\)"):
+        run(make_config({"max_prompt_length": 2}))
+
+
+def test_a_reward_that_breaks_on_every_group_ends_the_run_with_its_error(make_config) -> None:
+    with pytest.raises(RolloutError, match=r"data.reward raising raised ValueError: no such judge"):
+        run(make_config({"reward": "toy_rewards:raising"}))
+
+
+def test_validation_counts_broken_rewards_apart(make_config, tmp_path: Path) -> None:
+    data = {"val_files": str(tmp_path / "val.jsonl"), "reward": "toy_rewards:failing_on_nine"}
+    manager = {"num_env_groups": 2, "max_failed_fraction": 0.9}
+    config = make_config(data, eval_steps=4, val_env_manager=manager)
+    evaluation = evaluate_model(config)
+    assert evaluation.num_failed == 1 and evaluation.overall.mean_score == 1.0
+
+
+def test_a_reward_model_that_prefers_short_answers_makes_them_shorter(make_config, tiny_model, tmp_path: Path) -> None:
+    config = make_config(
+        {"reward": "reward_model"},
+        reward_pretrain=str(model_that_prefers_short_answers(tiny_model, tmp_path / "judge")),
+        max_steps=25,
+        rollout_batch_size=32,
+        train_env_manager={"num_env_groups": 8, "group_size": 8},
+        actor_train={"training_args": {"learning_rate": 5e-3, "per_device_train_batch_size": 32}},
+    )
+    lengths = [row["rollout/response_length/mean"] for row in read_metrics(run(config).folder.metrics) if len(row) > 20]
+    assert lengths[0] > 5.8 and sum(lengths[-5:]) / 5 < 5.5
+
+
+def model_that_prefers_short_answers(start: Path, folder: Path) -> Path:
+    """A token classifier of one label, trained on random ids to say minus their number."""
+    torch.manual_seed(0)
+    model, tokenizer = load_value_model(start), load_tokenizer(start)
+    head = value_head(model)
+    torch.nn.init.normal_(head.weight, std=0.1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(150):
+        ids = torch.randint(0, len(tokenizer), (16, 40))
+        wanted = -torch.arange(40.0).expand(16, 40) / 10
+        loss = (model(ids).logits.squeeze(-1) - wanted).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    save_model(model, tokenizer, folder)
+    return folder

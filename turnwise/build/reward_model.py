@@ -1,0 +1,81 @@
+"""The scalar reward model of the `reward` role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from turnwise.build.roles import batch_plan
+from turnwise.cluster.local import LocalCluster
+from turnwise.config import AgenticConfig
+from turnwise.data.rewards import RewardFault, messages_of, runs_of
+from turnwise.errors import ModelError
+from turnwise.models.load import load_config, load_tokenizer, parse_dtype
+from turnwise.models.value_head import load_value_model, value_head
+from turnwise.pipelines.roles import ModelRole
+from turnwise.protocols import RewardResult
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.training.torch_strategy import TorchStrategy
+from turnwise.types import Group, Message, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReward:
+    """Scores each run by what the model's head says at the end of its conversation, in the model's own template."""
+
+    role: ModelRole
+    tokenizer: PreTrainedTokenizerBase
+    prompt_key: str
+
+    async def __call__(self, group: Group) -> RewardResult:
+        samples = [self._sample(messages_of(run[-1], self.prompt_key)) for run in runs_of(group)]
+        return RewardResult([float(values[-1]) for values in self.role.forward(samples, output="next_values")])
+
+    def _sample(self, messages: list[Message]) -> Sample:
+        try:
+            ids = self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+        except (TemplateError, ValueError) as fault:
+            raise RewardFault(f"data.reward reward_model: its chat template refuses a conversation: {fault}") from fault
+        if len(ids) > self.role.plan.max_length:
+            raise RewardFault(
+                f"data.reward reward_model: a conversation has {len(ids)} tokens, and it takes {self.role.plan.max_length}; "
+                "lower sequence_length, or name a model with a longer context as reward_pretrain"
+            )
+        mask = np.zeros(len(ids), bool)
+        mask[-1] = True
+        return Sample(np.array(ids, np.int64), mask, np.zeros(len(ids), np.float32), ())
+
+
+def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Watchdog, stopwatch: Stopwatch) -> ModelReward:
+    """The model of `reward_pretrain`: a sequence or token classifier of one label.
+
+    Raises:
+        ModelError: it has no head.
+    """
+    arguments = config.reward.model_args
+    path = arguments.model_name_or_path
+
+    def made(stopwatch: Stopwatch) -> TorchStrategy:
+        model = load_value_model(path, device=device, attn_implementation=arguments.attn_implementation, trust=arguments.trust)
+        head = value_head(model)
+        if head is None or not head.weight.any():
+            raise ModelError(
+                f"reward_pretrain {path}: has no score head, so it would give every response the same; name a sequence "
+                "classifier of one label"
+            )
+        return TorchStrategy(model, dtype=parse_dtype(arguments.dtype), device=device, stopwatch=stopwatch)
+
+    cluster = LocalCluster(stopwatch, watchdog, config.deadlines.train_s)
+    workers = cluster.spawn("reward", made)
+    context: int = load_config(path, arguments.trust).get_text_config().max_position_embeddings
+    plan = replace(batch_plan(config, "reward"), max_length=context)
+    return ModelReward(
+        ModelRole("reward", workers, plan, stopwatch),
+        load_tokenizer(path, arguments.trust),
+        config.data.prompt_key,
+    )

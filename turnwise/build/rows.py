@@ -1,0 +1,247 @@
+"""From `data` of a config to tasks, the agents that answer them, and the rewards of what they answered."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from turnwise.agents.single_turn_agent import RowAgentSettings
+from turnwise.build.reward_model import build_reward_model
+from turnwise.chat.template import ChatTemplate
+from turnwise.config import AgenticConfig
+from turnwise.data.demonstrations import message_problem
+from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, prompt_of
+from turnwise.data.tables import TableRow, read_tables
+from turnwise.entry_points import load_class, load_object
+from turnwise.errors import ConfigError, DataError, NotAvailableError, counted, nearest
+from turnwise.protocols import AgentLoop, Reward
+from turnwise.rollout.tasks import CurriculumTasks, DataRow, RowTasks, SeededTasks, TaskSource
+from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.spec import AGENT_ALIASES, AGENTS, REWARDS, ROWS_TAG
+from turnwise.types import Split, Trajectory
+
+logger = logging.getLogger(__name__)
+
+_TEMPLATE_BYTES = 256
+"""More than a template adds around a message: a prompt that is short even so isn't encoded to be measured."""
+
+
+def rows_plug_ins(config: AgenticConfig) -> Iterator[tuple[tuple[str | int, ...], Callable[[], object]]]:
+    """What `data` brings that may be wrong: the key, and a function that raises a TurnwiseError."""
+    yield ("data", "reward"), partial(load_rewards, config)
+    for split in ("train", "val"):
+        if config.env_manager(split).has_rows and (split == "train" or config.uses_validation):
+            yield ("data", f"{split}_files"), partial(load_rows, config, split)
+
+
+def load_rows(config: AgenticConfig, split: Split) -> list[TableRow]:
+    """The rows of a split, each with a prompt, an agent and every column that a reward asks for.
+
+    Raises:
+        DataError: a row, by its place, lacks something.
+    """
+    data = config.data
+    files = data.train_files if split == "train" else data.val_files
+    rows = read_tables(files or (), f"data.{split}_files")
+    for row in rows:
+        if data.prompt_key not in row.columns:
+            hint = nearest(data.prompt_key, row.columns)
+            raise DataError(
+                f"{row.place}: there is no column {data.prompt_key!r}; it has {', '.join(row.columns) or 'none'}. "
+                f"data.prompt_key names the column of the prompt.{hint}"
+            )
+        if problem := _prompt_problem(row.columns[data.prompt_key]):
+            raise DataError(f"{row.place}: column {data.prompt_key!r} {problem}; a prompt is a text or a list of messages")
+        _agent_of(config, row)
+    for _, _, reward in load_rewards(config):
+        if isinstance(reward, FunctionReward):
+            reward.check(rows)
+    return rows
+
+
+def _prompt_problem(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return "" if prompt.strip() else "is empty"
+    if not isinstance(prompt, list) or not prompt:
+        return f"is {str(prompt)[:40]!r}"
+    return next(filter(None, (message_problem(index, message) for index, message in enumerate(prompt))), "")
+
+
+def _agent_of(config: AgenticConfig, row: TableRow) -> str:
+    """Raises:
+    DataError: there is no such agent.
+    NotAvailableError: it is one of a later version.
+    """
+    name = row.columns.get(config.data.agent_name_key) or config.data.default_agent
+    name = AGENT_ALIASES.get(name, name)
+    if name not in AGENTS and ":" not in str(name):
+        known = ", ".join(AGENTS)
+        raise DataError(f"{row.place}: agent {name!r} isn't one of {known}, nor module:Class.{nearest(str(name), AGENTS)}")
+    if AGENTS.get(name) == "":
+        raise NotAvailableError(f"{row.place}: the agent {name} isn't in this version")
+    return str(name)
+
+
+def build_tasks(config: AgenticConfig, split: Split, template: ChatTemplate) -> TaskSource:
+    """The tasks of a split, in the order in which they are played. Rows whose prompt is too long are left out, and counted.
+
+    Raises:
+        DataError: no row is left.
+    """
+    manager, is_training = config.env_manager(split), split == "train"
+    agents = {tag: config.custom_envs[tag].agent_name for tag in manager.env_tags}
+    rows = None
+    if manager.has_rows:
+        fitting = _fitting(config, split, template)
+        num_epochs = config.data.num_epochs if is_training else 1
+        rows = RowTasks(config.seed, split, fitting, config.data.shuffle and is_training, num_epochs)
+    if config.data.curriculum and is_training:
+        num_versions = config.async_generation_ratio + 2
+        return CurriculumTasks(config.seed, split, manager.tags, agents, rows, ROWS_TAG, num_versions)
+    if rows is not None and not manager.env_tags:
+        return rows
+    return SeededTasks(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition), agents, rows, ROWS_TAG)
+
+
+def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate) -> list[DataRow]:
+    data, rows = config.data, load_rows(config, split)
+    room = config.sequence_length - config.max_new_tokens(split, ROWS_TAG)
+    # Where a response may take all of the context, a prompt may take half of it.
+    limit = data.max_prompt_length or (room if room > 0 else config.sequence_length // 2)
+    fitting = [row for row in rows if _fits(row.columns, data.prompt_key, template, limit)]
+    key = "data.max_prompt_length" if data.max_prompt_length else "sequence_length without max_new_tokens"
+    if not fitting:
+        raise DataError(
+            f"data.{split}_files: all {counted(len(rows), 'prompt')} have more than {limit} tokens ({key}); raise that, or "
+            "shorten the prompts"
+        )
+    if len(fitting) < len(rows):
+        logger.warning(
+            "data.%s_files: %d of %d rows are left out, since their prompts have more than %d tokens (%s)",
+            split,
+            len(rows) - len(fitting),
+            len(rows),
+            limit,
+            key,
+        )
+    return [DataRow(_tag_of(row), _agent_of(config, row), row.columns) for row in fitting]
+
+
+def _fits(columns: Mapping[str, Any], prompt_key: str, template: ChatTemplate, limit: int) -> bool:
+    prompt = columns[prompt_key]
+    num_messages = 1 if isinstance(prompt, str) else len(prompt)
+    if len(json.dumps(prompt, ensure_ascii=False).encode()) + _TEMPLATE_BYTES * num_messages <= limit:
+        return True  # no tokenizer makes more tokens than there are bytes
+    return len(template.start(prompt_of(columns, prompt_key))) <= limit
+
+
+def _tag_of(row: TableRow) -> str:
+    """What its metrics are called by: the column `data_source` of the published schema, or `data`."""
+    source = row.columns.get("data_source")
+    return source if isinstance(source, str) and source else ROWS_TAG
+
+
+def say_shared_prompts(config: AgenticConfig) -> None:
+    """Warns of validation rows that are trained on."""
+    if not (config.uses_validation and config.train_env_manager.has_rows and config.val_env_manager.has_rows):
+        return
+    prompts = [{json.dumps(row.columns[config.data.prompt_key]) for row in load_rows(config, split)} for split in _SPLITS]
+    if shared := len(prompts[0] & prompts[1]):
+        logger.warning(
+            "data.val_files: %d of %d prompts are in data.train_files too: validation sees them", shared, len(prompts[1])
+        )
+
+
+_SPLITS: tuple[Split, ...] = ("train", "val")
+
+
+def build_row_agent(config: AgenticConfig, split: Split, name: str) -> AgentLoop:
+    """The agent of rows that name it, made with those of `settings`, `split` and `seed` that its constructor has.
+
+    Raises:
+        ConfigError: it asks for something else.
+    """
+    found = load_class(AGENTS.get(name) or name, "data.default_agent", ConfigError)
+    settings = RowAgentSettings(config.data.prompt_key, config.max_new_tokens(split, ROWS_TAG))
+    offered: dict[str, Any] = {"settings": settings, "split": split, "seed": config.seed}
+    asked = [p for p in inspect.signature(found).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if missing := [p.name for p in asked if p.default is p.empty and p.name not in offered]:
+        raise ConfigError(
+            f"data.default_agent {name}: its constructor asks for {', '.join(missing)}, and agents of rows are offered "
+            f"{', '.join(offered)}; an agent that plays an environment is the agent_name of its tag in custom_envs"
+        )
+    with Foreign(f"the agent {name}: making it", "at the start", are_faults=True):
+        agent: AgentLoop = found(**{p.name: offered[p.name] for p in asked if p.name in offered})
+    return agent
+
+
+def load_rewards(
+    config: AgenticConfig, completion: Callable[[Trajectory], str] = lambda trajectory: trajectory.turns[-1].text
+) -> list[tuple[str, float, Reward]]:
+    """`(name, weight, reward)` of every entry of `data.reward` but the reward model, in their order.
+
+    Raises:
+        ConfigError: there is no such function, or it isn't called so.
+        DataError: it needs columns, and environments have none.
+    """
+    loaded: list[tuple[str, float, Reward]] = []
+    for asked in config.data.reward:
+        if asked.name == "reward_model":
+            continue
+        name = asked.name.rpartition(":")[2]
+        found = load_object(REWARDS.get(asked.name) or asked.name, "data.reward", ConfigError)
+        if not callable(found):
+            raise ConfigError(f"data.reward {asked.name}: is a {type(found).__name__}; a reward is a function or a class")
+        if isinstance(found, type):
+            with Foreign(f"data.reward {asked.name}: making it", "at the start", are_faults=True):
+                found = found(**asked.args)
+        if "group" in inspect.signature(found).parameters:
+            loaded.append((name, asked.weight, GroupReward(name, found)))
+            continue
+        arguments = {} if isinstance(load_object(REWARDS.get(asked.name) or asked.name, "", ConfigError), type) else asked.args
+        function = FunctionReward(name, found, completion, config.data.prompt_key, arguments)
+        if config.train_env_manager.env_tags:
+            function.check([TableRow("environments have no columns", {})])
+        loaded.append((name, asked.weight, function))
+    return loaded
+
+
+def build_reward_stage(
+    config: AgenticConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    watchdog: Watchdog,
+    stopwatch: Stopwatch,
+) -> RewardStage | None:
+    """What `data.reward` asks for; None where that is nothing."""
+    if not config.data.reward:
+        return None
+    rewards = [WeightedReward(*entry) for entry in load_rewards(config, _reader(tokenizer))]
+    for asked in config.data.reward:
+        if asked.name == "reward_model":
+            model = build_reward_model(config, device, watchdog, stopwatch)
+            rewards.append(WeightedReward(asked.name, asked.weight, model))
+    return RewardStage(rewards, config.data.reward_timeout_s, watchdog)
+
+
+def _reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[Trajectory], str]:
+    """The text of a trajectory's last response, without special tokens."""
+    special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+    def read(trajectory: Trajectory) -> str:
+        turn = trajectory.turns[-1]
+        ids: list[int] = turn.response_ids.tolist()
+        # The text lacks the token that stopped the response.
+        is_plain = special.isdisjoint(ids[:-1] if turn.finish_reason == "stop" else ids)
+        return turn.text if is_plain else str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    return read

@@ -1,0 +1,228 @@
+"""Rewards of whole groups: functions over completions and columns, and how they are called without stopping anything."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnwise.data.columns import Wanted
+from turnwise.data.tables import TableRow
+from turnwise.errors import ConfigError, EnvironmentFault
+from turnwise.protocols import Reward, RewardResult
+from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.threads import DaemonThread
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.types import Group, Message, Trajectory
+
+GIVEN = ("completions", "messages", "prompts")
+"""Arguments of a function that are no columns: one a run, each."""
+Completion = Callable[[Trajectory], str]
+"""The text of a trajectory's last response, without special tokens."""
+
+
+class RewardFault(EnvironmentFault):
+    """A reward raised, hung, or returned what is no reward."""
+
+
+def runs_of(group: Group) -> list[list[Trajectory]]:
+    """The trajectories of each run that didn't fail: siblings in their order, the greedy one last."""
+    runs: dict[int, list[Trajectory]] = {}
+    for trajectory in group.trajectories:
+        runs.setdefault(trajectory.sibling, []).append(trajectory)
+    greedy = [[group.greedy]] if group.greedy else []
+    return [run for run in [*runs.values(), *greedy] if all(trajectory.error is None for trajectory in run)]
+
+
+def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
+    """What was said, turn by turn: a row's own prompt first, else what the environment showed."""
+    messages: list[Message] = prompt_of(trajectory.task.payload, prompt_key) if trajectory.task.row is not None else []
+    for number, turn in enumerate(trajectory.turns):
+        if number or not messages:
+            messages.append({"role": "user", "content": turn.observation})
+        messages.append({"role": "assistant", "content": turn.text})
+    return messages
+
+
+def prompt_of(columns: Mapping[str, Any], prompt_key: str) -> list[Message]:
+    """The messages of a row's prompt; a text is one message of the user."""
+    prompt = columns[prompt_key]
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
+
+
+@dataclass(slots=True)
+class FunctionReward:
+    """A function `(completions, **columns) -> list[float]`, one number a completion. It may be a coroutine function; another
+    one runs in a thread, so that nothing waits for it but its group."""
+
+    name: str
+    function: Callable[..., Any]
+    completion: Completion
+    prompt_key: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """More arguments of the config."""
+    wanted: Wanted = field(init=False)
+    _given: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        parameters = inspect.signature(self.function).parameters
+        if "completions" not in parameters:
+            form = "(completions, **columns)"
+            raise ConfigError(f"data.reward {self.name}: it has no parameter `completions`; a reward is called as {form}")
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        for name in self.arguments:
+            if name not in parameters and not takes_all:
+                raise ConfigError(f"data.reward {self.name}: args.{name} is no parameter of it; it has {', '.join(parameters)}")
+        self.wanted = Wanted.by(self.function, [*GIVEN, *self.arguments])
+        self._given = tuple(name for name in GIVEN if name in parameters or takes_all)
+
+    def check(self, rows: Sequence[TableRow]) -> None:
+        """Raises:
+        DataError: a row lacks a column that the function needs.
+        """
+        self.wanted.check(rows, f"data.reward {self.name}")
+
+    async def __call__(self, group: Group) -> RewardResult:
+        runs = runs_of(group)
+        columns = self.wanted.choose(group.task.payload)
+        columns = {name: value for name, value in columns.items() if name not in (*GIVEN, *self.arguments)}
+        arguments = {name: [value] * len(runs) for name, value in columns.items()} | dict(self.arguments)
+        if "completions" in self._given:
+            arguments["completions"] = [self.completion(run[-1]) for run in runs]
+        if "messages" in self._given:
+            arguments["messages"] = [messages_of(run[-1], self.prompt_key) for run in runs]
+        if "prompts" in self._given:
+            arguments["prompts"] = [group.task.payload.get(self.prompt_key, run[0].turns[0].observation) for run in runs]
+        values = await _called(self.function, self.name, group.task.id, arguments)
+        return RewardResult(_numbers(values, len(runs), self.name))
+
+
+@dataclass(slots=True)
+class GroupReward:
+    """A user's own `Reward`: an object that is called with the group, and may be a coroutine function."""
+
+    name: str
+    reward: Callable[[Group], Any]
+
+    async def __call__(self, group: Group) -> RewardResult:
+        found = await _called(self.reward, self.name, group.task.id, {"group": group})
+        result = found if isinstance(found, RewardResult) else RewardResult(found)
+        num_runs = len(runs_of(group))
+        scores = _numbers(result.scores, num_runs, self.name)
+        if result.turn_rewards is None:
+            return RewardResult(scores)
+        if len(result.turn_rewards) != num_runs:
+            raise RewardFault(
+                f"data.reward {self.name}: turn_rewards of {len(result.turn_rewards)} runs, and there are {num_runs}"
+            )
+        turns = [sum(len(t.turns) for t in run) for run in runs_of(group)]
+        return RewardResult(
+            scores, [_numbers(of_run, n, self.name) for of_run, n in zip(result.turn_rewards, turns, strict=True)]
+        )
+
+
+async def _called(function: Callable[..., Any], name: str, task_id: str, arguments: Mapping[str, Any]) -> Any:
+    """What the function returns, in a thread unless it is a coroutine function.
+
+    Raises:
+        RewardFault: it raised.
+    """
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+    def call() -> Any:
+        with Foreign(f"data.reward {name}", task_id):
+            return function(**arguments)
+
+    try:
+        if is_async:
+            with Foreign(f"data.reward {name}", task_id):
+                return await function(**arguments)
+        thread = DaemonThread(f"reward {name}")
+        pending = thread.start(call)
+        thread.end()
+        try:
+            result = await asyncio.wrap_future(pending)
+        except asyncio.CancelledError:
+            thread.interrupt()
+            raise
+        return await result if inspect.isawaitable(result) else result
+    except (EnvironmentFault, asyncio.CancelledError):
+        raise
+    except Exception as fault:  # boundary: a reward may raise anything
+        place = traceback.extract_tb(fault.__traceback__)[-1]
+        what = "".join(traceback.format_exception_only(fault)).strip()
+        raise RewardFault(f"data.reward {name} raised {what} ({place.filename}, line {place.lineno}); fix it there") from fault
+
+
+def _numbers(values: Any, num_wanted: int, name: str) -> list[float]:
+    """Raises:
+    RewardFault: they aren't as many finite numbers.
+    """
+    form = f"return one finite number for each of the {num_wanted} completions"
+    if isinstance(values, str | Mapping) or not isinstance(values, Collection):
+        raise RewardFault(f"data.reward {name} returned a {type(values).__name__}; {form}")
+    if len(values) != num_wanted:
+        raise RewardFault(f"data.reward {name} returned {len(values)} values; {form}")
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError) as fault:
+        raise RewardFault(f"data.reward {name} returned {values!r:.80}; {form}") from fault
+    for number in numbers:
+        if not math.isfinite(number):
+            raise RewardFault(f"data.reward {name} returned {number}; {form}")
+    return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedReward:
+    """A reward with its weight in the score."""
+
+    name: str
+    weight: float
+    reward: Reward
+
+
+@dataclass(frozen=True, slots=True)
+class RewardStage:
+    """Adds the rewards of a group to its trajectories: `outcome_rewards` hold the weighted parts, metrics the raw numbers."""
+
+    rewards: Sequence[WeightedReward]
+    timeout_s: float
+    watchdog: Watchdog
+
+    async def __call__(self, group: Group) -> list[Trajectory]:
+        """Returns the trajectories that a broken reward has failed: all of the group, which says why, or none."""
+        runs = runs_of(group)
+        if not runs:
+            return []
+        try:
+            results = await asyncio.gather(*(self._result(weighted, group) for weighted in self.rewards))
+        except EnvironmentFault as fault:
+            failed = [trajectory for run in runs for trajectory in run]
+            for trajectory in failed:
+                trajectory.status, trajectory.error = "failed", str(fault)
+            return failed
+        for weighted, result in zip(self.rewards, results, strict=True):
+            for number, run in enumerate(runs):
+                _add(weighted, result, number, run)
+        return []
+
+    async def _result(self, weighted: WeightedReward, group: Group) -> RewardResult:
+        what = f"data.reward {weighted.name}"
+        async with self.watchdog.waiting(group.task.id, what, self.timeout_s, "data.reward_timeout_s", RewardFault):
+            return await weighted.reward(group)
+
+
+def _add(weighted: WeightedReward, result: RewardResult, number: int, run: Sequence[Trajectory]) -> None:
+    score = result.scores[number]
+    for trajectory in run:
+        trajectory.outcome_rewards[weighted.name] = weighted.weight * score
+        trajectory.metrics[f"reward/{weighted.name}"] = score
+    if result.turn_rewards is not None:
+        turns = [turn for trajectory in run for turn in trajectory.turns]
+        for turn, reward in zip(turns, result.turn_rewards[number], strict=True):
+            turn.reward += weighted.weight * reward

@@ -1,0 +1,166 @@
+"""Rows of data sets: JSONL and Parquet files, folders and objects of the `datasets` library, names of the hub."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from turnwise.entry_points import load_object
+from turnwise.errors import DataError, NotAvailableError
+from turnwise.hub import looks_like_hub_name
+from turnwise.jsonl import read_jsonl
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_INSTALL = "pip install 'turnwise[data]'"
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+class TableRow(NamedTuple):
+    """One row: where it stands, for messages, and its columns."""
+
+    place: str
+    columns: Mapping[str, Any]
+
+
+def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
+    """All rows of the sources, in their order. `key` is the setting that names them.
+
+    A source is a file (`.jsonl`, `.json` with an object a line, `.parquet`), a folder that the datasets library saved, a name
+    of the hub (`owner/name`, or `owner/name:split` for another split than train), or `module:object` for rows in Python.
+
+    Raises:
+        DataError: a source isn't there, is empty, can't be read, or holds what JSON can't; the message names file and line.
+        NotAvailableError: its form needs a library that isn't installed.
+    """
+    rows: list[TableRow] = []
+    for name in names:
+        found = [TableRow(place, _plain(columns, place)) for place, columns in _noting(_rows(name, key), name)]
+        if not found:
+            raise DataError(f"{key} {name}: has no rows; name a file with at least one, or remove it")
+        rows += found
+    return rows
+
+
+def _rows(name: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _of_dataset(_saved_dataset(path, key), name)
+    if path.suffix in (".jsonl", ".json") and (path.exists() or ":" not in name):
+        return read_jsonl(path)
+    if path.suffix == ".parquet":
+        return _of_parquet(path)
+    repository, _, split = name.partition(":")
+    if not path.exists() and looks_like_hub_name(repository):
+        return _of_dataset(_hub_dataset(repository, split or "train", key), name)
+    if ":" in name and not path.exists():
+        return _of_object(load_object(name, key, DataError), name, key)
+    reason = "is no such form" if path.exists() else "there is no such file"
+    raise DataError(
+        f"{key} {name}: {reason}; rows are read from .jsonl and .parquet files, folders of the datasets library, names of the "
+        "hub (owner/name) and Python objects (module:name)"
+    )
+
+
+def _of_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError as fault:
+        raise NotAvailableError(f"{path}: Parquet files need pyarrow, which isn't installed; {_INSTALL}") from fault
+    try:
+        with parquet.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches():
+                for columns in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", columns
+    except (arrow.ArrowException, OSError) as fault:
+        raise DataError(f"{path}: is no readable Parquet file ({fault})") from fault
+
+
+def _datasets(what: str) -> Any:
+    try:
+        import datasets
+    except ImportError as fault:
+        raise NotAvailableError(f"{what} needs the datasets library, which isn't installed; {_INSTALL}") from fault
+    return datasets
+
+
+def _saved_dataset(path: Path, key: str) -> Any:
+    datasets = _datasets(f"{key} {path}: a folder of rows")
+    try:
+        found = datasets.load_from_disk(str(path))
+    except (FileNotFoundError, ValueError, OSError) as fault:
+        raise DataError(
+            f"{key} {path}: is no folder that the datasets library saved ({fault}); name the files in it"
+        ) from fault
+    if isinstance(found, datasets.DatasetDict):
+        splits = ", ".join(str(path / split) for split in found)
+        raise DataError(f"{key} {path}: holds several splits; name one of them: {splits}")
+    return found
+
+
+def _hub_dataset(name: str, split: str, key: str) -> Any:
+    datasets = _datasets(f"{key} {name}: a data set of the hub")
+    try:
+        return datasets.load_dataset(name, split=split)
+    except (ConnectionError, FileNotFoundError, ValueError, OSError) as fault:
+        line = str(fault).strip().splitlines()[0]
+        raise DataError(
+            f"{key} {name}: the hub doesn't give its split {split} ({line}); without network, download it where there is one, "
+            f"`hf download --repo-type dataset {name}`, and name its files"
+        ) from fault
+
+
+def _of_dataset(dataset: Iterable[Mapping[str, Any]], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, columns in enumerate(dataset, start=1):
+        yield f"{name}, row {number}", columns
+
+
+def _of_object(rows: Any, name: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
+        raise DataError(f"{key} {name}: is a {type(rows).__name__}; rows are a list of mappings, or a Dataset")
+    for number, columns in enumerate(rows, start=1):
+        if not isinstance(columns, Mapping):
+            raise DataError(f"{name}, row {number}: is a {type(columns).__name__}; a row is a mapping of columns")
+        yield f"{name}, row {number}", columns
+
+
+def _plain(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The columns as JSON can hold them: rollouts and checkpoints carry them.
+
+    Raises:
+        DataError: a column is neither text, number, list nor mapping.
+    """
+    plain = dict(columns)
+    try:
+        json.dumps(plain)
+    except (TypeError, ValueError, RecursionError):
+        for name, value in plain.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError, RecursionError) as fault:
+                raise DataError(
+                    f"{place}: column {name!r} is a {type(value).__name__}, which JSON can't hold; make it a text or a number, "
+                    "or leave the column out"
+                ) from fault
+    return plain
+
+
+def _noting(rows: Iterable[T], name: str) -> Iterator[T]:
+    """The rows, with a line in the log every few seconds of a long load."""
+    number, said = 0, time.monotonic()
+    for number, row in enumerate(rows, start=1):
+        if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            logger.warning("reading %s: %s rows so far", name, f"{number:,}")
+        yield row
+    logger.info("%s: %s rows", name, f"{number:,}")

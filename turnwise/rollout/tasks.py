@@ -1,0 +1,285 @@
+"""Which task comes next, as a pure function of its index: nothing depends on what finished first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.errors import CheckpointError
+from turnwise.types import Group, SamplingParams, Split, Task, Trajectory, derive_seed
+
+
+class TaskSource(Protocol):
+    """Which task comes next. `task` is a pure function of the index and of a version of the source's state."""
+
+    @property
+    def num_tasks(self) -> int | None:
+        """Tasks that there are; None = no end."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """How often the state has changed: by `observe`, between two steps only."""
+        ...
+
+    def task(self, index: int, version: int | None = None) -> Task:
+        """The task of group `index` (0, 1, 2, …) as of a version of the state [the newest]."""
+        ...
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Learns from the groups of a step how hard its tasks were."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class FixedTasks:
+    """The parts of a `TaskSource` that learns nothing."""
+
+    num_tasks: int | None = None
+    version = 0
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Learns nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataRow:
+    """One row of a data set: the tag that its metrics have, its agent, and its columns."""
+
+    tag: str
+    agent: str
+    payload: Mapping[str, Any]
+
+
+class RowTasks(FixedTasks):
+    """Every row once an epoch, in an order of that epoch's own where they are shuffled.
+
+    >>> rows = [DataRow("sums", "single_turn_agent", {"prompt": text}) for text in ("1+1", "1+2", "2+2")]
+    >>> source = RowTasks(42, "train", rows, num_epochs=2)
+    >>> sorted(source.task(i).row for i in range(3)), source.task(3).epoch, source.num_tasks
+    ([0, 1, 2], 1, 6)
+    """
+
+    def __init__(
+        self, run_seed: int, split: Split, rows: Sequence[DataRow], shuffle: bool = True, num_epochs: int | None = None
+    ) -> None:
+        self.rows = rows
+        self.num_tasks = None if num_epochs is None else num_epochs * len(rows)
+        self._run_seed = run_seed
+        self._split = split
+        self._shuffle = shuffle
+        self._order = lru_cache(maxsize=2)(self._order_of)
+
+    def task(self, index: int, version: int | None = None) -> Task:
+        epoch, place = divmod(index, len(self.rows))
+        return self.of_row(int(self._order(epoch)[place]) if self._shuffle else place, index, epoch)
+
+    def of_row(self, row: int, index: int, epoch: int) -> Task:
+        """The task of a row as group `index`."""
+        tag, split = self.rows[row].tag, self._split
+        return Task(
+            id=f"{split}/{tag}/{index}",
+            tag=tag,
+            split=split,
+            seed=derive_seed(self._run_seed, split, "row", row, index),
+            epoch=epoch,
+            payload=self.rows[row].payload,
+            agent=self.rows[row].agent,
+            row=row,
+        )
+
+    def _order_of(self, epoch: int) -> NDArray[np.int64]:
+        seed = derive_seed(self._run_seed, self._split, "order of rows", epoch)
+        return np.random.default_rng(seed).permutation(len(self.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class SeededTasks:
+    """The endless sequence of tasks of seeded environments for one split, mixed with the rows of a data set where there are
+    `rows`; those are the tag `rows_tag`, and the sequence ends where they end.
+
+    Of every `sum(partition)` consecutive groups `partition[i]` are of `tags[i]`, spread as evenly as they go, so that a short
+    batch meets every tag in its share. A group's slot is its place in that round, its episode the number of the round.
+
+    >>> source = SeededTasks(run_seed=42, split="train", tags=("FrozenLake", "Sokoban"), partition=(4, 2))
+    >>> [source.task(i).tag for i in range(6)]
+    ['FrozenLake', 'Sokoban', 'FrozenLake', 'FrozenLake', 'Sokoban', 'FrozenLake']
+    >>> source.task(1) == source.task(1), source.task(0).seed == source.task(6).seed
+    (True, False)
+    """
+
+    run_seed: int
+    split: Split
+    tags: Sequence[str]
+    partition: Sequence[int]
+    agents: Mapping[str, str] = field(default_factory=dict)
+    """Agent of each tag."""
+    rows: RowTasks | None = None
+    rows_tag: str = ""
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    @property
+    def num_tasks(self) -> int | None:
+        """Groups until there is no row left, None for no end."""
+        num_rows = None if self.rows is None else self.rows.num_tasks
+        if num_rows is None:
+            return None
+        slots = _round(tuple(self.tags), tuple(self.partition))
+        places = [slot for slot, tag in enumerate(slots) if tag == self.rows_tag]
+        rounds, rest = divmod(num_rows, len(places))
+        return rounds * len(slots) + places[rest]
+
+    def task(self, index: int, version: int | None = None) -> Task:
+        """The task of group `index` (0, 1, 2, …)."""
+        tags = _round(tuple(self.tags), tuple(self.partition))
+        episode, slot = divmod(index, len(tags))
+        if self.rows is not None and tags[slot] == self.rows_tag:
+            number = episode * tags.count(self.rows_tag) + tags[:slot].count(self.rows_tag)
+            return replace(self.rows.task(number), id=f"{self.split}/{self.rows_tag}/{index}")
+        seed = derive_seed(self.run_seed, self.split, tags[slot], slot, episode, 0)
+        return _of_environment(self.split, tags[slot], index, seed, self.agents)
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Learns nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes nothing."""
+
+
+def _of_environment(split: Split, tag: str, index: int, seed: int, agents: Mapping[str, str]) -> Task:
+    return Task(id=f"{split}/{tag}/{index}", tag=tag, split=split, seed=seed, agent=agents.get(tag, ""))
+
+
+@lru_cache
+def _round(tags: tuple[str, ...], partition: tuple[int, ...]) -> tuple[str, ...]:
+    """The tag of each slot: the k-th of `count` groups of a tag stands at (k + ½)/count of the round."""
+    places = [((k + 0.5) / count, i) for i, count in enumerate(partition) for k in range(count)]
+    return tuple(tags[i] for _, i in sorted(places))
+
+
+class CurriculumTasks:
+    """Draws the tag of each group, and the row where that tag is the data set's, by how much there is to learn from it.
+
+    With p = (s + 1)/(n + 2), the success that was measured, a tag or row weighs 0.1 + 0.9 · 4p(1 − p): most at one half, least
+    where everything or nothing succeeds, and never nothing. n counts the groups that were played and s adds up their shares of
+    successful siblings, both multiplied by 0.9 at each new one, so that what was measured long ago is forgotten.
+    """
+
+    _FLOOR, _DECAY = 0.1, 0.9
+
+    def __init__(
+        self,
+        run_seed: int,
+        split: Split,
+        tags: Sequence[str],
+        agents: Mapping[str, str],
+        rows: RowTasks | None = None,
+        rows_tag: str = "",
+        num_versions: int = 2,
+    ) -> None:
+        self.version = 0
+        self.num_tasks = None if rows is None else rows.num_tasks
+        self._run_seed = run_seed
+        self._split = split
+        self._tags = list(tags)
+        self._agents = agents
+        self._rows = rows
+        self._rows_tag = rows_tag
+        self._num_versions = num_versions
+        """Versions that are kept: those from which groups may still be admitted or restarted."""
+        self._history: dict[int, dict[str, tuple[float, float]]] = {0: {}}
+        """Version → tag, or `row N`, → (s, n)."""
+        self._limits = lru_cache(maxsize=num_versions)(self._limits_of)
+
+    def task(self, index: int, version: int | None = None) -> Task:
+        of_tags, of_rows = self._limits(self.version if version is None else version)
+        draws = np.random.default_rng(derive_seed(self._run_seed, self._split, "curriculum", index)).random(2)
+        tag = self._tags[_draw(of_tags, draws[0])]
+        if self._rows is not None and tag == self._rows_tag:
+            return self._rows.of_row(_draw(of_rows, draws[1]), index, epoch=index // len(self._rows.rows))
+        seed = derive_seed(self._run_seed, self._split, tag, "curriculum", index)
+        return _of_environment(self._split, tag, index, seed, self._agents)
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        successes = dict(self._history[self.version])
+        for group in groups:
+            task = group.task
+            shares = [_success(trajectory) for trajectory in group.trajectories if trajectory.status != "failed"]
+            keys = [task.tag] if task.row is None else [self._rows_tag, f"row {task.row}"]
+            for key in keys if shares else ():
+                s, n = successes.get(key, (0.0, 0.0))
+                successes[key] = (self._DECAY * s + sum(shares) / len(shares), self._DECAY * n + 1.0)
+        self.version += 1
+        self._history[self.version] = successes
+        self._history.pop(self.version - self._num_versions, None)
+
+    def weight(self, key: str, version: int | None = None) -> float:
+        """The weight of a tag, or of `row N`."""
+        s, n = self._history[self.version if version is None else version].get(key, (0.0, 0.0))
+        p = (s + 1.0) / (n + 2.0)
+        return self._FLOOR + (1.0 - self._FLOOR) * 4.0 * p * (1.0 - p)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": [[version, successes] for version, successes in self._history.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises:
+        CheckpointError: it knows rows that aren't there.
+        """
+        self._history = {version: {key: (s, n) for key, (s, n) in of.items()} for version, of in state["history"]}
+        self.version = max(self._history)
+        self._limits.cache_clear()
+        known = {int(key.removeprefix("row ")) for key in self._history[self.version] if key.startswith("row ")}
+        if known and max(known) >= (len(self._rows.rows) if self._rows else 0):
+            raise CheckpointError(
+                f"the curriculum of the checkpoint knows row {max(known)}, which data.train_files no longer have; bring the "
+                "rows back, or start a new run from the weights with pretrain"
+            )
+
+    def _limits_of(self, version: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Cumulative weights of tags and of rows."""
+        of_rows = np.ones(len(self._rows.rows) if self._rows else 0)
+        for key in self._history[version]:
+            if key.startswith("row "):
+                of_rows[int(key.removeprefix("row "))] = self.weight(key, version)
+        return np.cumsum([self.weight(tag, version) for tag in self._tags]), np.cumsum(of_rows)
+
+
+def _draw(limits: NDArray[np.float64], draw: float) -> int:
+    """The place that a draw in [0, 1) falls on, of cumulative weights."""
+    return min(int(np.searchsorted(limits, draw * limits[-1], side="right")), len(limits) - 1)
+
+
+def _success(trajectory: Trajectory) -> float:
+    """What the environment calls success, else whether the score is positive."""
+    return min(1.0, max(0.0, trajectory.metrics.get("success", float(trajectory.score > 0))))
+
+
+def sibling_sampling(sampling: SamplingParams, task: Task, sibling: int) -> SamplingParams:
+    """The group's sampling parameters with a seed of this sibling's own; the conversation adds the turn to it.
+
+    A retry of a failed episode uses the same seed, so that it meets the same tokens where the cause was outside.
+    """
+    return replace(sampling, seed=derive_seed(task.seed, "tokens", sibling))
