@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.build.envs import build_agent, env_factory
@@ -15,13 +15,13 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.chat.text_conversation import Complete, TextAnswer, TextConversation
 from turnwise.config import AgenticConfig
 from turnwise.errors import RolloutError, TurnwiseError
-from turnwise.protocols import Conversation, Env, InferenceServer, OpenConversation
+from turnwise.protocols import Conversation, Env, OpenConversation
 from turnwise.rollout.tasks import sibling_sampling
 from turnwise.runtime.stacks import describe_error
 from turnwise.types import Completion, Media, Message, SamplingParams, Task, Trajectory, Turn
 
 
-class Prompt(NamedTuple):
+class ShownPrompt(NamedTuple):
     """What the policy is shown before a response, and the room that it has."""
 
     turn_idx: int
@@ -38,23 +38,13 @@ class Prompt(NamedTuple):
 class Onlooker(Protocol):
     """Is told what happens, when it happens."""
 
-    def prompt(self, prompt: Prompt) -> None: ...
+    def prompt(self, prompt: ShownPrompt) -> None: ...
 
-    def response(self, prompt: Prompt, answer: Completion | TextAnswer) -> None: ...
+    def response(self, prompt: ShownPrompt, answer: Completion | TextAnswer) -> None: ...
 
     def outcome(self, turn_idx: int, turn: Turn) -> None:
         """What the environment made of turn `turn_idx`, from 1."""
         ...
-
-
-class Sampler(Protocol):
-    """What a conversation asks of an inference server."""
-
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
-    ) -> Completion: ...
-
-    async def release(self, request_id: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +64,13 @@ class EpisodePrinter:
 
     onlooker: Onlooker
     _open: OpenConversation = field(init=False)
-    _verify: Callable[[], None] = field(init=False)
+    _verify: Callable[[], None] = field(init=False, default=lambda: None)
     _conversations: list[Conversation] = field(init=False, default_factory=list)
     _num_told: int = field(init=False, default=0)
 
-    def over_tokens(self, sampler: Sampler, template: ChatTemplate, max_length: int, episode_id: str) -> None:
-        """Contexts of a policy that samples tokens."""
-        # A conversation generates and releases; all else of a server is for those who train it.
-        server = cast(InferenceServer, _ToldSampler(sampler, self))
-        contexts = TokenContexts(template, server, max_length, episode_id)
+    def over_tokens(self, server: Any, template: ChatTemplate, max_length: int, episode_id: str) -> None:
+        """Contexts of a policy that samples tokens. Of an `InferenceServer` a conversation generates and releases only."""
+        contexts = TokenContexts(template, _ToldServer(server, self), max_length, episode_id)  # type: ignore[arg-type]
         self._open, self._verify = contexts, contexts.verify
 
     def over_text(self, complete: Complete) -> None:
@@ -98,7 +86,7 @@ class EpisodePrinter:
         def opened(sampling: SamplingParams, **options: Any) -> Any:
             return TextConversation(told, sampling)
 
-        self._open, self._verify = opened, lambda: None
+        self._open = opened
 
     def __call__(self, sampling: SamplingParams, **options: Any) -> Conversation:
         conversation = self._open(sampling, **options)
@@ -109,10 +97,10 @@ class EpisodePrinter:
     def turns(self) -> list[Turn]:
         return [turn for conversation in self._conversations for turn in conversation.turns]
 
-    def ask(self, added_ids: Sequence[int], messages: Sequence[Message], num_before: int, max_new_tokens: int) -> Prompt:
+    def ask(self, added_ids: Sequence[int], messages: Sequence[Message], num_before: int, max_new_tokens: int) -> ShownPrompt:
         """A response is asked for: whatever came before it has its outcome by now."""
-        self.tell_outcomes()
-        prompt = Prompt(len(self.turns) + 1, added_ids, messages, num_before, max_new_tokens)
+        self._tell_outcomes()
+        prompt = ShownPrompt(len(self.turns) + 1, added_ids, messages, num_before, max_new_tokens)
         self.onlooker.prompt(prompt)
         return prompt
 
@@ -122,35 +110,33 @@ class EpisodePrinter:
         Raises:
             RolloutError: they don't.
         """
-        self.tell_outcomes()
+        self._tell_outcomes()
         self._verify()
 
-    def tell_outcomes(self) -> None:
+    def _tell_outcomes(self) -> None:
         for index, turn in list(enumerate(self.turns))[self._num_told :]:
             self.onlooker.outcome(index + 1, turn)
         self._num_told = len(self.turns)
 
 
-class _ToldSampler:
-    """A sampler whose requests are told."""
+class _ToldServer:
+    """A server whose requests are told."""
 
-    def __init__(self, sampler: Sampler, printer: EpisodePrinter) -> None:
-        self._sampler = sampler
-        self._teller = printer
+    def __init__(self, server: Any, printer: EpisodePrinter) -> None:
+        self._server = server
+        self._printer = printer
         self._lengths: dict[str, int] = {}
+        self.release = server.release
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
         known = self._lengths.get(request_id, 0)
-        prompt = self._teller.ask(prompt_ids[known:], (), known, sampling.max_new_tokens)
-        completion = await self._sampler.generate(prompt_ids, sampling, request_id, media)
+        prompt = self._printer.ask(prompt_ids[known:], (), known, sampling.max_new_tokens)
+        completion: Completion = await self._server.generate(prompt_ids, sampling, request_id, media)
         self._lengths[request_id] = len(prompt_ids) + len(completion.token_ids)
-        self._teller.onlooker.response(prompt, completion)
+        self._printer.onlooker.response(prompt, completion)
         return completion
-
-    async def release(self, request_id: str) -> None:
-        await self._sampler.release(request_id)
 
 
 async def play_episode(
@@ -161,7 +147,7 @@ async def play_episode(
     printer: EpisodePrinter,
     choose_for: Callable[[Env], None],
 ) -> PlayedEpisode:
-    """Plays a task with the agent of its tag. `meet` gets to know the environment before the first response.
+    """Plays a task with the agent of its tag. `choose_for` gets to know the environment before the first response.
 
     Raises:
         TurnwiseError: what the agent, the policy or the environment's contract says.
@@ -177,12 +163,11 @@ async def play_episode(
     agent = build_agent(config, task.tag, task.split, make_env=introduced, settings=settings)
     episode = agent.run(task, 0, printer, sibling_sampling(sampling, task, 0))
     [outcome] = await asyncio.gather(episode, return_exceptions=True)
-    if isinstance(outcome, BaseException):
-        if isinstance(outcome, PlayStopped):
-            printer.end()
-            return PlayedEpisode(Trajectory(task=task, sibling=0, turns=printer.turns, status="truncated"), is_left=True)
-        if isinstance(outcome, TurnwiseError):
-            raise outcome
+    if isinstance(outcome, TurnwiseError):
+        raise outcome
+    if isinstance(outcome, BaseException) and not isinstance(outcome, PlayStopped):
         raise RolloutError(f"the episode ended with an exception\n{describe_error(outcome)}") from outcome
     printer.end()
+    if isinstance(outcome, BaseException):
+        return PlayedEpisode(Trajectory(task=task, sibling=0, turns=printer.turns, status="truncated"), is_left=True)
     return PlayedEpisode(outcome[0], is_left=False)

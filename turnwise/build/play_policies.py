@@ -27,23 +27,6 @@ Say = Callable[[], str]
 """The next response, whole."""
 
 
-class Speaker:
-    """Who speaks in an episode, chosen when its environment is there: `choose` knows who speaks for which environment."""
-
-    def __init__(self, choose: Callable[[Env], Say]) -> None:
-        self._choose = choose
-        self._say: Say | None = None
-
-    def choose_for(self, env: Env) -> None:
-        """The environment of the episode."""
-        self._say = self._choose(env)
-
-    def speak(self) -> str:
-        """The next response, whole."""
-        assert self._say is not None, "an agent makes its environment before it asks for a response"
-        return self._say()
-
-
 def person(read: Callable[[], str | None], pattern: str | None) -> Say:
     """A person, whose actions are written so that `pattern` reads them. `read` gives a line, None at the end of input.
 
@@ -107,20 +90,27 @@ def scripted_player(env: Env) -> Choose:
     return found
 
 
-class SpeakerServer:
-    """Gives a speaker's words as the tokens that a model would have sampled in saying them, with log-prob 0.
+class PlayerServer:
+    """Gives a player's words as the tokens that a model would have sampled in saying them, with log-prob 0.
 
-    Like any server it stops at the budget: an action that doesn't fit is cut.
+    `choose` knows who plays in which environment. Like any server this one stops at the budget: an action that doesn't fit is
+    cut.
     """
 
-    def __init__(self, speak: Callable[[], str], template: ChatTemplate) -> None:
-        self._speak = speak
+    def __init__(self, choose: Callable[[Env], Say], template: ChatTemplate) -> None:
+        self._choose = choose
         self._template = template
+        self._say: Say | None = None
+
+    def choose_for(self, env: Env) -> None:
+        """The environment of the episode."""
+        self._say = self._choose(env)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
-        token_ids = self._template.respond(self._speak())[: sampling.max_new_tokens]
+        assert self._say is not None, "an agent makes its environment before it asks for a response"
+        token_ids = self._template.respond(self._say())[: sampling.max_new_tokens]
         is_stopped = bool(token_ids) and token_ids[-1] in sampling.stop_token_ids
         return Completion(
             token_ids=np.array(token_ids, np.int64),

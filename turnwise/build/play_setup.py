@@ -1,4 +1,4 @@
-"""From a config and a name to the stage of one episode: who answers, over which tokens, within which limits."""
+"""From a config and a name to all that one episode needs: who answers, over which tokens, within which limits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from turnwise.build.play import EpisodePrinter, PlayedEpisode, play_episode
 from turnwise.build.play_policies import (
     OPENAI,
     PLAYERS,
+    PlayerServer,
     Say,
-    Speaker,
-    SpeakerServer,
     person,
     player,
     random_player,
@@ -66,16 +65,17 @@ class EpisodeSetup:
     task: Task
     settings: EnvAgentSettings
     sampling: SamplingParams
-    tokenizer: PreTrainedTokenizerBase | None
-    """None where the policy is known by its words only."""
     max_length: int
-    notes: tuple[str, ...]
-    has_logprobs: bool
     event_loop: WatchedRunner
     prepare: Callable[[EpisodePrinter], None]
     """Opens the policy's contexts for the printer of the episode."""
-    choose_for: Callable[[Env], None]
     close: Callable[[], None]
+    tokenizer: PreTrainedTokenizerBase | None = None
+    """None where the policy is known by its words only."""
+    notes: tuple[str, ...] = ()
+    has_logprobs: bool = False
+    choose_for: Callable[[Env], None] = lambda env: None
+    """Tells the policy of its environment; a model knows of that what it is told."""
 
     def play(self, printer: EpisodePrinter) -> PlayedEpisode:
         """Plays the episode; see `play_episode` for what is raised."""
@@ -84,8 +84,8 @@ class EpisodeSetup:
         return self.event_loop.run(episode)
 
 
-def set_stage(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
-    """The stage of one episode of a tag.
+def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
+    """The setup of one episode of a tag.
 
     Raises:
         TurnwiseError: a policy, model or tokenizer that isn't there.
@@ -93,9 +93,7 @@ def set_stage(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup
     task = Task(id=f"{choices.split}/{tag}/seed-{choices.seed}", tag=tag, split=choices.split, seed=choices.seed)
     if choices.policy in PLAYERS:
         return _of_player(config, task, choices)
-    if choices.policy.startswith(OPENAI):
-        return _of_url(config, task, choices)
-    return _of_model(config, task, choices)
+    return _of_url(config, task, choices) if choices.policy.startswith(OPENAI) else _of_model(config, task, choices)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
@@ -104,40 +102,39 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def _of_player(config: AgenticConfig, task: Task, choices: Choices) -> EpisodeSetup:
-    watchdog = Watchdog()
-    settings, sampling = agent_settings(config, task.tag, task.split, watchdog), sampling_params(config, task.split)
-    tokenizer, max_length, notes = _tokens(choices.tokenizer), config.sequence_length, []
+    event_loop = WatchedRunner(Watchdog())
+    settings, sampling = agent_settings(config, task.tag, task.split, event_loop.watchdog), sampling_params(config, task.split)
+    max_length, note = config.sequence_length, ""
     if choices.tokenizer is None:
         max_length *= BYTES_PER_TOKEN
         settings = replace(settings, max_tokens_per_step=BYTES_PER_TOKEN * settings.max_tokens_per_step)
         sampling = replace(sampling, max_new_tokens=BYTES_PER_TOKEN * sampling.max_new_tokens)
-        notes.append(
+        note = (
             f"no tokenizer is here: bytes stand in for tokens, limits in tokens are {BYTES_PER_TOKEN} times as high; "
             "--tokenizer DIR takes a real one"
         )
     if choices.policy == "human":
         # A person may think for longer than an episode of training takes.
         settings = replace(settings, episode_timeout_s=None)
+    tokenizer = load_tokenizer(choices.tokenizer) if choices.tokenizer else byte_tokenizer()
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs if choices.tokenizer else {}))
-    speaker = Speaker(partial(_speaker_of, task, choices, settings.action_pattern))
-    event_loop = WatchedRunner(watchdog)
+    server = PlayerServer(partial(_player_of, task, choices, settings.action_pattern), template)
     return EpisodeSetup(
-        config=config,
-        task=task,
-        settings=settings,
-        sampling=sampling,
-        tokenizer=tokenizer,
-        max_length=max_length,
-        notes=tuple(notes),
-        has_logprobs=False,
-        event_loop=event_loop,
-        prepare=lambda printer: printer.over_tokens(SpeakerServer(speaker.speak, template), template, max_length, task.id),
-        choose_for=speaker.choose_for,
+        config,
+        task,
+        settings,
+        sampling,
+        max_length,
+        event_loop,
+        prepare=lambda printer: printer.over_tokens(server, template, max_length, task.id),
         close=event_loop.close,
+        tokenizer=tokenizer,
+        notes=(note,) if note else (),
+        choose_for=server.choose_for,
     )
 
 
-def _speaker_of(task: Task, choices: Choices, pattern: str | None, env: Env) -> Say:
+def _player_of(task: Task, choices: Choices, pattern: str | None, env: Env) -> Say:
     if choices.policy == "human":
         return person(choices.read, pattern)
     if choices.policy == "random":
@@ -145,30 +142,22 @@ def _speaker_of(task: Task, choices: Choices, pattern: str | None, env: Env) -> 
     return player(scripted_player(env), pattern)
 
 
-def _tokens(folder: str | None) -> PreTrainedTokenizerBase:
-    return byte_tokenizer() if folder is None else load_tokenizer(folder)
-
-
 def _of_url(config: AgenticConfig, task: Task, choices: Choices) -> EpisodeSetup:
     if choices.model_name is None:
         raise ConfigError(f"{choices.policy} serves models by name: say which with --model-name NAME")
     url = choices.policy.removeprefix(OPENAI)
     chat = OpenAIChat(url, choices.model_name, os.environ.get("OPENAI_API_KEY", ""), config.deadlines.request_s)
-    watchdog = Watchdog()
-    event_loop = WatchedRunner(watchdog)
+    event_loop = WatchedRunner(Watchdog())
     return EpisodeSetup(
-        config=config,
-        task=task,
-        settings=agent_settings(config, task.tag, task.split, watchdog),
-        sampling=sampling_params(config, task.split),
-        tokenizer=None,
-        max_length=config.sequence_length,
-        notes=(f"{chat.url} takes and gives text: there are no token ids to show, and nothing here could be trained on",),
-        has_logprobs=False,
-        event_loop=event_loop,
+        config,
+        task,
+        agent_settings(config, task.tag, task.split, event_loop.watchdog),
+        sampling_params(config, task.split),
+        config.sequence_length,
+        event_loop,
         prepare=lambda printer: printer.over_text(chat.complete),
-        choose_for=_nobody,
         close=event_loop.close,
+        notes=(f"{chat.url} takes and gives text: there are no token ids to show, and nothing here could be trained on",),
     )
 
 
@@ -182,20 +171,14 @@ def _of_model(config: AgenticConfig, task: Task, choices: Choices) -> EpisodeSet
     policy = build_policy(config, choose_device(config), is_trained=False, model_path=choices.policy)
     max_length = config.sequence_length
     return EpisodeSetup(
-        config=config,
-        task=task,
-        settings=agent_settings(config, task.tag, task.split, policy.watchdog),
-        sampling=sampling_params(config, task.split),
-        tokenizer=policy.tokenizer,
-        max_length=max_length,
-        notes=(),
-        has_logprobs=True,
-        event_loop=policy.event_loop,
+        config,
+        task,
+        agent_settings(config, task.tag, task.split, policy.watchdog),
+        sampling_params(config, task.split),
+        max_length,
+        policy.event_loop,
         prepare=lambda printer: printer.over_tokens(policy.servers, policy.template, max_length, task.id),
-        choose_for=_nobody,
         close=policy.close,
+        tokenizer=policy.tokenizer,
+        has_logprobs=True,
     )
-
-
-def _nobody(env: Env) -> None:
-    """A model knows of its environment what it is told."""

@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
         from turnwise.build.play import EpisodePrinter
-        from turnwise.build.play_setup import Choices, set_stage
+        from turnwise.build.play_setup import Choices, set_up
         from turnwise.cli.console import open_console
         from turnwise.cli.play_screen import PlayScreen, reader
 
@@ -42,12 +42,12 @@ def run(options: argparse.Namespace) -> int:
         model_name=options.model_name,
         read=reader(console, sys.stdin),
     )
-    with closing(set_stage(target.config, target.tag, choices)) as stage:
-        screen = PlayScreen(console, stage, shows_ids=options.ids)
+    with closing(set_up(target.config, target.tag, choices)) as setup:
+        screen = PlayScreen(console, setup, shows_ids=options.ids)
         screen.begin(options.policy)
         if options.policy == "human":
             console.print(HELP, style="dim")
-        screen.end(stage.play(EpisodePrinter(screen)))
+        screen.end(setup.play(EpisodePrinter(screen)))
     return 0
 
 

@@ -20,7 +20,7 @@ from turnwise.types import Completion, Sample, Trajectory, Turn
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from turnwise.build.play import PlayedEpisode, Prompt
+    from turnwise.build.play import PlayedEpisode, ShownPrompt
     from turnwise.build.play_setup import EpisodeSetup
 
 _LABEL, _COUNT = 7, 6
@@ -42,34 +42,34 @@ ENDS = {
 class PlayScreen:
     """An `Onlooker` that prints on a console. `shows_ids` shows every token id, else those of long prompts are cut."""
 
-    def __init__(self, console: Console, stage: EpisodeSetup, shows_ids: bool = False) -> None:
+    def __init__(self, console: Console, setup: EpisodeSetup, shows_ids: bool = False) -> None:
         self._console = console
-        self._stage = stage
+        self._setup = setup
         self._shows_ids = shows_ids
         self._left = (0, 0)
         """Tokens of the context and of the response that the last answer left."""
 
     def begin(self, policy: str) -> None:
-        stage, settings = self._stage, self._stage.settings
+        setup, settings = self._setup, self._setup.settings
         limits = f"{counted(settings.max_steps, 'turn')}, responses of {settings.max_tokens_per_step} tokens"
-        limits += f", a context of {stage.max_length}" if stage.tokenizer else ""
-        what = f"  {stage.task.split} seed {stage.task.seed} · mode {settings.mode} · {policy} · {limits}"
-        self._print(Text().append(stage.task.tag, "bold").append(what))
-        for note in stage.notes:
+        limits += f", a context of {setup.max_length}" if setup.tokenizer else ""
+        what = f"  {setup.task.split} seed {setup.task.seed} · mode {settings.mode} · {policy} · {limits}"
+        self._print(Text().append(setup.task.tag, "bold").append(what))
+        for note in setup.notes:
             self._print(Text(f"note: {note}", "yellow"))
 
-    def prompt(self, prompt: Prompt) -> None:
-        title = f"turn {prompt.turn_idx} of {self._stage.settings.max_steps}"
-        if self._stage.tokenizer:
-            title += f", context {prompt.num_before} of {self._stage.max_length}" if prompt.num_before else ", a new context"
+    def prompt(self, prompt: ShownPrompt) -> None:
+        title = f"turn {prompt.turn_idx} of {self._setup.settings.max_steps}"
+        if self._setup.tokenizer:
+            title += f", context {prompt.num_before} of {self._setup.max_length}" if prompt.num_before else ", a new context"
         self._rule(title)
-        if self._stage.tokenizer:
+        if self._setup.tokenizer:
             self._lines("sees", f"+{len(prompt.added_ids)}", self._decode(prompt.added_ids))
             self._lines("ids", "", self._ids(prompt.added_ids), "dim")
         for message in prompt.messages:
             self._lines(str(message["role"]), "", _text(message["content"]))
 
-    def response(self, prompt: Prompt, answer: Completion | TextAnswer) -> None:
+    def response(self, prompt: ShownPrompt, answer: Completion | TextAnswer) -> None:
         ending = {"stop": "", "length": f"  ← cut at {prompt.max_new_tokens} tokens", "aborted": "  ← aborted"}
         note = ending[answer.finish_reason]
         if isinstance(answer, TextAnswer):
@@ -77,11 +77,11 @@ class PlayScreen:
             return
         ids = answer.token_ids.tolist()
         self._left = (
-            self._stage.max_length - prompt.num_before - len(prompt.added_ids) - len(ids),
+            self._setup.max_length - prompt.num_before - len(prompt.added_ids) - len(ids),
             prompt.max_new_tokens - len(ids),
         )
         self._lines("says", f"+{len(ids)}", self._decode(ids) + note, "green")
-        if self._stage.has_logprobs:
+        if self._setup.has_logprobs:
             self._logprobs(ids, answer.logprobs.tolist())
         else:
             self._lines("ids", "", self._ids(ids), "dim")
@@ -94,8 +94,8 @@ class PlayScreen:
         self._row("does", "", gained)
         if turn.state_key != turn.observation:
             self._lines("state", "", str(turn.state_key), "dim")
-        left = counted(self._stage.settings.max_steps - turn_idx, "turn")
-        if self._stage.tokenizer:
+        left = counted(self._setup.settings.max_steps - turn_idx, "turn")
+        if self._setup.tokenizer:
             left += f", {self._left[0]} tokens of the context, {self._left[1]} of the response"
         self._lines("left", "", left, "dim")
 
@@ -109,7 +109,7 @@ class PlayScreen:
         if trajectory.metrics:
             metrics = ", ".join(f"{name} {value:g}" for name, value in trajectory.metrics.items())
             self._lines("metrics", "", metrics)
-        if self._stage.tokenizer and trajectory.turns:
+        if self._setup.tokenizer and trajectory.turns:
             self._ledger(trajectory)
 
     def _ledger(self, trajectory: Trajectory) -> None:
@@ -148,7 +148,7 @@ class PlayScreen:
         self._row(label, "", line)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        tokenizer: Any = self._stage.tokenizer
+        tokenizer: Any = self._setup.tokenizer
         return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _lines(self, label: str, count: str, text: str, style: str = "") -> None:

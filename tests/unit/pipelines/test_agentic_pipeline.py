@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from small_runs import LETTERS, measured, played, run_small, small_config, training
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.batching.pack import pack
@@ -16,65 +17,28 @@ from turnwise.build.agentic import build_agentic
 from turnwise.build.rollouts import build_policy
 from turnwise.build.run import start_run
 from turnwise.build.saved import evaluate_model
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, NotAvailableError, RolloutError
 from turnwise.models.load import load_model
 from turnwise.rollout.journal import read_journal
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.torch_strategy import TorchStrategy
 
-TIMES = ("time/", "system/tps")
-
 
 def make_config(tiny_model, tmp_path, **changes):
-    values = {
-        "exp_name": "letters",
-        "pretrain": str(tiny_model),
-        "output_dir": str(tmp_path),
+    own = {
         "max_steps": 2,
-        "save_steps": 1,
         "eval_steps": 2,
-        "rollout_batch_size": 8,
         "val_batch_size": 6,
-        "sequence_length": 256,
         "track_with": ["tensorboard"],
-        "actor_train": {"training_args": {"learning_rate": 1e-3, "per_device_train_batch_size": 4}},
-        "train_env_manager": {"num_env_groups": 2, "group_size": 4},
+        "actor_train": training(),
         "val_env_manager": {"num_env_groups": 6},
-        "custom_envs": {
-            "Letters": {
-                "env_type": "turnwise.testing.toy_envs:LettersEnv",
-                "max_steps": 3,
-                "max_tokens_per_step": 4,
-                "agent_template": "{observation}",
-                "action_pattern": None,
-            }
-        },
+        "custom_envs": {"Letters": {**LETTERS, "max_steps": 3}},
     }
-    config, _ = parse_config(values | changes, AgenticConfig)
-    return config
+    return small_config(tiny_model, tmp_path, **own | changes)
 
 
 def run(config):
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
-    return folder
-
-
-def measured(folder):
-    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in read_metrics(folder.metrics)]
-
-
-def played(folder):
-    """The trajectories of a run without how long they took."""
-    rows = [json.loads(line) for line in folder.rollouts.read_text().splitlines()]
-    for turn in (turn for row in rows for turn in row["turns"]):
-        del turn["generate_s"], turn["step_s"]
-    return rows
+    return run_small(config).folder
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_runs import run_small, small_config, training
 
 from turnwise.algorithms.agentic_reinforce import AgenticReinforce
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
 from turnwise.build.run_table import applied_settings
 from turnwise.cluster.fork_server import prepare_processes
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, DataError, DeadlineError, WorkerError
 from turnwise.inference.embedded.engine import Engine
 from turnwise.kernels.build import load_kernels
@@ -33,47 +33,18 @@ from turnwise.tracking.run_log import RunLog
 @pytest.fixture
 def make_config(tiny_model, tmp_path):
     def make(**changes):
-        values = {
+        own = {
             "exp_name": "ahead",
-            "pretrain": str(tiny_model),
-            "output_dir": str(tmp_path / "runs"),
             "max_steps": 5,
             "save_steps": 0,
-            "max_ckpt_to_keep": 0,
-            "rollout_batch_size": 8,
             "val_batch_size": 2,
-            "sequence_length": 256,
-            "track_with": [],
             "async_generation_ratio": 1,
-            "actor_train": {"training_args": {"learning_rate": 1e-3, "per_device_train_batch_size": 8}},
+            "actor_train": training(batch_size=8),
             "train_env_manager": {"num_env_groups": 4, "group_size": 2},
-            "custom_envs": {
-                "Letters": {
-                    "env_type": "turnwise.testing.toy_envs:LettersEnv",
-                    "max_steps": 2,
-                    "max_tokens_per_step": 4,
-                    "agent_template": "{observation}",
-                    "action_pattern": None,
-                }
-            },
         }
-        return parse_config(values | changes, AgenticConfig)[0]
+        return small_config(tiny_model, tmp_path / "runs", **own | changes)
 
     return make
-
-
-def run(config, replay=None):
-    folder = start_run(config)
-    try:
-        pipeline = build_agentic(config, folder, replay=replay)
-    except BaseException:
-        folder.close()
-        raise
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
-    return pipeline
 
 
 def played(pipeline):
@@ -101,7 +72,7 @@ def test_each_step_trains_on_samples_within_the_bound(make_config, slow_engine, 
     envs = {"Letters": {"env_type": "odd_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
     envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
     changes = {"async_generation_ratio": ratio, **({} if is_streamed else {"stream_training": False})}
-    pipeline = run(make_config(custom_envs=envs, **changes))
+    pipeline = run_small(make_config(custom_envs=envs, **changes))
     assert max(staleness(pipeline)) in range(1, ratio + 1)
     assert (max(num_parts(pipeline)) > 1) == is_streamed
     rows = read_metrics(pipeline.folder.metrics)
@@ -187,7 +158,7 @@ def slow_engine(monkeypatch):
 def test_responses_over_a_weight_update_know_their_versions(make_config, slow_engine, how):
     envs = {"Letters": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 2, "max_tokens_per_step": 60}}
     envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
-    pipeline = run(make_config(on_weight_update=how, custom_envs=envs, max_steps=4, entropy_loss_coef=0.001))
+    pipeline = run_small(make_config(on_weight_update=how, custom_envs=envs, max_steps=4, entropy_loss_coef=0.001))
     turns = [turn for row in played(pipeline) for turn in row["turns"]]
     assert all(sum(count for _, count in turn["versions"]) == len(turn["response_ids"]) for turn in turns)
     is_mixed = any(len(turn["versions"]) > 1 for turn in turns)
@@ -196,14 +167,14 @@ def test_responses_over_a_weight_update_know_their_versions(make_config, slow_en
 
 
 def test_validation_plays_beside_the_episodes_that_go_on(make_config):
-    pipeline = run(make_config(eval_steps=2))
+    pipeline = run_small(make_config(eval_steps=2))
     assert sum("val/score/mean" in row for row in read_metrics(pipeline.folder.metrics)) == 4
     assert max(staleness(pipeline)) == 1
 
 
 def test_a_run_that_goes_on_trains_on_everything_once(make_config):
-    run(make_config(max_steps=3, save_steps=1))
-    resumed = run(make_config(max_steps=6, resume_from_checkpoint=True))
+    run_small(make_config(max_steps=3, save_steps=1))
+    resumed = run_small(make_config(max_steps=6, resume_from_checkpoint=True))
     groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
     assert len(groups) == len(set(groups)) == 6 * 8
     assert max(staleness(resumed)) == 1
@@ -237,7 +208,7 @@ def test_ctrl_c_in_any_phase_loses_nothing_and_repeats_nothing(make_config, phas
     pipeline.log = Disturbing(pipeline.log, phase)
     with pytest.raises(KeyboardInterrupt):
         run_to_end(folder, lambda: pipeline)
-    resumed = run(make_config(resume_from_checkpoint=True))
+    resumed = run_small(make_config(resume_from_checkpoint=True))
     groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
     assert len(groups) == len(set(groups)) == 5 * 8
     assert max(staleness(resumed)) == 1
@@ -262,23 +233,23 @@ def test_a_run_is_repeated_bit_by_bit(make_config, slow_engine, how, is_streamed
     envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
     changes = {"async_generation_ratio": 2, "on_weight_update": how, "eval_steps": 2, "stream_training": is_streamed}
     config = make_config(custom_envs=envs, **changes)
-    first = run(config)
-    again = run(config, replay=first.folder.path)
+    first = run_small(config)
+    again = run_small(config, replay=first.folder.path)
     assert num_parts(again) == num_parts(first) and (max(num_parts(first)) > 1) == is_streamed
     assert without_times(again) == without_times(first)
     ours, theirs = weights(again), weights(first)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert max(staleness(first)) > 0
-    others = (without_times(run(config)) for _ in range(5))
+    others = (without_times(run_small(config)) for _ in range(5))
     assert any(other != without_times(first) for other in others), "time decides where no record does"
 
 
 def test_refills_for_groups_that_a_filter_rejects_are_repeated(make_config):
     config = make_config(group_filter="non_zero_variance", max_refill_factor=3.0, async_generation_ratio=2)
-    first = run(config)
+    first = run_small(config)
     rows = played(first)
     assert {row["rejected"] for row in rows} >= {None, "filtered"}, "the filter had something to do"
-    assert without_times(run(config, replay=first.folder.path)) == without_times(first)
+    assert without_times(run_small(config, replay=first.folder.path)) == without_times(first)
 
 
 def test_a_run_that_was_interrupted_in_a_validation_is_repeated_up_to_it(make_config):
@@ -289,31 +260,31 @@ def test_a_run_that_was_interrupted_in_a_validation_is_repeated_up_to_it(make_co
     with pytest.raises(KeyboardInterrupt):
         run_to_end(folder, lambda: pipeline)
     with pytest.raises(DataError, match="no whole validation after 2 batches: its run was ended there"):
-        run(config, replay=folder.path)
+        run_small(config, replay=folder.path)
 
 
 def test_a_replay_by_other_kernels_is_refused(make_config, monkeypatch):
     monkeypatch.setattr("turnwise.inference.embedded.fused_runner.load_kernels", lambda: None)
-    first = run(make_config(max_steps=1))
+    first = run_small(make_config(max_steps=1))
     monkeypatch.undo()
     if load_kernels() is None:
         pytest.skip("there is no C compiler here")
     with pytest.raises(DataError, match=r"fused forward pass, and here it is .*own kernels"):
-        run(make_config(max_steps=1), replay=first.folder.path)
+        run_small(make_config(max_steps=1), replay=first.folder.path)
 
 
 def test_a_replay_by_other_kernels_of_the_trainer_is_refused(make_config, monkeypatch):
-    first = run(make_config(max_steps=1))
+    first = run_small(make_config(max_steps=1))
     others = object() if load_kernels() is None else None
     monkeypatch.setattr("turnwise.build.cluster.load_kernels", lambda: others)
     with pytest.raises(DataError, match=r"recorded with kernels (torch|the library)'s, and here it is"):
-        run(make_config(max_steps=1), replay=first.folder.path)
+        run_small(make_config(max_steps=1), replay=first.folder.path)
 
 
 def test_a_replay_on_another_split_of_the_threads_is_refused(make_config):
-    first = run(make_config(max_steps=1, cpu_split={"rollout": 1}))
+    first = run_small(make_config(max_steps=1, cpu_split={"rollout": 1}))
     with pytest.raises(DataError, match=r"recorded with threads \d+ to train and 1 to play, and here it is 9 to train"):
-        run(make_config(max_steps=1, cpu_split={"train": 9, "rollout": 1}), replay=first.folder.path)
+        run_small(make_config(max_steps=1, cpu_split={"train": 9, "rollout": 1}), replay=first.folder.path)
 
 
 def test_what_cannot_be_repeated_is_refused(make_config, tmp_path):
@@ -324,7 +295,7 @@ def test_what_cannot_be_repeated_is_refused(make_config, tmp_path):
         ({}, "holds no schedule to replay"),
     ):
         with pytest.raises(DataError, match=message):
-            run(make_config(**changes), replay=tmp_path)
+            run_small(make_config(**changes), replay=tmp_path)
 
 
 def processes():
@@ -366,7 +337,7 @@ def test_a_trainer_that_does_not_answer_ends_the_run_by_name(make_config, capfd,
         run_to_end(folder, lambda: pipeline)
     assert not processes()
     assert prepare_processes() is fork_server
-    resumed = run(make_config(resume_from_checkpoint=True))
+    resumed = run_small(make_config(resume_from_checkpoint=True))
     groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
     assert len(groups) == len(set(groups)) == 5 * 8
 
@@ -385,7 +356,7 @@ def test_a_loss_that_cannot_be_sent_is_refused_at_the_start(make_config):
     config = make_config(adv_estimator=f"{__name__}:WithLock")
     sentence = r"adv_estimator .*WithLock: its loss can't be sent to the trainer's process.*: loss\.hook\.lock \(lock\) can't"
     with pytest.raises(ConfigError, match=sentence):
-        run(config)
+        run_small(config)
     assert not processes()
 
 
@@ -401,9 +372,9 @@ def test_adapters_and_a_critic_are_trained_there_too(make_config, tiny_model, ch
         training = {"learning_rate": 1e-2, "per_device_train_batch_size": 8}
         arguments = {"lora_rank": 2, "lora_alpha": 4, "lora_dropout": 0.1, "lora_target": "all"}
         changes = {"actor_train": {"training_args": training, "model_args": arguments}}
-    first = run(make_config(**changes))
+    first = run_small(make_config(**changes))
     assert max(staleness(first)) == 1
-    assert without_times(run(make_config(**changes), replay=first.folder.path)) == without_times(first)
+    assert without_times(run_small(make_config(**changes), replay=first.folder.path)) == without_times(first)
 
 
 class Hook:

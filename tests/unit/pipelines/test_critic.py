@@ -5,63 +5,32 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from small_runs import LETTERS, measured, run_small, small_config, training
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
 from turnwise.cluster.local import LocalCluster
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError
 from turnwise.models.load import save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.runtime_info import LoadedModel, StrategyInfo
 from turnwise.testing.toy_model import toy_samples
-from turnwise.tracking.jsonl import read_metrics
-
-TIMES = ("time/", "system/tps")
 
 
 def make_config(tiny_model, tmp_path, **changes):
-    values = {
-        "exp_name": "letters",
-        "pretrain": str(tiny_model),
-        "output_dir": str(tmp_path),
+    own = {
         "max_steps": 2,
-        "save_steps": 1,
-        "rollout_batch_size": 8,
-        "sequence_length": 256,
-        "track_with": [],
         "adv_estimator": "gae",
-        "actor_train": {"training_args": {"learning_rate": 1e-3, "per_device_train_batch_size": 4}},
-        "critic": {"training_args": {"learning_rate": 1e-2, "per_device_train_batch_size": 2}},
+        "actor_train": training(),
+        "critic": training(1e-2, 2),
         "train_env_manager": {"num_env_groups": 8, "group_size": 1},
-        "custom_envs": {
-            "Letters": {
-                "env_type": "turnwise.testing.toy_envs:LettersEnv",
-                "max_steps": 3,
-                "max_tokens_per_step": 4,
-                "agent_template": "{observation}",
-                "action_pattern": None,
-            }
-        },
+        "custom_envs": {"Letters": {**LETTERS, "max_steps": 3}},
     }
-    config, _ = parse_config(values | changes, AgenticConfig)
-    return config
+    return small_config(tiny_model, tmp_path, **own | changes)
 
 
 def run(config):
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
-    return folder
-
-
-def measured(folder):
-    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in read_metrics(folder.metrics)]
+    return run_small(config).folder
 
 
 def tensors(model):

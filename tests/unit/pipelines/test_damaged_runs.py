@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import run_small, small_config
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import CheckpointError
 from turnwise.pipelines import resume
 from turnwise.pipelines.checkpoints import MANIFEST_FILE, all_checkpoints
@@ -32,41 +32,20 @@ BOMB = b"a: &a [x, x, x, x, x, x, x, x, x]\n" + b"".join(
 
 
 def make_config(model, output_dir, **changes):
-    values = {
-        "exp_name": "letters",
-        "pretrain": str(model),
-        "output_dir": str(output_dir),
+    own = {
         "max_steps": 2,
-        "save_steps": 1,
-        "max_ckpt_to_keep": 0,
         "rollout_batch_size": 4,
-        "sequence_length": 256,
         "track_with": ["tensorboard"],
         "train_env_manager": {"num_env_groups": 1, "group_size": 4},
-        "custom_envs": {
-            "Letters": {
-                "env_type": "turnwise.testing.toy_envs:LettersEnv",
-                "max_steps": 2,
-                "max_tokens_per_step": 4,
-                "agent_template": "{observation}",
-                "action_pattern": None,
-            }
-        },
     }
-    return parse_config(values | changes, AgenticConfig)[0]
+    return small_config(model, output_dir, **own | changes)
 
 
 @pytest.fixture(scope="module")
 def finished(tiny_model, tmp_path_factory):
     """A run with checkpoints of one step and of two, that nobody changes."""
     output_dir = tmp_path_factory.mktemp("finished")
-    config = make_config(tiny_model, output_dir)
-    pipeline = build_agentic(config, start_run(config))
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
-        pipeline.folder.close()
+    pipeline = run_small(make_config(tiny_model, output_dir))
     assert [folder.name for folder in all_checkpoints(pipeline.folder.path / "checkpoints")] == ["checkpoint-1", "checkpoint-2"]
     return pipeline.folder.path
 

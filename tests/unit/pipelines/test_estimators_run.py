@@ -7,12 +7,11 @@ import json
 
 import numpy as np
 import pytest
+from small_runs import LETTERS, run_small, small_config
 
 from turnwise.algorithms.controllers import FixedKLController
 from turnwise.batching.samples import build_samples
-from turnwise.build.agentic import build_agentic, build_algorithm
-from turnwise.build.run import start_run
-from turnwise.config import AgenticConfig, parse_config
+from turnwise.build.agentic import build_algorithm
 from turnwise.rollout.record import read_record
 from turnwise.spec import ESTIMATORS
 from turnwise.tracking.jsonl import read_metrics
@@ -20,34 +19,10 @@ from turnwise.types import Group
 
 
 def run(model, tmp_path, **changes):
-    toy = {
-        "env_type": "turnwise.testing.toy_envs:LettersEnv",
-        "max_steps": 3,
-        "max_tokens_per_step": 4,
-        "agent_system_template": "",
-        "agent_template": "{observation}",
-        "action_pattern": None,
-        "mode": changes.pop("mode", "trajectory"),
-    }
-    values = {
-        "pretrain": str(model),
-        "output_dir": str(tmp_path),
-        "max_steps": 1,
-        "save_steps": 0,
-        "rollout_batch_size": 8,
-        "sequence_length": 128,
-        "track_with": [],
-        "train_env_manager": {"num_env_groups": 2, "group_size": 4},
-        "custom_envs": {"Letters": toy},
-    }
-    config, _ = parse_config(values | changes, AgenticConfig)
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
-    return config, folder
+    toy = {**LETTERS, "max_steps": 3, "agent_system_template": "", "mode": changes.pop("mode", "trajectory")}
+    own = {"max_steps": 1, "save_steps": 0, "sequence_length": 128, "custom_envs": {"Letters": toy}}
+    config = small_config(model, tmp_path, **own | changes)
+    return config, run_small(config).folder
 
 
 def read_groups(path):

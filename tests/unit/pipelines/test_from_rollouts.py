@@ -9,11 +9,9 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_runs import LETTERS, run_small, small_config, training
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
 from turnwise.build.saved import collect_rollouts
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import CheckpointError, DataError
 from turnwise.models.make import make_model
 from turnwise.pipelines.collect import Collection
@@ -24,45 +22,16 @@ NOT_TRAINED = ("time/", "system/tps", "actor/staleness")
 
 
 def make_config(tiny_model, folder, **changes):
-    values = {
-        "exp_name": "letters",
-        "pretrain": str(tiny_model),
-        "output_dir": str(folder),
+    own = {
         "max_steps": 3,
-        "save_steps": 1,
-        "max_ckpt_to_keep": 0,
-        "rollout_batch_size": 8,
-        "sequence_length": 256,
-        "track_with": [],
-        "actor_train": {
-            "training_args": {"learning_rate": 1e-2, "lr_scheduler_type": "linear", "per_device_train_batch_size": 4}
-        },
-        "train_env_manager": {"num_env_groups": 2, "group_size": 4},
-        "custom_envs": {
-            "Letters": {
-                "env_type": "turnwise.testing.toy_envs:LettersEnv",
-                "max_tokens_per_step": 4,
-                "agent_template": "{observation}",
-                "action_pattern": None,
-            }
-        },
+        "actor_train": training(1e-2, lr_scheduler_type="linear"),
+        "custom_envs": {"Letters": {name: value for name, value in LETTERS.items() if name != "max_steps"}},
     }
-    config, _ = parse_config(values | changes, AgenticConfig)
-    return config
+    return small_config(tiny_model, folder, **own | changes)
 
 
 def run(config, rollouts=None):
-    folder = start_run(config)
-    try:
-        pipeline = build_agentic(config, folder, rollouts=rollouts)
-    except Exception:
-        folder.discard()
-        raise
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
-    return folder
+    return run_small(config, rollouts=rollouts).folder
 
 
 def weights(folder, step):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from small_runs import measured, small_config
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from turnwise.build.agentic import build_agentic
@@ -17,7 +18,7 @@ from turnwise.build.run import start_run
 from turnwise.build.run_table import applied_settings
 from turnwise.build.saved import evaluate_model
 from turnwise.build.sft import build_sft
-from turnwise.config import AgenticConfig, SFTConfig, parse_config
+from turnwise.config import SFTConfig, parse_config
 from turnwise.errors import CheckpointError, ConfigError, ModelError, ParityError
 from turnwise.models.load import load_model
 from turnwise.models.value_head import load_value_model
@@ -26,38 +27,21 @@ from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.torch_strategy import TorchStrategy
 
 TRAINING = {"learning_rate": 1e-2, "per_device_train_batch_size": 8}
-LETTERS = {
-    "env_type": "turnwise.testing.toy_envs:LettersEnv",
-    "max_steps": 2,
-    "max_tokens_per_step": 4,
-    "agent_template": "{observation}",
-    "action_pattern": None,
-}
 
 
 @pytest.fixture
 def make_config(tiny_model, tmp_path):
     def make(lora=None, **changes):
         model_args = {"lora_rank": 4, **(lora or {})}
-        values = {
-            "exp_name": "letters",
-            "pretrain": str(tiny_model),
-            "output_dir": str(tmp_path / "runs"),
+        own = {
             "max_steps": 3,
-            "save_steps": 1,
-            "max_ckpt_to_keep": 0,
             "eval_steps": 0,
-            "rollout_batch_size": 8,
             "val_batch_size": 4,
-            "sequence_length": 256,
-            "track_with": [],
             "use_kl_loss": True,
             "actor_train": {"model_args": model_args, "training_args": TRAINING},
-            "train_env_manager": {"num_env_groups": 2, "group_size": 4},
             "val_env_manager": {"num_env_groups": 4},
-            "custom_envs": {"Letters": LETTERS},
         }
-        return parse_config(values | changes, AgenticConfig)[0]
+        return small_config(tiny_model, tmp_path / "runs", **own | changes)
 
     return make
 
@@ -199,17 +183,12 @@ def test_without_lora_the_reference_is_a_model_of_its_own(build):
 # Going on
 
 
-def measured(pipeline):
-    times = ("time/", "system/tps")
-    return [{k: v for k, v in row.items() if not k.startswith(times)} for row in read_metrics(pipeline.folder.metrics)]
-
-
 def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(build, tmp_path):
     lora = {"lora_dropout": 0.2}
     whole = finished(build(lora, output_dir=str(tmp_path / "whole"), max_steps=4))
     finished(build(lora, max_steps=2))
     resumed = finished(build(lora, max_steps=4, resume_from_checkpoint=True))
-    assert len(measured(whole)) == 4 and measured(resumed) == measured(whole)
+    assert len(measured(whole.folder)) == 4 and measured(resumed.folder) == measured(whole.folder)
     ours, theirs = (load_file(p.checkpoints.newest / "adapter_model.safetensors") for p in (resumed, whole))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
@@ -299,7 +278,7 @@ def test_a_critic_s_own_adapters_and_its_head_are_trained_saved_and_gone_on_with
 def test_evaluation_scores_an_adapter_as_validation_in_training_did(build, make_config):
     pipeline = finished(build(max_steps=2, eval_steps=2))
     evaluation = evaluate_model(make_config(eval_steps=2), model_path=str(pipeline.checkpoints.newest))
-    assert evaluation.overall.mean_score == pytest.approx(measured(pipeline)[-1]["val/score/mean"], abs=1e-9)
+    assert evaluation.overall.mean_score == pytest.approx(measured(pipeline.folder)[-1]["val/score/mean"], abs=1e-9)
 
 
 def test_fine_tuning_trains_adapters_too(tiny_model, tmp_path, make_config):

@@ -6,10 +6,8 @@ import json
 from collections import Counter
 
 import pytest
+from small_runs import run_small, small_config
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.tracking.jsonl import read_metrics
 
 TOYS = "turnwise.testing.toy_envs:"
@@ -20,28 +18,18 @@ IDENTITY = {"env_type": f"{TOYS}IdentityEnv", "env_config": {"num_turns": 5}, "m
 
 
 def run(tiny_model, folder, envs, partition, **changes):
-    values = {
-        "pretrain": str(tiny_model),
-        "output_dir": str(folder),
+    own = {
         "max_steps": 2,
         "eval_steps": 2,
         "save_steps": 0,
         "rollout_batch_size": 2 * sum(partition),
         "val_batch_size": sum(partition),
-        "sequence_length": 256,
-        "track_with": [],
         "actor_train": {"training_args": {"per_device_train_batch_size": 32}},
         "train_env_manager": {"num_env_groups": sum(partition), "group_size": 2, "num_groups_partition": partition},
         "val_env_manager": {"num_env_groups": sum(partition), "num_groups_partition": partition},
         "custom_envs": envs,
     }
-    config, _ = parse_config(values | changes, AgenticConfig)
-    run_folder = start_run(config)
-    pipeline = build_agentic(config, run_folder)
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
+    run_folder = run_small(small_config(tiny_model, folder, **own | changes)).folder
     rows = [json.loads(line) for line in run_folder.rollouts.read_text().splitlines()]
     return read_metrics(run_folder.metrics), rows
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from small_runs import played, small_config, training
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ParityError, RolloutError
 from turnwise.tracking.jsonl import read_metrics
-
-LETTERS = {
-    "env_type": "turnwise.testing.toy_envs:LettersEnv",
-    "max_steps": 2,
-    "max_tokens_per_step": 4,
-    "agent_template": "{observation}",
-    "action_pattern": None,
-}
 
 
 class NoGate:
@@ -27,19 +17,8 @@ class NoGate:
 
 
 def make_pipeline(tiny_model, tmp_path, **changes):
-    values = {
-        "pretrain": str(tiny_model),
-        "output_dir": str(tmp_path),
-        "max_steps": 3,
-        "save_steps": 0,
-        "rollout_batch_size": 8,
-        "sequence_length": 256,
-        "track_with": [],
-        "actor_train": {"training_args": {"learning_rate": 1e-2, "per_device_train_batch_size": 8}},
-        "train_env_manager": {"num_env_groups": 2, "group_size": 4},
-        "custom_envs": {"Letters": LETTERS},
-    }
-    config, _ = parse_config(values | changes, AgenticConfig)
+    own = {"max_steps": 3, "save_steps": 0, "actor_train": training(1e-2, 8)}
+    config = small_config(tiny_model, tmp_path, **own | changes)
     return build_agentic(config, start_run(config))
 
 
@@ -49,14 +28,6 @@ def run(pipeline):
     finally:
         pipeline.close()
     return pipeline.folder
-
-
-def played(folder):
-    """The trajectories of a run without how long they took."""
-    rows = [json.loads(line) for line in folder.rollouts.read_text().splitlines()]
-    for turn in (turn for row in rows for turn in row["turns"]):
-        del turn["generate_s"], turn["step_s"]
-    return rows
 
 
 def test_the_run_is_what_it_would_be_without_the_gate(tiny_model, tmp_path):

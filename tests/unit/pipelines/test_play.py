@@ -11,7 +11,7 @@ import pytest
 from turnwise.batching.samples import build_samples
 from turnwise.build.play import EpisodePrinter
 from turnwise.build.play_policies import person
-from turnwise.build.play_setup import BYTES_PER_TOKEN, Choices, byte_tokenizer, set_stage
+from turnwise.build.play_setup import BYTES_PER_TOKEN, Choices, byte_tokenizer, set_up
 from turnwise.build.rollouts import build_policy, build_scheduler, choose_device
 from turnwise.chat.text_conversation import TextAnswer
 from turnwise.config import parse_config
@@ -54,12 +54,12 @@ def config_of(tiny_model, **changes):
 
 
 def played(config, choices):
-    stage = set_stage(config, "Lake", choices)
+    setup = set_up(config, "Lake", choices)
     try:
         notes = Notes()
-        return notes, stage.play(EpisodePrinter(notes)), stage
+        return notes, setup.play(EpisodePrinter(notes)), setup
     finally:
-        stage.close()
+        setup.close()
 
 
 @pytest.fixture
@@ -105,12 +105,12 @@ def test_a_model_plays_what_it_plays_in_a_run(tiny_model):
 
 def test_a_person_plays_leaves_and_says_what_cannot_be_read(tiny_model, tokens):
     lines = iter(["Right", "", "  ", "!Jump", "<answer>down</answer>", "q", "never read"])
-    notes, result, stage = played(config_of(tiny_model), Choices("human", read=lambda: next(lines), **tokens))
+    notes, result, setup = played(config_of(tiny_model), Choices("human", read=lambda: next(lines), **tokens))
     assert [turn.action for turn in result.trajectory.turns] == ["Right", None, "down"]
     assert [answer.finish_reason for answer in notes.answers] == ["stop"] * 3
     assert result.is_left and result.trajectory.status == "truncated" and next(lines) == "never read"
     assert notes.order[-2:] == ["outcome 3", "prompt 4"]
-    assert stage.settings.episode_timeout_s is None
+    assert setup.settings.episode_timeout_s is None
 
 
 def test_an_answer_is_cut_at_the_budget_as_a_models_would_be(tiny_model, tokens):
@@ -138,10 +138,10 @@ def test_a_random_player_repeats_itself_under_a_seed(tiny_model, tokens):
 
 def test_without_a_tokenizer_bytes_stand_in_and_it_is_said(tiny_model):
     config = config_of(tiny_model)
-    _, result, stage = played(config, Choices("scripted", seed=1))
+    _, result, setup = played(config, Choices("scripted", seed=1))
     assert result.trajectory.score == 1.0
-    assert stage.max_length == 256 * BYTES_PER_TOKEN and stage.settings.max_tokens_per_step == 16 * BYTES_PER_TOKEN
-    assert "bytes stand in for tokens" in stage.notes[0]
+    assert setup.max_length == 256 * BYTES_PER_TOKEN and setup.settings.max_tokens_per_step == 16 * BYTES_PER_TOKEN
+    assert "bytes stand in for tokens" in setup.notes[0]
     assert len(byte_tokenizer().encode("größer", add_special_tokens=False)) == len("größer".encode())
 
 
@@ -172,16 +172,16 @@ def test_a_policy_known_by_its_words_has_no_tokens(tiny_model):
         asked.append(list(messages))
         return TextAnswer("<answer>Right</answer>", "stop")
 
-    stage = set_stage(config, "Lake", Choices("openai:http://localhost:1/v1", model_name="small"))
-    stage = replace(stage, prepare=lambda printer: printer.over_text(complete))
+    setup = set_up(config, "Lake", Choices("openai:http://localhost:1/v1", model_name="small"))
+    setup = replace(setup, prepare=lambda printer: printer.over_text(complete))
     try:
-        result = stage.play(EpisodePrinter(notes))
+        result = setup.play(EpisodePrinter(notes))
     finally:
-        stage.close()
+        setup.close()
     assert len(result.trajectory.turns) == 4 and all(turn.num_tokens == 0 for turn in result.trajectory.turns)
     assert [message["role"] for message in notes.prompts[0].messages] == ["system", "user"]
     assert [message["role"] for message in notes.prompts[1].messages] == ["user"], "only what is new"
-    assert len(asked[1]) == 4 and stage.tokenizer is None
+    assert len(asked[1]) == 4 and setup.tokenizer is None
 
 
 @pytest.mark.parametrize(

@@ -11,56 +11,37 @@ from contextlib import contextmanager
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_runs import measured, played, small_config, training
 from transformers import AutoModelForCausalLM
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
 from turnwise.build.sft import build_sft
-from turnwise.config import AgenticConfig, SFTConfig, parse_config
+from turnwise.config import SFTConfig, parse_config
 from turnwise.errors import CheckpointError, ModelError
 from turnwise.pipelines.checkpoints import all_checkpoints
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.session import run_to_end
-from turnwise.tracking.jsonl import read_metrics
 from turnwise.tracking.run_log import RunLog
-
-TIMES = ("time/", "system/tps")
 
 
 @pytest.fixture
 def make_config(tiny_model, tmp_path):
     def make(**changes):
-        values = {
-            "exp_name": "letters",
-            "pretrain": str(tiny_model),
-            "output_dir": str(tmp_path / "runs"),
+        own = {
             "max_steps": 4,
-            "save_steps": 1,
-            "max_ckpt_to_keep": 0,
             "eval_steps": 2,
-            "rollout_batch_size": 8,
             "val_batch_size": 4,
-            "sequence_length": 256,
             "track_with": ["tensorboard"],
             "deterministic": True,
             "reward_normalization": {"norm_std_type": "running"},
             "add_token_level_kl": True,
             "init_kl_coef": 0.1,
             "target_kl": 0.01,
-            "actor_train": {"training_args": {"learning_rate": 1e-3, "per_device_train_batch_size": 4, "warmup_steps": 3}},
-            "train_env_manager": {"num_env_groups": 2, "group_size": 4},
+            "actor_train": training(warmup_steps=3),
             "val_env_manager": {"num_env_groups": 1, "group_size": 4},
-            "custom_envs": {
-                "Letters": {
-                    "env_type": "turnwise.testing.toy_envs:LettersEnv",
-                    "max_steps": 2,
-                    "max_tokens_per_step": 4,
-                    "agent_template": "{observation}",
-                    "action_pattern": None,
-                }
-            },
         }
-        return parse_config(values | changes, AgenticConfig)[0]
+        return small_config(tiny_model, tmp_path / "runs", **own | changes)
 
     return make
 
@@ -78,17 +59,6 @@ def run(config, build=build_agentic):
     finally:
         pipeline.close()
     return pipeline
-
-
-def measured(folder):
-    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in read_metrics(folder.metrics)]
-
-
-def played(folder):
-    rows = [json.loads(line) for line in folder.rollouts.read_text().splitlines()]
-    for turn in (turn for row in rows for turn in row["turns"]):
-        del turn["generate_s"], turn["step_s"]
-    return rows
 
 
 def weights(pipeline):

@@ -3,19 +3,14 @@ after a resume."""
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_runs import measured, played, run_small, small_config, training
 
 from turnwise.batching.samples import build_samples
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.rollout.journal import read_journal
-from turnwise.tracking.jsonl import read_metrics
 
 NUM_STEPS, RATE = 3, 1e-3
 
@@ -25,18 +20,11 @@ def run(tiny_model, tmp_path):
     """Runs some steps in which episodes have different lengths, and returns the pipeline; its run's samples are in `seen`."""
 
     def run(name="whole", **changes):
-        training = {"learning_rate": RATE, "per_device_train_batch_size": 4, "lr_scheduler_type": "linear"}
-        values = {
+        own = {
             "exp_name": "steps",
-            "pretrain": str(tiny_model),
-            "output_dir": str(tmp_path / name),
             "max_steps": NUM_STEPS,
-            "save_steps": 1,
-            "rollout_batch_size": 8,
-            "sequence_length": 256,
-            "track_with": [],
             "deterministic": True,
-            "actor_train": {"training_args": training},
+            "actor_train": training(RATE, lr_scheduler_type="linear"),
             "entropy_loss_coef": 0.001,
             "train_env_manager": {
                 "num_env_groups": 3,
@@ -63,32 +51,14 @@ def run(tiny_model, tmp_path):
                 },
             },
         }
-        config, _ = parse_config(values | changes, AgenticConfig)
-        pipeline = build_agentic(config, start_run(config))
-        try:
-            pipeline.run()
-        finally:
-            pipeline.close()
-        return pipeline
+        return run_small(small_config(tiny_model, tmp_path / name, **own | changes))
 
     yield run
     torch.use_deterministic_algorithms(False)
 
 
-def rows_of(pipeline):
-    rows = read_metrics(pipeline.folder.metrics)
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "system/tps"))} for row in rows]
-
-
-def played(pipeline):
-    rows = [json.loads(line) for line in pipeline.folder.rollouts.read_text().splitlines()]
-    for turn in (turn for row in rows for turn in row["turns"]):
-        del turn["generate_s"], turn["step_s"]
-    return rows
-
-
 def test_a_run_trains_on_one_sample_a_turn_and_its_schedule_ends_with_it(run):
-    rows = rows_of(pipeline := run())
+    rows = measured((pipeline := run()).folder)
     assert len(rows) == NUM_STEPS
     for step, row in enumerate(rows):
         assert row["rollout/num_contexts"] == row["rollout/num_turns"] >= 2
@@ -111,14 +81,14 @@ def test_the_journal_gives_the_samples_back(run):
         for sample, turn in zip(samples, trajectory.turns, strict=True):
             np.testing.assert_array_equal(sample.token_ids, np.concatenate([turn.prompt_ids, turn.response_ids]))
             np.testing.assert_array_equal(sample.rollout_logprobs[sample.response_mask], turn.logprobs)
-    assert sum(len(t.turns) for t in trajectories) == rows_of(pipeline)[0]["rollout/num_samples"]
-    assert all("advantage" in turn for row in played(pipeline) for turn in row["turns"])
+    assert sum(len(t.turns) for t in trajectories) == measured(pipeline.folder)[0]["rollout/num_samples"]
+    assert all("advantage" in turn for row in played(pipeline.folder) for turn in row["turns"])
 
 
 def test_going_on_from_a_checkpoint_changes_no_bit(run):
     whole = run()
     resumed = run("resumed", resume_from_checkpoint=str(whole.checkpoints.path / f"checkpoint-{NUM_STEPS - 1}"))
-    assert rows_of(resumed)[-1] == rows_of(whole)[-1]
-    assert played(resumed)[-8:] == played(whole)[-8:]
+    assert measured(resumed.folder)[-1] == measured(whole.folder)[-1]
+    assert played(resumed.folder)[-8:] == played(whole.folder)[-8:]
     ours, theirs = (load_file(p.checkpoints.newest / "model.safetensors") for p in (resumed, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

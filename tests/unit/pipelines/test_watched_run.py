@@ -9,10 +9,8 @@ import time
 
 import pytest
 from odd_envs import block_for_ever, spin_for_ever
+from small_runs import run_small, small_config
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import DeadlineError, EnvironmentFault, RolloutError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.training.torch_strategy import TorchStrategy
@@ -22,28 +20,20 @@ LETTERS, STUCK = "turnwise.testing.toy_envs:LettersEnv", "odd_envs:StuckEnv"
 
 def train(tiny_model, tmp_path, env_type=LETTERS, env_config=None, max_in_threads=0, **deadlines):
     limits = {"env_step_timeout_s": 0.1, "max_env_retries": 0, "max_env_num_per_worker": max_in_threads}
-    values = {
-        "pretrain": str(tiny_model),
-        "output_dir": str(tmp_path),
-        "max_steps": 1,
-        "rollout_batch_size": 4,
-        "sequence_length": 256,
-        "track_with": [],
-        "parity_max_logprob_diff": 1.0,
-        "entropy_loss_coef": 0.001,  # Without it an update whose episodes all score alike is left out.
-        "deadlines": deadlines,
-        "train_env_manager": {"group_size": 2} | limits,
-        "val_env_manager": limits,
-        "custom_envs": {
-            "Toy": {"env_type": env_type, "env_config": env_config or {}, "max_steps": 2, "max_tokens_per_step": 4}
-        },
-    }
-    config, _ = parse_config(values, AgenticConfig)
-    pipeline = build_agentic(config, start_run(config))
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
+    toy = {"env_type": env_type, "env_config": env_config or {}, "max_steps": 2, "max_tokens_per_step": 4}
+    config = small_config(
+        tiny_model,
+        tmp_path,
+        max_steps=1,
+        rollout_batch_size=4,
+        parity_max_logprob_diff=1.0,
+        entropy_loss_coef=0.001,  # Without it an update whose episodes all score alike is left out.
+        deadlines=deadlines,
+        train_env_manager={"group_size": 2} | limits,
+        val_env_manager=limits,
+        custom_envs={"Toy": toy},
+    )
+    run_small(config)
 
 
 @pytest.fixture(autouse=True)
