@@ -34,6 +34,7 @@ from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
+from turnwise.pipelines.by_validation import ByValidation
 from turnwise.pipelines.checkpoints import Contents
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import ModelRole, OldLogProbs
@@ -139,6 +140,7 @@ def _assemble(
     source, num_steps = build_source(config, policy, algorithm.needs, rollouts, tasks)
     pictures = build_pictures(config, folder.path.name)
     parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
+    parts["by_validation"] = by_validation = ByValidation(config, folder.best)
     if algorithm.running is not None:
         parts["running"] = algorithm.running
     others = {"critic": critic.workers} if critic else {}
@@ -177,6 +179,7 @@ def _assemble(
         folder=folder,
         checkpoints=checkpoints,
         interrupts=Interrupts(),
+        by_validation=by_validation,
     )
 
 

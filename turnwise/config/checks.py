@@ -8,6 +8,7 @@ from string import Formatter
 from typing import Any
 
 from turnwise.config.asynchrony import asynchrony
+from turnwise.config.by_validation import validation_problems
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_problems import adapter_problems, model_problems
 from turnwise.config.problems import Path, Problem
@@ -37,6 +38,7 @@ def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
         _sampling,
         _cache,
         asynchrony,
+        validation_problems,
         _deterministic,
     )
     return [*shared, *(problem for check in checks for problem in check(config))]

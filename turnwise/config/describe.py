@@ -373,7 +373,12 @@ def validation(config: AgenticConfig) -> str:
     manager = config.val_env_manager
     few = _few(manager, config.val_batch_size // manager.group_size, "in validation, always the same ones")
     trajectories = f"{config.val_batch_size} trajectories from {tags_of(manager)}{few}"
-    return f"every {counted(config.eval_steps, 'step')}, {sampling(config, 'val')}, {trajectories}"
+    parts = [f"every {counted(config.eval_steps, 'step')}, {sampling(config, 'val')}, {trajectories}"]
+    if config.save_best:
+        parts.append(f"the model with the best {config.save_best.metric} ({config.save_best.mode}) goes to best")
+    if config.early_stopping:
+        parts.append(f"{counted(config.early_stopping.patience, 'validation')} without a better one end the run")
+    return "; ".join(parts)
 
 
 def _shares(manager: EnvManager) -> dict[str, int]:

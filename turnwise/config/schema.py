@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from turnwise.config.algorithm import AlgorithmKeys
+from turnwise.config.by_validation import EarlyStopping, SaveBest
 from turnwise.config.data import Agent, Data
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_shape import ModelShape, read_model_shape
@@ -54,6 +55,8 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     """With response_length, another way to give sequence_length."""
     response_length: PositiveCount | None = None
     """With prompt_length, another way to give sequence_length."""
+    save_best: SaveBest | None = None
+    early_stopping: EarlyStopping | None = None
     async_generation_ratio: Annotated[Count, BeforeValidator(_whole)] = 0
     """Batches that may be sampled ahead of training; 0 = synchronous."""
 

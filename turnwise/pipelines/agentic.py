@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from turnwise.algorithms.controllers import KLController
 from turnwise.config import AgenticConfig
 from turnwise.inference.server_manager import LLMServerManager
+from turnwise.pipelines.by_validation import ByValidation
 from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.parity import ParityGate
@@ -58,6 +59,7 @@ class AgenticPipeline:
     folder: RunFolder
     checkpoints: Checkpoints
     interrupts: Interrupts
+    by_validation: ByValidation
 
     def run(self) -> None:
         """Trains until all steps are done."""
@@ -115,7 +117,7 @@ class AgenticPipeline:
         with self.log.phase("val"):
             groups = self.val_rollout_scheduler.get_batch(self.pipeline_config.val_batch_size)
             self.pictures.write(f"step-{step}", groups)
-        self.log.add(validation_metrics(groups))
+        self.log.add(self.by_validation.see(step, validation_metrics(groups), self.checkpoints))
 
     def end_step(self, step: int, rollout: StepRollout | None = None) -> StepReport:
         """Logs what was measured, writes what was played, and saves a checkpoint where one is due."""
@@ -127,7 +129,7 @@ class AgenticPipeline:
                 log.show(*log_samples(step, groups, self.tokenizer.decode))
         metrics = log.end_step(step, groups)
         if rollout and rollout.source.is_exhausted:
-            self.checkpoints.num_steps = step + 1
+            self.checkpoints.end_here()
         checkpoint = self.do_checkpoint() if self.checkpoints.is_due else None
         self.interrupts.release()
         return StepReport(step, metrics, groups, checkpoint, is_final=rollout is None)

@@ -162,6 +162,23 @@ class Checkpoints:
         self._prune()
         return folder
 
+    def save_model(self, folder: Path, notes: Mapping[str, str]) -> None:
+        """Writes the model as it is now with its tokenizer, and not the state of its training; `notes` are small files beside
+        it. The folder appears whole or not at all, in place of an older one.
+
+        Raises:
+            CheckpointError: it can't be written.
+        """
+        try:
+            with written_whole(folder) as partial:
+                self._contents.model.call("save", partial).result()
+                (partial / TRAINER_FILE).unlink()
+                self._contents.tokenizer.save_pretrained(partial)
+                for name, text in notes.items():
+                    (partial / name).write_text(text, encoding="utf-8")
+        except OSError as fault:
+            raise CheckpointError(self._describe_failure(folder, fault)) from fault
+
     def _require_space(self) -> None:
         if self.num_bytes > shutil.disk_usage(self.path).free:
             reason = f"{os.strerror(errno.ENOSPC)} (it takes about {bytes_text(self.num_bytes)})"

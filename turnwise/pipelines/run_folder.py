@@ -122,6 +122,11 @@ class RunFolder:
     def curve(self) -> Path:
         return self.path / "learning_curve.png"
 
+    @property
+    def best(self) -> Path:
+        """The best model by `save_best`."""
+        return self.path / "best"
+
     def begin(self, config_yaml: str) -> None:
         """Writes the resolved config, the package versions and the git revision, and cuts off what was measured and played
         after the `num_done` steps that the run goes on from: it will be again."""

@@ -72,6 +72,7 @@ _SLOW = {
 }
 _AHEAD = {"async_generation_ratio": 1}
 _VALIDATED = {"eval_steps": 2}
+_STOPPED = {"eval_steps": 1, "max_steps": 3, "early_stopping.patience": 1}
 _SAMPLED = {"train_env_manager.generating_args.do_sample": True}
 _BLOCKING = {"custom_envs.<tag>.env_config": {"delay_s": 0.005}}
 _ALIKE = {"custom_envs.<tag>.env_type": "turnwise.testing.toy_envs:BanditEnv", "custom_envs.<tag>.env_config": {}}
@@ -165,6 +166,12 @@ AGENTIC: tuple[Live, ...] = (
     Live("prompt_length", 14, "rollouts", _LENGTHS),
     Live("response_length", 10, "rollouts", _LENGTHS),
     Live("eval_steps", 1, "validation"),
+    Live("save_best.metric", "val/score/max", "files", _VALIDATED),
+    Live("save_best.mode", "min", "metrics", _VALIDATED | {"eval_steps": 1, "save_best.metric": "val/score/mean"}),
+    Live("early_stopping.metric", "val/num_episodes", "metrics", _STOPPED),
+    Live("early_stopping.mode", "min", "metrics", _STOPPED),
+    Live("early_stopping.patience", 1, "metrics", {"eval_steps": 1, "max_steps": 3, "early_stopping.min_delta": 9.0}),
+    Live("early_stopping.min_delta", 9.0, "metrics", _STOPPED),
     Live("rollout_batch_size", 2, "metrics"),
     Live("val_batch_size", 1, "validation", _VALIDATED),
     Live("render_save_dir", "pictures", "files", _VALIDATED),

@@ -40,7 +40,7 @@ PLAIN = {
 KL = {"use_kl_loss": True, "add_token_level_kl": True, "init_kl_coef": 0.1, "ppo_epochs": 2}
 CORRECTION = {"train_infer_correction": {"is_weight": {}, "filters": [{}]}}
 CLIPS = {"adv_estimator": "remax", "reward_clip": 0.5, "advantage_clip": 0.5, "save_steps": 1, **CORRECTION}
-CRITIC = {"adv_estimator": "gae", "reward_clip": 0.5, "value_clip": 0.2}
+CRITIC = {"save_best": {}, "adv_estimator": "gae", "reward_clip": 0.5, "value_clip": 0.2}
 BANDIT = {
     "env_type": "turnwise.testing.toy_envs:BanditEnv",
     "env_config": {"arms": ["yes"], "best": "no"},

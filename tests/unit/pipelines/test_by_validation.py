@@ -1,0 +1,172 @@
+"""`save_best` and `early_stopping`: what is kept, when a run ends, and what a resumed run remembers of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from turnwise.build.agentic import build_agentic
+from turnwise.build.run import start_run
+from turnwise.build.saved import evaluate_model
+from turnwise.config import parse_config
+from turnwise.errors import CheckpointError, ConfigError
+from turnwise.models.load import write_weights
+from turnwise.pipelines.by_validation import BestValue, ByValidation
+from turnwise.tracking.jsonl import read_metrics
+
+LETTERS = {
+    "env_type": "turnwise.testing.toy_envs:LettersEnv",
+    "max_steps": 3,
+    "max_tokens_per_step": 4,
+    "agent_template": "{observation}",
+    "action_pattern": None,
+}
+
+
+@pytest.fixture
+def make_config(tiny_model, tmp_path):
+    def make(**changes):
+        values = {
+            "pretrain": str(tiny_model),
+            "output_dir": str(tmp_path),
+            "max_steps": 4,
+            "save_steps": 1,
+            "max_ckpt_to_keep": 0,
+            "eval_steps": 1,
+            "rollout_batch_size": 4,
+            "val_batch_size": 2,
+            "sequence_length": 256,
+            "track_with": [],
+            "actor_train": {"training_args": {"learning_rate": 1e-2}},
+            "train_env_manager": {"num_env_groups": 2, "group_size": 2},
+            "val_env_manager": {"num_env_groups": 2},
+            "custom_envs": {"Letters": LETTERS},
+        }
+        return parse_config(values | changes)[0]
+
+    return make
+
+
+def run(config):
+    folder = start_run(config)
+    pipeline = build_agentic(config, folder)
+    try:
+        pipeline.run()
+    finally:
+        pipeline.close()
+    return folder
+
+
+def test_a_value_is_the_best_in_its_direction_and_by_enough():
+    seen = [0.3, 0.35, 0.2, 0.5]
+    for mode, delta, expected in (
+        ("max", 0.0, [True, True, False, True]),
+        ("max", 0.1, [True, False, False, True]),
+        ("min", 0.0, [True, False, True, False]),
+        ("max", 0.05, [True, False, False, True]),
+    ):
+        best = BestValue("val/a", mode, delta)
+        assert [best.see(step, {"val/a": value}) for step, value in enumerate(seen)] == expected, (mode, delta)
+    again = BestValue("val/a", "max", 0.05)
+    again.load_state_dict(json.loads(json.dumps(best.state_dict())))
+    assert (again.value, again.step, again.num_since) == (0.5, 3, 0)
+
+
+def test_the_best_model_is_kept_and_scores_what_was_measured(make_config):
+    config = make_config(save_best={"mode": "min"})
+    folder = run(config)
+    rows = read_metrics(folder.metrics)
+    best = min(rows, key=lambda row: row["val/score/mean"])
+    facts = json.loads((folder.best / "best.json").read_text())
+    assert facts == {"step": best["step"], "metric": "val/score/mean", "value": best["val/score/mean"]}
+    assert [row["val/best"] for row in rows][-1] == best["val/score/mean"]
+    assert evaluate_model(config, str(folder.best)).overall.mean_score == pytest.approx(best["val/score/mean"], abs=1e-12)
+    assert not (folder.best / "trainer_state.pt").exists() and (folder.best / "tokenizer.json").exists()
+
+
+def test_an_adapter_is_kept_as_one(make_config):
+    training = {"model_args": {"lora_rank": 2}, "training_args": {"learning_rate": 1e-2}}
+    folder = run(make_config(save_best={}, actor_train=training, max_steps=1))
+    assert (folder.best / "adapter_config.json").exists()
+
+
+def test_a_run_ends_early_with_its_checkpoint_and_goes_on_to_nothing_more(make_config, capfd):
+    stopping = {"patience": 2, "min_delta": 9.0}
+    folder = run(make_config(early_stopping=stopping, save_steps=0))
+    assert [row["step"] for row in read_metrics(folder.metrics)] == [0, 1, 2]
+    assert [path.name for path in (folder.path / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert "val/score/mean was best after 0 steps" in (said := capfd.readouterr().err) and "after 2 of 4 steps" in said
+    again = run(make_config(early_stopping=stopping, save_steps=0, resume_from_checkpoint=True))
+    assert again.path == folder.path and [row["step"] for row in read_metrics(folder.metrics)] == [0, 1, 2]
+
+
+def test_a_resumed_run_remembers_the_best(make_config, capfd):
+    whole = run(make_config(save_best={}, exp_name="whole"))
+    config = make_config(save_best={})
+    folder = start_run(config)
+    pipeline = build_agentic(config, folder)
+    for report in pipeline.steps():
+        if report.step == 1:
+            break
+    pipeline.close()
+    resumed = run(make_config(save_best={}, resume_from_checkpoint=True))
+    assert resumed.path == folder.path
+    assert [r["val/best"] for r in read_metrics(resumed.metrics)] == [r["val/best"] for r in read_metrics(whole.metrics)]
+    assert (resumed.best / "best.json").read_text() == (whole.best / "best.json").read_text()
+    first, second = (load_file(f.best / "model.safetensors") for f in (resumed, whole))
+    assert all((first[name] == second[name]).all() for name in first)
+
+
+def test_a_best_model_that_is_not_there_is_forgotten(make_config, tmp_path, caplog):
+    watch = ByValidation(make_config(save_best={}, early_stopping={}), tmp_path / "best")
+    state = {"value": 0.5, "step": 3, "num_since": 1}
+    watch.load_state_dict({"best": state, "stopping": state})
+    assert watch.best.value is None and watch.stopping.num_since == 1
+    assert "isn't in" in caplog.text
+
+
+def test_an_older_best_model_stays_where_a_new_one_cannot_be_written(make_config, monkeypatch):
+    config = make_config(save_best={"metric": "val/num_episodes"}, max_steps=1)
+    folder = start_run(config)
+    pipeline = build_agentic(config, folder)
+    steps = pipeline.steps()
+    next(steps)
+    before = {file.name: file.read_bytes() for file in folder.best.iterdir()}
+
+    def fail(model, place):
+        write_weights(model, place)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("turnwise.training.state.write_weights", fail)
+    with pytest.raises(CheckpointError, match=r"best can't be written: .*No space left"):
+        pipeline.checkpoints.save_model(folder.best, {})
+    pipeline.close()
+    assert {file.name: file.read_bytes() for file in folder.best.iterdir()} == before
+    assert not folder.best.with_name("best.partial").exists()
+
+
+def test_a_metric_that_nothing_measures_is_named_with_those_there_are(make_config):
+    with pytest.raises(ConfigError, match=r"'val/score/men' .* which measure .*Did you mean 'val/score/mean'"):
+        run(make_config(early_stopping={"metric": "val/score/men"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"save_best": {}, "eval_steps": 0}, "save_best: metric, mode say what the validations decide, and eval_steps is 0"),
+        (
+            {"early_stopping": {}, "eval_steps": 0},
+            "early_stopping: metric, mode, patience, min_delta say what the validations decide, and eval_steps is 0",
+        ),
+        ({"save_best": {"metric": "score/mean"}}, "save_best.metric: 'score/mean' is no metric of a validation"),
+        (
+            {"save_best": {}, "actor_train": {"model_update_frequency": 2}},
+            "save_best: validations every eval_steps 1 play older weights",
+        ),
+    ],
+)
+def test_settings_by_which_nothing_can_be_decided_are_refused(make_config, changes, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        make_config(**changes)

@@ -1,0 +1,125 @@
+"""What is done by a metric of the validations: the best model is kept, and a run that no longer gets better ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from turnwise.config import AgenticConfig
+from turnwise.errors import ConfigError, counted, nearest
+from turnwise.pipelines.checkpoints import Checkpoints
+from turnwise.tracking.metrics import reduce_metrics
+from turnwise.types import Metric
+
+logger = logging.getLogger(__name__)
+
+BEST_FILE = "best.json"
+"""Which step's model a folder `best` holds, and how good it is."""
+
+
+class BestValue:
+    """The best value of a metric so far.
+
+    >>> best = BestValue("val/score/mean", "max", min_delta=0.1)
+    >>> [best.see(step, {"val/score/mean": value}) for step, value in enumerate([0.5, 0.55, 0.7])], best.num_since
+    ([True, False, True], 0)
+    """
+
+    def __init__(self, metric: str, mode: Literal["max", "min"], min_delta: float = 0.0) -> None:
+        self.metric = metric
+        self.mode = mode
+        self.min_delta = min_delta
+        self.value: float | None = None
+        self.step = -1
+        self.num_since = 0
+        """Validations since then."""
+
+    def see(self, step: int, measured: Mapping[str, float]) -> bool:
+        """Whether this validation was the best. One that doesn't have the metric doesn't count.
+
+        Raises:
+            ConfigError: none has had the metric yet.
+        """
+        if self.metric not in measured:
+            if self.value is None:
+                raise ConfigError(
+                    f"metric {self.metric!r} of save_best or early_stopping isn't measured by this run's validations, which "
+                    f"measure {', '.join(measured) or 'nothing'}.{nearest(self.metric, measured)}"
+                )
+            return False
+        value = measured[self.metric]
+        gain = 0.0 if self.value is None else value - self.value if self.mode == "max" else self.value - value
+        if self.value is not None and not gain > self.min_delta:
+            self.num_since += 1
+            return False
+        self.value, self.step, self.num_since = value, step, 0
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "step": self.step, "num_since": self.num_since}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value, self.step, self.num_since = state["value"], state["step"], state["num_since"]
+
+
+class ByValidation:
+    """`save_best` and `early_stopping` of a run, where it asks for them. The best model goes into `folder`."""
+
+    def __init__(self, config: AgenticConfig, folder: Path) -> None:
+        kept, stopping = config.save_best, config.early_stopping
+        self.best = BestValue(kept.metric, kept.mode) if kept else None
+        self.stopping = BestValue(stopping.metric, stopping.mode, stopping.min_delta) if stopping else None
+        self._patience = stopping.patience if stopping else 0
+        self._folder = folder
+
+    def see(self, step: int, metrics: list[Metric], checkpoints: Checkpoints) -> list[Metric]:
+        """Keeps the model where it is the best so far, and ends the run where that was too long ago. Returns the metrics, with
+        the best value.
+
+        Raises:
+            CheckpointError: the model can't be written; an older one stays.
+            ConfigError: no validation measures the metric.
+        """
+        measured = reduce_metrics(metrics)
+        if self.best and self.best.see(step, measured):
+            facts = {"step": step, "metric": self.best.metric, "value": self.best.value}
+            checkpoints.save_model(self._folder, {BEST_FILE: json.dumps(facts) + "\n"})
+            logger.info("%s: the best model so far, %s %g after %d steps", self._folder, self.best.metric, facts["value"], step)
+        if self.stopping and not self.stopping.see(step, measured) and self.stopping.num_since >= self._patience:
+            if step < checkpoints.num_steps:
+                best = f"{self.stopping.metric} was best after {counted(self.stopping.step, 'step')} ({self.stopping.value:g})"
+                num_steps = f"{step} of {checkpoints.num_steps} steps"
+                logger.warning("early_stopping: %s: the run ends after %s", best, num_steps)
+            checkpoints.end_here()
+        return metrics if self.best is None or self.best.value is None else [*metrics, Metric("val/best", self.best.value)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what the checkpoint's run had of it. A best model that isn't in this run's folder doesn't count."""
+        for name, part in self._parts().items():
+            if name in state:
+                part.load_state_dict(state[name])
+        if self.best and self.best.value is not None and _step_of(self._folder) != self.best.step:
+            logger.warning(
+                "the best model, that of step %d, isn't in %s; the next validation's is kept there",
+                self.best.step,
+                self._folder,
+            )
+            self.best.value = None
+
+    def _parts(self) -> dict[str, BestValue]:
+        return {name: part for name, part in (("best", self.best), ("stopping", self.stopping)) if part}
+
+
+def _step_of(folder: Path) -> int | None:
+    """The step whose model lies there."""
+    try:
+        step: int = json.loads((folder / BEST_FILE).read_text(encoding="utf-8"))["step"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return step
