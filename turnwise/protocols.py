@@ -54,7 +54,9 @@ class Env(Protocol):
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]: ...
 
     def step(self, action: str) -> tuple[str | Observation, float, bool, bool, dict[str, Any]]:
-        """`(observation, reward, terminated, truncated, info)` of one action; "" is an action that couldn't be parsed."""
+        """Plays one action: `(observation, reward, terminated, truncated, info)`. The action "" stands for one that couldn't be
+        parsed.
+        """
         ...
 
     def render(self) -> Any:
@@ -73,7 +75,7 @@ class HasStateKey(Protocol):
 
 @runtime_checkable
 class HasExpert(Protocol):
-    """An environment that can play itself: a baseline to compare with, and a teacher."""
+    """An environment that can play itself, as a baseline and as a teacher."""
 
     def expert_action(self) -> str:
         """A good action in the current state."""
@@ -84,12 +86,12 @@ class Conversation(Protocol):
     """The token ledger of one context (`chat.conversation`), as agents see it."""
 
     turns: list[Turn]
-    """One per `generate`, in order, complete but for what the agent adds: action, reward, state key, metrics."""
+    """One per `generate`, in order. The agent adds action, reward, state key and metrics."""
 
     async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
         """Adds the messages, samples a response and returns it as an assistant message.
 
-        Returns None, sampling nothing, where the context has no room left for the messages and one token.
+        Returns None, and samples nothing, if the context has no room for the messages and one token.
 
         Raises:
             ServerError: the request can't be served.
@@ -98,7 +100,7 @@ class Conversation(Protocol):
         ...
 
     async def close(self) -> None:
-        """The context is over: nothing more is said in it, and servers may forget it. Closing again changes nothing."""
+        """Ends the context: servers may forget it. Closing again changes nothing."""
         ...
 
     def remaining_tokens(self) -> int:
@@ -107,9 +109,8 @@ class Conversation(Protocol):
 
 
 class OpenConversation(Protocol):
-    """Opens a context. Called once an episode in trajectory mode, once a turn in step mode, once a sub-agent.
-
-    Without `encode_special_tokens` those that are spelt out in messages of users and tools stay ordinary text.
+    """Opens a context. Called once per episode in trajectory mode, once per turn in step mode, once per sub-agent. Without
+    `encode_special_tokens`, special tokens spelt out in messages of users and tools stay ordinary text.
     """
 
     def __call__(
@@ -154,7 +155,7 @@ class Tool(Protocol):
 
 
 class RewardResult(NamedTuple):
-    """One score a run of a group, siblings in their order and the greedy one last; and perhaps one number for each turn."""
+    """One score per run of a group, siblings in their order and the greedy one last; optionally one number per turn."""
 
     scores: Sequence[float]
     turn_rewards: Sequence[Sequence[float]] | None = None
@@ -176,8 +177,8 @@ class InferenceServer(Protocol):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
-        """Samples a response to `prompt_ids`, the *whole* context. `request_id` names the conversation: a server keeps
-        the KV of the context under it, and the next request with the same id that extends the context reuses it.
+        """Samples a response to `prompt_ids`, the *whole* context. `request_id` names the conversation: a server keeps the
+        context's KV under this id and reuses it for the next request that extends the context.
 
         Raises:
             ServerError: this request can't be served (too long, bad token); others are not touched.
@@ -189,15 +190,15 @@ class InferenceServer(Protocol):
         ...
 
     async def release(self, request_id: str) -> None:
-        """Drops what is kept for a conversation that is over."""
+        """Drops the KV of a conversation that is over."""
         ...
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
-        """Holds new requests back and returns when none is running, having finished or aborted them."""
+        """Holds back new requests, finishes or aborts the running ones, and returns when none is left."""
         ...
 
     async def resume(self, version: int) -> None:
-        """Weights are now those of `version`: drops every cached prefix of older ones and admits requests again."""
+        """Drops every prefix that older weights computed, and admits requests again. The weights are now those of `version`."""
         ...
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None: ...
@@ -212,9 +213,8 @@ class InferenceServer(Protocol):
 
 
 class WeightTransfer(Protocol):
-    """Moves the policy of the trainer's ranks into the servers' replicas. A collective over both, so neither's method.
-
-    Suspends the servers, transfers, bumps the version, resumes.
+    """Moves the policy from the trainer's ranks into the servers' replicas: suspends the servers, copies the weights, raises
+    the version, resumes. It is a collective over both sides, so a method of neither.
     """
 
     async def update(self, version: int) -> list[Metric]: ...
@@ -235,12 +235,12 @@ class Loss(Protocol):
 
 
 class StepPart(NamedTuple):
-    """Which part of an optimiser step a call of `train_step` is, where its samples come one after another."""
+    """Says which part of an optimiser step a call of `train_step` is, if the step's samples come in parts."""
 
     number: int = 0
-    """From 0: the first forgets what an earlier step has left behind."""
+    """From 0. Part 0 clears what an earlier step left behind."""
     divisor: float | None = 1.0
-    """What the gradients of all parts are divided by; only the last part has it. None = more parts come."""
+    """Divisor of the summed gradients of all parts; only the last part has it. None = more parts come."""
 
 
 WHOLE_STEP = StepPart()
@@ -252,18 +252,18 @@ class TrainStrategy(Protocol):
     def forward(
         self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
     ) -> list[dict[str, Any]]:
-        """Named numpy arrays [N] for each batch, without gradients. Computed inside, since a vocabulary may be sharded.
-        `without_adapter` asks for those of the model under a LoRA adapter: the reference that needs no second model."""
+        """Named numpy arrays [N] for each batch, without gradients. The strategy computes them, since the vocabulary may be
+        sharded. `without_adapter` asks for those of the model under a LoRA adapter: the reference that needs no second
+        model."""
         ...
 
     def train_step(
         self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0, part: StepPart = WHOLE_STEP
     ) -> list[Metric]:
-        """One optimiser step over the *list* of its micro-batches (pipeline schedules and engines that own accumulation and
-        clipping need them together), at the learning rate of this `position` in the schedule: the optimiser steps that were
-        planned up to here. It need not be whole; docs/design/training.md says what it counts.
-
-        Or a `part` of one, whose gradients add up; the last part makes the step."""
+        """Makes one optimiser step over the *list* of its micro-batches; pipeline schedules and engines that own accumulation
+        and clipping need them together. `position` sets the learning rate: it counts the optimiser steps planned up to here and
+        need not be whole (docs/design/training.md). With `part`, adds up the gradients of a part; the last part makes the
+        step."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Any]]:
@@ -300,13 +300,13 @@ class Algorithm(Protocol):
     """
 
     needs: frozenset[str]
-    """What it needs of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling`."""
+    """Which of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling` it needs."""
     loss: Loss
-    """The policy's. An object of its own, so that it can be sent to the ranks of a strategy without the rest."""
+    """The policy's loss. It is a separate object, so that it can be sent to the ranks of a strategy alone."""
     value_loss: Loss | None
-    """The critic's, None for a method without one."""
+    """The critic's loss, None for a method without a critic."""
     running: Stateful | None
-    """Statistics that live as long as the run (`running` normalisation), None where nothing uses them."""
+    """Statistics of the whole run (`running` normalisation), None if unused."""
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
         """Writes `advantages` (and `returns`) into every Sample of the groups, through their turns."""
@@ -315,39 +315,38 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class StreamsStep(Protocol):
-    """A loss whose optimiser step may come in parts. It is the sum over samples of what each says by itself, divided by *one*
-    of the step's denominators; in a part all denominators are 1, since the step's aren't known yet. One that `NeedsWholeStep`
-    is asked for each part."""
+    """A loss whose optimiser step may come in parts: a sum of one term per sample, divided by *one* of the step's denominators.
+    In a part all denominators are 1, since the step's aren't known yet. A loss that `NeedsWholeStep` is asked for each part."""
 
     def divisor(self, denominators: Denominators) -> float:
-        """What the gradients of the parts are to be divided by."""
+        """Divisor of the summed gradients of the parts."""
         ...
 
     def whole(self, metrics: Sequence[Metric], denominators: Denominators) -> list[Metric]:
-        """The parts' metrics as those of one step."""
+        """Metrics of the whole step from those of its parts."""
         ...
 
 
 @runtime_checkable
 class NeedsAdvantages(Protocol):
-    """A loss that may have nothing to say where no token has an advantage."""
+    """A loss whose gradient may be 0 if no token has an advantage."""
 
     @property
     def needs_advantages(self) -> bool:
-        """Whether its gradient is 0 where all advantages are: the update is then left out."""
+        """Whether its gradient is 0 if all advantages are 0. The update is then skipped."""
         ...
 
 
 @runtime_checkable
 class NeedsWholeStep(Protocol):
-    """A loss that must know of single tokens what only the whole optimiser step tells: which are chosen, masked, weighted."""
+    """A loss that chooses, masks or weights single tokens by looking at the whole optimiser step."""
 
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
-        """What the tokens of the next optimiser step are to know, numpy arrays [N] of the step batch, and what was measured.
+        """Annotations of the next optimiser step's tokens, numpy arrays [N] over the step's batch, and metrics.
 
         The role (`pipelines.roles`) calls it once an optimiser step, or once a part of one that is streamed, in the pipeline's
-        process, with all of its samples as one packed batch of numpy arrays and a seed of its own. The facts travel with their
-        tokens into the micro-batches, whose denominators count what is kept. The loss itself keeps nothing.
+        process, with all of its samples as one packed batch of numpy arrays and a seed of its own. The annotations travel with
+        their tokens into the micro-batches, whose denominators count the kept tokens. The loss itself has no state.
         """
         ...
 
@@ -357,10 +356,10 @@ class NeedsWholeStep(Protocol):
 
 
 class Pending(Protocol):
-    """The result of a call that was started."""
+    """The future result of a call."""
 
     def result(self) -> Any:
-        """Waits.
+        """Waits for the result.
 
         Raises:
             DeadlineError: past the cluster's deadline, naming the role, method and ranks that are waited for.
@@ -371,7 +370,7 @@ class Pending(Protocol):
 
 
 class Workers(Protocol):
-    """The ranks of one role. Calls don't block; how arguments go to ranks is said at the call."""
+    """The ranks of one role. Calls don't block; each call says how its arguments reach the ranks."""
 
     size: int
 
@@ -386,14 +385,14 @@ class Cluster(Protocol):
     """Where roles live: in this process, in one beside it, or as Ray actors."""
 
     def spawn(self, role: str, factory: Callable[[Stopwatch], Any], devices: Sequence[int] | None = None) -> Workers:
-        """Each rank is what `factory` makes there; it is given a stopwatch whose notes reach the run's own."""
+        """Starts a role. Each rank calls `factory` with a stopwatch that reports to the run's own."""
         ...
 
     def shutdown(self) -> None: ...
 
 
 class Tracker(Protocol):
-    """Where the metrics of a step go, after they were reduced once."""
+    """Receives the metrics of a step, already reduced."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 

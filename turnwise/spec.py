@@ -1,7 +1,7 @@
 """Torch-free facts that the config and the registries share: names, parameters with defaults, what each needs.
 
-A name is *available* when this version implements it. A valid name that isn't passes `turnwise config` and is refused by
-`turnwise train` with a sentence.
+A name is *available* when this version implements it. `turnwise config` accepts a valid name that isn't available; `turnwise
+train` refuses it with a sentence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ METHOD_STATISTICS: dict[NormalizationMethod, tuple[Statistic, Statistic]] = {
     "mean_std": ("group", "group"),
     "asym_clip": ("group", "group"),
 }
-"""What each method of `reward_normalization` takes the mean and the standard deviation over, unless told otherwise."""
+"""Default range of the mean and of the standard deviation for each method of `reward_normalization`."""
 
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
@@ -34,7 +34,7 @@ LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
 
 @dataclass(frozen=True, slots=True)
 class EstimatorSpec:
-    """One `adv_estimator`, and which keys of the config mean something to it.
+    """One `adv_estimator`, and which config keys affect it.
 
     `entry` is `module:Class` of the Algorithm. `placement` is the default
     `reward_placement`: `score` means that the estimator works on trajectory scores. `normalization` is the default
@@ -46,9 +46,9 @@ class EstimatorSpec:
     placement: Literal["turn", "final", "score"] = "score"
     normalization: tuple[str, str] | Literal["own"] = ("traj_group_id", "identity")
     needs_mean: bool = False
-    """Scores that nothing is subtracted from contradict it."""
+    """It contradicts scores without a baseline."""
     compares_siblings: bool = False
-    """Advantages come from siblings alone, so that a group of one has none."""
+    """Advantages come from siblings alone, so a group of one has none."""
     discounts: bool = False
     """`gamma`"""
     has_td_errors: bool = False
@@ -58,9 +58,9 @@ class EstimatorSpec:
     mixes_step_advantages: bool = False
     """`episode_reward_weight`, `step_reward_weight`"""
     mixes_groups: bool = False
-    """Advantages of a group depend on the others of its batch."""
+    """Advantages of a group depend on other groups of its batch."""
     whitens_advantages: bool = False
-    """Always, so that `whiten_advantages` adds nothing."""
+    """It always whitens, so `whiten_advantages` adds nothing."""
     is_own: bool = False
     """A user's class, which may read anything."""
     paper: str = ""
@@ -72,26 +72,25 @@ class EstimatorSpec:
 
 
 Granularity = Literal["token", "segment", "geometric", "sequence"]
-"""Over what a ratio of probabilities is taken: a token; a turn or a sequence (the geometric mean of their tokens' ratios); or
-the whole sequence (their product)."""
+"""The span of a probability ratio: a token; a turn or a sequence (geometric mean of their tokens' ratios); or the whole
+sequence (product of the ratios)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VariantSpec:
-    """One `pg_variant`: its `pg_args` with defaults, and the `loss_agg_mode` that it uses unless told otherwise.
-
-    `granularities` are those that its ratio can have, its own first. Empty for a loss without a ratio.
+    """One `pg_variant`: its `pg_args` with defaults, and its default `loss_agg_mode`. `granularities` lists those its ratio can
+    have, the default first; it is empty for a loss without a ratio.
     """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
     aggregation: str = "token-mean"
     granularities: tuple[Granularity, ...] = ("token", "segment")
     chooses_tokens: bool = False
-    """Over the whole optimiser step, from old log-probs."""
+    """Whether it looks at the whole optimiser step, with old log-probs."""
     paper: str = ""
 
     def ratio_refusal(self, name: str, ratio_type: Granularity | None) -> str:
-        """Why this variant can't have the `ratio_type`; empty where it can."""
+        """Why this variant can't use the `ratio_type`; empty if it can."""
         if ratio_type is None or ratio_type in self.granularities:
             return ""
         if not self.granularities:
@@ -308,10 +307,10 @@ TRACKERS: dict[str, TrackerSpec] = {
 KV_CACHE_BYTES = 2**30
 """Default bound of the embedded server's cache."""
 MAX_PACKED_BYTES = 2**28
-"""The largest float32 model that the embedded server copies on a CPU into the order in which its kernels read."""
+"""The largest float32 model that the embedded server copies into its kernels' memory layout on a CPU."""
 
 ContextMode = Literal["trajectory", "step"]
-"""One growing context an episode, or a fresh one each turn."""
+"""One growing context per episode, or a fresh one each turn."""
 
 ANSWER_PATTERN = r"<answer>(.*?)</answer>"
 THINK_ANSWER_PATTERN = r"<think>(.*?)</think>\s*<answer>(.*?)</answer>"
@@ -329,6 +328,6 @@ DEFAULT_STEP_TEMPLATE = (
 )
 """`agent_template` in mode `step`."""
 TURN_PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length", "env_instruction", "suffix")
-"""What an `agent_template` can show of a turn."""
+"""Placeholders of an `agent_template`."""
 STEP_PLACEHOLDERS = ("history", "history_length", "step_count", "current_step", "current_observation")
-"""What it can show besides where each turn has a fresh context (`mode: step`)."""
+"""Further placeholders if each turn has a fresh context (`mode: step`)."""

@@ -27,12 +27,12 @@ Limit = Literal["max_steps", "sequence_length", "environment", "time"]
 Reduction = Literal["mean", "sum", "max", "min", "last"]
 """How numbers combine into one."""
 PooledReduction = Literal["p99", "ess"]
-"""Reductions of all values together: the 99th percentile, and the effective sample size (Σρ)² / (n·Σρ²) of n ratios ρ."""
+"""Reductions that need all values at once: the 99th percentile, and the effective sample size (Σρ)² / (n·Σρ²) of n ratios ρ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem. The siblings of a group share it, so everything random about its start follows from `seed`."""
+    """One problem, shared by the siblings of a group: everything random about its start follows from `seed`."""
 
     id: str
     tag: str
@@ -101,7 +101,7 @@ class VersionRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The answer of a server: `R` sampled tokens with the log-probs under the distribution they were drawn from.
+    """A server's answer: `R` sampled tokens with their log-probs under the distribution they were drawn from.
 
     `versions` are runs, because a weight update may fall into the middle of a response: they add up to R.
     """
@@ -187,14 +187,14 @@ class Sample:
     rollout_logprobs: FloatArray
     turn_spans: tuple[TurnSpan, ...]
     versions: tuple[tuple[VersionRun, ...], ...] = ()
-    """One tuple of runs a span."""
+    """One tuple of runs per span."""
     weight: float = 1.0
     """Multiplies this context in every loss; 0 for padding rows."""
     old_logprobs: FloatArray | None = None
     ref_logprobs: FloatArray | None = None
     values: FloatArray | None = None
     next_values: FloatArray | None = None
-    """What an episode that was cut after a token could still have earned; credit reads it at a trajectory's last token."""
+    """Values of the states after each token. At a cut trajectory's last token, what it could still have earned."""
     advantages: FloatArray | None = None
     returns: FloatArray | None = None
     keep_mask: NDArray[np.bool_] | None = None
@@ -243,9 +243,9 @@ class Trajectory:
     error: str | None = None
     role: str = "agent"
     weight: float = 1.0
-    """The trajectories of one run (sub-agents, compaction) weigh together as one."""
+    """Share of its run: the weights of one run's trajectories (sub-agents, compaction) sum to 1."""
     score_kl_penalty: float = 0.0
-    """β·ΣKL, subtracted from the score by estimators on trajectory scores; written by `credit`."""
+    """β·ΣKL. `credit` writes it, and estimators on trajectory scores subtract it from the score."""
 
     @property
     def score(self) -> float:
@@ -264,7 +264,7 @@ class Group:
     task: Task
     trajectories: list[Trajectory]
     index: int = 0
-    """Order of admission; the deterministic profile consumes groups in this order."""
+    """Order of admission, in which the deterministic profile consumes groups."""
     greedy: Trajectory | None = None
     """The same task played greedily, as a baseline of its siblings (ReMax); never trained on."""
     rejected: Literal["failed", "filtered", "stale"] | None = None
@@ -289,9 +289,8 @@ class Denominators(NamedTuple):
 
 
 class TokenAnnotations(NamedTuple):
-    """What a loss must know of single tokens that follows from its whole optimiser step: arrays [N], None for nothing to say.
-
-    They are made before the step is cut into micro-batches, so that no result depends on the cut.
+    """What a loss must know about single tokens and can only learn from the whole optimiser step: arrays [N], or None. They are
+    computed before the step is cut into micro-batches, so that no result depends on the cut.
     """
 
     keep_mask: Any = None
@@ -299,15 +298,15 @@ class TokenAnnotations(NamedTuple):
     importance: Any = None
     """float32: constant factors of the tokens' policy losses."""
     selected_mask: Any = None
-    """bool: tokens that the loss treats in another way."""
+    """bool: tokens that the loss treats differently."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """Samples packed one after another, as one micro-batch. A closed schema: `[N]` tokens of `S` samples.
+    """Samples packed back to back, as one micro-batch. A closed schema: `[N]` tokens of `S` samples.
 
     The arrays are numpy here; a strategy turns them into tensors on its device with `map` and hands that to the loss.
-    Optional arrays are None until the forward pass or the credit that makes them has run.
+    Optional arrays are None until the forward pass or the credit assignment that computes them has run.
     """
 
     token_ids: Any
@@ -347,7 +346,7 @@ class Batch:
         return self.response_mask if self.keep_mask is None else self.response_mask & self.keep_mask
 
     def map(self, convert: Callable[[Any], Any]) -> Batch:
-        """The same batch with `convert` applied to every array that is there."""
+        """The same batch with `convert` applied to every array it has."""
         plain = ("lengths", "denominators", "media", "media_positions")
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in plain}
         return replace(self, **{name: convert(a) for name, a in arrays.items() if a is not None})
@@ -376,11 +375,11 @@ class Metric(NamedTuple):
 
     name: str
     value: Any
-    """A number, or a zero-dimensional tensor that is read only when the step is over; for a pooled reduction an array or a
-    tensor [N] of them, each counted once."""
+    """A number, or a zero-dimensional tensor that is read only at the end of the step. For a pooled reduction, an array or
+    tensor [N] of values, each counted once."""
     reduction: Reduction | PooledReduction = "mean"
     weight: Any = 1.0
-    """Weight in a mean: a number or a zero-dimensional tensor. A measurement of weight 0 counts in no reduction."""
+    """Weight in a mean: a number or a zero-dimensional tensor. Reductions skip measurements of weight 0."""
 
 
 def samples_of(groups: Sequence[Group]) -> list[Sample]:
@@ -391,7 +390,7 @@ def samples_of(groups: Sequence[Group]) -> list[Sample]:
 def derive_seed(*parts: str | int) -> int:
     """A seed in [0, 2⁶³) from a stable hash of the parts: the same in every process and version of Python.
 
-    Every random choice of a run is seeded by it, so that nothing depends on the order in which things happen.
+    It seeds every random choice of a run, so that no choice depends on the order of events.
 
     >>> derive_seed(42, "train", "FrozenLake", 7) == derive_seed(42, "train", "FrozenLake", 7)
     True

@@ -34,7 +34,7 @@ from turnwise.types import samples_of
 
 @dataclass(slots=True)
 class AgenticPipeline:
-    """Trains a policy on what came of its own episodes. `build.agentic.build_agentic` puts one together.
+    """Trains a policy on its own episodes. `build.agentic.build_agentic` puts one together.
 
     The attributes carry the published names. `reference` and `critic` are None where the algorithm doesn't need them.
     """
@@ -67,7 +67,8 @@ class AgenticPipeline:
             pass
 
     def steps(self) -> Iterator[StepReport]:
-        """Plays, gives credit and trains; reports each whole step. One whose groups are all filtered out trains nothing."""
+        """Plays, assigns credit, trains, and reports each whole step. A step whose groups are all filtered out trains nothing.
+        """
         log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
         while True:
             step = self.checkpoints.num_done
@@ -95,12 +96,12 @@ class AgenticPipeline:
 
     @property
     def running(self) -> Stateful | None:
-        """Statistics of the whole run (`running` normalisation), None where nothing uses them."""
+        """Statistics of the whole run (`running` normalisation), None if unused."""
         return self.algorithm.running
 
     def model_update(self, step: int) -> None:
-        """Gives the servers the trainer's weights as policy version `step`, where this step is to do so. The first one always
-        does, and the last one, which only validates."""
+        """Gives the servers the trainer's weights as policy version `step`, if this step is to do so. The first step always
+        does, and so does the last, which only validates."""
         config, is_last = self.pipeline_config, step == self.checkpoints.num_steps
         is_asked = step == self.checkpoints.first_step or step % config.actor_train.model_update_frequency == 0
         if not (config.uses_validation if is_last else is_asked):
@@ -110,7 +111,7 @@ class AgenticPipeline:
             self.log.add(self.parity_gate.check(version=step))
 
     def validate(self, step: int) -> None:
-        """Plays the fixed validation tasks with the policy as the servers have it, every `eval_steps` steps and at the end."""
+        """Plays the fixed validation tasks with the servers' policy, every `eval_steps` steps and at the end."""
         every = self.pipeline_config.eval_steps
         if self.val_rollout_scheduler is None or not every or (step % every and step != self.checkpoints.num_steps):
             return
@@ -120,7 +121,7 @@ class AgenticPipeline:
         self.log.add(self.by_validation.see(step, validation_metrics(groups), self.checkpoints))
 
     def end_step(self, step: int, rollout: StepRollout | None = None) -> StepReport:
-        """Logs what was measured, writes what was played, and saves a checkpoint where one is due."""
+        """Logs the metrics, writes the trajectories, and saves a checkpoint when one is due."""
         log, groups = self.log, rollout.groups if rollout else []
         if rollout:
             log.add(rollout.measure(step))
@@ -135,12 +136,12 @@ class AgenticPipeline:
         return StepReport(step, metrics, groups, checkpoint, is_final=rollout is None)
 
     def do_checkpoint(self) -> Path:
-        """A model folder with the states of optimiser and loop after the steps that are whole."""
+        """Writes a model folder with the states of optimiser and loop after the last whole step."""
         with self.log.phase("checkpoint"):
             return self.checkpoints.save()
 
     def close(self) -> None:
-        """Closes servers, files and the event loop, each whatever becomes of the others. Safe in the middle of a step."""
+        """Closes servers, files and the event loop, each even if another fails. Safe in the middle of a step."""
         with ExitStack() as rest:
             for close in (self.folder.close, self.interrupts.restore, self.event_loop.close, self.journal.close):
                 rest.callback(close)

@@ -1,4 +1,4 @@
-"""Rollouts for their own sake: written to a file and summed up, with no trainer."""
+"""Rollouts without a trainer: written to a file and summed up."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from turnwise.types import Group
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What `turnwise rollout` says of what it has played."""
+    """What `turnwise rollout` reports."""
 
     evaluation: Evaluation
-    """Scores of all episodes that ended, filtered groups included."""
+    """Scores of all finished episodes, including those of filtered groups."""
     num_groups: int
     num_filtered: int
-    """Groups that the filter didn't keep."""
+    """Groups that the filter dropped."""
     num_written: int
     """Trajectories in the file."""
     limits: dict[str, int]
-    """Episodes that each limit ended."""
+    """Number of episodes that each limit ended."""
     failures: dict[str, int]
-    """Episodes that each error ended, the most frequent first."""
+    """Number of episodes that each error ended, the most frequent first."""
     sampled_tokens: int
     elapsed_s: float
     engine_s: float
-    """Waited for tokens, added up over episodes that play at the same time."""
+    """Seconds spent waiting for tokens, added up over concurrent episodes."""
     environment_s: float
 
     @property
@@ -48,7 +48,7 @@ class Summary:
         return {**values.pop("evaluation"), **values, "tokens_per_s": self.tokens_per_s}
 
     def render(self) -> str:
-        """A table of scores, and a line about each thing else."""
+        """A table of scores, then one line for each other figure."""
         rows = [("all", self.evaluation.overall)]
         if len(self.evaluation.by_tag) > 1:
             rows += list(self.evaluation.by_tag.items())
@@ -68,7 +68,7 @@ class Summary:
 
 
 class Collection:
-    """Plays batches and appends them to a file, which appears with the first of them."""
+    """Plays batches and appends them to a file, which is created with the first batch."""
 
     def __init__(self, file: Path) -> None:
         self.file = file.absolute()
@@ -90,8 +90,8 @@ class Collection:
         num_trajectories: int,
         begin_phase: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Plays `num_batches` batches. What is played when something ends it early, Ctrl-C or an error, is written as well.
-        `begin_phase` is told of each."""
+        """Plays `num_batches` batches and reports each to `begin_phase`. After Ctrl-C or an error, the groups played so far are
+        written too."""
         for step in range(num_batches):
             begin_phase(f"batch {step + 1} of {num_batches}")
             started = time.perf_counter()

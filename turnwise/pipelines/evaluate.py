@@ -12,7 +12,7 @@ from turnwise.types import Group, Trajectory
 
 
 class EpisodeResult(NamedTuple):
-    """What came of one episode."""
+    """The result of one episode."""
 
     is_success: bool
     score: float
@@ -23,7 +23,7 @@ class EpisodeResult(NamedTuple):
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> EpisodeResult:
-        """An episode succeeds where its environment's own `success` metric says so, else where its score is positive."""
+        """An episode succeeds if its environment's `success` metric says so; without that metric, if its score is positive."""
         return cls(
             is_success=trajectory.metrics.get("success", float(trajectory.score > 0)) > 0.5,
             score=trajectory.score,
@@ -35,7 +35,7 @@ class EpisodeResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Success of `num_episodes` episodes of `num_tasks` tasks with its 95% interval (`clustered_interval`), and means of an
+    """Success over `num_episodes` episodes of `num_tasks` tasks with its 95% interval (`clustered_interval`), and means per
     episode."""
 
     num_episodes: int
@@ -48,18 +48,18 @@ class Score:
     mean_turns: float
     mean_tokens: float
     truncated: float
-    """Share that a limit ended."""
+    """Share of episodes that a limit ended."""
     pass_at: Mapping[int, float] = field(default_factory=dict)
     """pass@k by k, where tasks were sampled several times."""
 
     @classmethod
     def count(cls, outcomes: Sequence[tuple[bool, float]]) -> Score:
-        """From `(success, score)` of one episode a task."""
+        """Makes it from the `(success, score)` of one episode per task."""
         return cls.of_tasks([[EpisodeResult(*outcome)] for outcome in outcomes])
 
     @classmethod
     def of_tasks(cls, tasks: Sequence[Sequence[EpisodeResult]]) -> Score:
-        """From the episodes of each task; there are one or more of each."""
+        """Makes it from the episodes of each task, one or more per task."""
         episodes = [outcome for task in tasks for outcome in task]
         successes, trials = [sum(o.is_success for o in task) for task in tasks], [len(task) for task in tasks]
         low, high = clustered_interval(successes, trials)
@@ -88,7 +88,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, outcomes: Mapping[str, Sequence[Sequence[EpisodeResult]]], num_failed: int) -> Evaluation:
-        """From the episodes of each task of each tag."""
+        """Makes it from the episodes of each task of each tag."""
         return cls(
             overall=Score.of_tasks([task for tasks in outcomes.values() for task in tasks]),
             by_tag={tag: Score.of_tasks(outcomes[tag]) for tag in sorted(outcomes)},
@@ -125,7 +125,7 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 
 
 def _pass_at(successes: Sequence[int], trials: Sequence[int]) -> dict[int, float]:
-    """The mean over the tasks that were sampled k times or more: k = 1, 2, 4, … and the number of samples."""
+    """The mean over tasks with at least k samples, for k = 1, 2, 4, … and the number of samples."""
     most = max(trials, default=1)
     if most == 1:
         return {}
@@ -144,7 +144,7 @@ def success_table(rows: Sequence[tuple[str, Score]]) -> str:
 
 
 def score_table(rows: Sequence[tuple[str, Score]]) -> str:
-    """The same with pass@k and with what an episode is like."""
+    """The same table with pass@k and means per episode."""
     ks = sorted({k for _, score in rows for k in score.pass_at if k > 1})
     return _table("", rows, ks, has_lengths=True)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C: a run ends where a step is whole, with everything up to there saved."""
+"""Ctrl-C ends a run after a whole step, with everything up to there saved."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from turnwise.runtime.call_board import CALLS
 
 EXIT_INTERRUPTED = 130
 _LIKE_CTRL_C = ("SIGTERM", "SIGHUP")
-"""How clusters end a job, and what a closed terminal sends."""
+"""The signals of a cluster that ends a job, and of a closed terminal."""
 
 
 class Interrupts:
     """Holds Ctrl-C back while a step is trained and saved, and lets it through everywhere else.
 
     Between `hold` and `release` the first Ctrl-C is remembered, and raised by `release`; a second one is raised at once.
-    Outside it comes as Python's KeyboardInterrupt, which asyncio turns into an orderly end of the episodes in flight. Off the
-    main thread, where Python delivers no signals, both do nothing.
+    Elsewhere it is Python's KeyboardInterrupt, which asyncio turns into an orderly end of the running episodes. Off the main
+    thread, where Python delivers no signals, both do nothing.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,13 @@ class Interrupts:
         self._doing = ""
 
     def hold(self, doing: str) -> None:
-        """From here on Ctrl-C waits for `release`; `doing` says for what."""
+        """Makes Ctrl-C wait for `release`; `doing` is what the message says the wait is for."""
         self._is_pressed, self._doing = False, doing
         if _is_main_thread() and self._previous is None:
             self._previous = signal.signal(signal.SIGINT, self._remember)
 
     def release(self) -> None:
-        """What was held for is done.
+        """Lets Ctrl-C through again.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed since `hold`.
@@ -48,7 +48,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def restore(self) -> None:
-        """Gives the signal back to who had it, on every path out of a run."""
+        """Restores the previous signal handler, on every path out of a run."""
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
             self._previous = None
@@ -84,8 +84,8 @@ def ends_by_signals() -> Iterator[None]:
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Around a command's imports, when there is nothing yet to save: Ctrl-C ends the process there and then. Raised in the
-    middle of them it may be caught by a library that goes on without a part of itself, and fails for the want of it later."""
+    """Lets Ctrl-C end the process at once. Use it around a command's imports, when there is nothing to save: a library that
+    catches KeyboardInterrupt in the middle of its imports goes on without a part of itself and fails later."""
     if not _is_main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""One step's update of a role's weights, from samples that come all at once or in parts."""
+"""Updates a role's weights in one step, from samples that come all at once or in parts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from turnwise.types import Denominators, Metric, Sample, derive_seed
 
 
 class PolicyUpdate:
-    """Trains `role` in one step of the pipeline.
+    """Trains `role` in one step of the pipeline. If all samples come at once, the role's plan cuts them into optimiser steps.
+    If training `is_streamed`, they come in parts that together make one optimiser step: their gradients are computed with
+    denominators of 1, added up, and divided by the step's own denominator at the end. The result is the gradient of all samples
+    at once, summed in another order.
 
-    Samples that come at once are trained on as the role's plan says. Where training `is_streamed` they come in parts, which
-    make one optimiser step together, however many samples come: their gradients add up, computed with denominators of 1, and
-    are divided by the step's own at its end. That is the gradient of all samples at once, summed in another order.
-
-    The update is left out where no token has an advantage and the loss has a gradient from nothing else: it would compute
-    zeros, and move the weights by the optimiser's momentum and decay alone. Parts without an advantage wait for one that has
-    some. Before the role's first step (`plan.first_step`, the critic's warm-up) nothing is trained.
+    The update is skipped if no token has an advantage and the loss has no other gradient: it would compute zeros and move the
+    weights only by momentum and weight decay. Parts without an advantage wait for a part with one. Before the role's first step
+    (`plan.first_step`, the critic's warm-up) nothing is trained.
     """
 
     def __init__(self, role: ModelRole, loss: Loss, step: int, is_streamed: bool) -> None:
@@ -34,7 +33,7 @@ class PolicyUpdate:
         self._waiting: list[Sample] = []
 
     def add(self, samples: Sequence[Sample], is_last: bool = True) -> list[Metric]:
-        """Trains on the samples. The last ones change the weights, and all metrics come with them.
+        """Trains on the samples. The call with the last ones changes the weights and returns all metrics.
 
         Raises:
             NotAvailableError: a part, for a loss that must see all samples of a step at once.
@@ -54,7 +53,7 @@ class PolicyUpdate:
         return [*metrics, self._left_out(0.0)] if is_last else []
 
     def _lacks_advantages(self, samples: Sequence[Sample]) -> bool:
-        """Whether samples to train on have no advantage anywhere, and the loss needs one."""
+        """Whether no token has an advantage and the loss needs one."""
         if not (isinstance(self.loss, NeedsAdvantages) and self.loss.needs_advantages):
             return False
         trained = [sample for sample in samples if sample.num_trained]

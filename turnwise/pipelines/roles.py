@@ -1,4 +1,4 @@
-"""A role's model behind verbs on samples: cut micro-batches, send them to the workers, write the results back."""
+"""A role's model, with methods on samples: cut micro-batches, send them to the workers, write the results back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, deri
 
 LogprobField = Literal["old_logprobs", "ref_logprobs"]
 OldLogProbs = Literal["if_needed", "always", "rollouts"]
-"""Where old log-probs come from: a forward pass if one is needed, always one, or the servers that sampled the tokens."""
+"""Where old log-probs come from: a forward pass if needed, always a forward pass, or the servers that sampled the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class BatchPlan:
     max_tokens_train: int | None = None
     max_tokens_infer: int | None = None
     samples_per_batch: int | None = None
-    """Samples of a batch that the schedule counts on, one a trajectory; None = as many as there are."""
+    """Planned samples per batch for the schedule, one per trajectory; None = as many as there are."""
     first_step: int = 0
-    """Step of the pipeline in which the role is trained first."""
+    """First pipeline step that trains the role."""
 
     def cut(self, samples: Sequence[Sample], max_tokens: int | None) -> list[list[int]]:
-        """Indices of each micro-batch. Samples that begin alike stand together, so that their prefix is computed once."""
+        """Indices of each micro-batch. Samples with a common prefix stand together, so that it is computed once."""
         lengths = [sample.num_tokens for sample in samples]
         order = sorted(range(len(samples)), key=lambda index: samples[index].token_ids.tobytes())
         if max_tokens is not None:
@@ -52,9 +52,8 @@ class BatchPlan:
         return self.num_epochs * -(-num_samples // self.samples_per_step)
 
     def position(self, step: int, number: int, num_samples: int) -> float:
-        """Where in the schedule optimiser step `number` of the pipeline's step begins, which trains on `num_samples`.
-
-        A step of the pipeline is always worth the optimiser steps that were planned for it, however many it makes.
+        """Position in the schedule of optimiser step `number` of a pipeline step that trains on `num_samples`. A pipeline step
+        always advances the schedule by its planned optimiser steps, however many it makes.
 
         >>> plan = BatchPlan(samples_per_step=4, max_length=64, seed=0, samples_per_batch=8)
         >>> [plan.position(5, number, num_samples=8) for number in range(2)]
@@ -89,11 +88,11 @@ class ModelRole:
         self.old_log_probs = old_log_probs
 
     def without_adapter(self, name: str, plan: BatchPlan) -> ModelRole:
-        """The model under this one's LoRA adapter, as a role of its own on the same workers. Its calls carry its name."""
+        """The base model under this role's LoRA adapter, as another role on the same workers. Its calls carry its name."""
         return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True)
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:
-        """Fills `into` of every sample with this model's log-probs of its tokens, and returns what the passes measured."""
+        """Fills `into` of every sample with this model's log-probs of its tokens, and returns the metrics of the passes."""
         results, metrics = self._forward(samples, frozenset({"logprobs"}))
         for sample, arrays in zip(samples, results, strict=True):
             if into == "old_logprobs":
@@ -118,7 +117,8 @@ class ModelRole:
         return []
 
     def compute_values(self, samples: Sequence[Sample]) -> list[Metric]:
-        """Fills `values` and `next_values` of every sample with this model's value head; what the passes computed."""
+        """Fills `values` and `next_values` of every sample from this model's value head, and returns the metrics of the passes.
+        """
         results, metrics = self._forward(samples, frozenset({"values", "next_values"}))
         for sample, arrays in zip(samples, results, strict=True):
             sample.values, sample.next_values = arrays["values"], arrays["next_values"]
@@ -139,7 +139,7 @@ class ModelRole:
         return metrics
 
     def optimizer_step(self, samples: Sequence[Sample], loss: Loss, position: float, seed: int = 0) -> list[Metric]:
-        """One optimiser step on all of the samples; none where no token of them counts. `position` is its place in the
+        """One optimiser step on all of the samples, or none if the loss counts no token of them. `position` is its place in the
         learning-rate schedule, `seed` for what a loss draws.
 
         The metrics of the strategy come back under this role's name, by the published spelling: `actor_train/grad_norm`, but
@@ -160,7 +160,7 @@ class ModelRole:
         return [*results, *counted]
 
     def prepare(self, samples: Sequence[Sample], loss: Loss, seed: int) -> tuple[Sequence[Sample], list[Metric]]:
-        """Copies of the samples with what the loss says of their tokens in this step, and what it measured."""
+        """Copies of the samples with the loss's annotations of their tokens for this step, and its metrics."""
         divisors = denominators(samples, self.plan.max_length)
         if not isinstance(loss, NeedsWholeStep) or not divisors.num_tokens:
             return samples, []
@@ -171,7 +171,7 @@ class ModelRole:
         return [replace(sample, **fields) for sample, fields in zip(samples, own, strict=True)], metrics
 
     def named(self, metrics: Sequence[Metric], has_stepped: bool) -> list[Metric]:
-        """The metrics of an optimiser step under this role's name, where they have none."""
+        """The metrics of an optimiser step; this role's name is added where there is none."""
         own = {"grad_norm": self.name}
         name = self.name.removesuffix("_train")
         num_steps = Metric("backward_steps", float(has_stepped), "sum")
@@ -200,7 +200,7 @@ class ModelRole:
         return [by_sample[i] for i in range(len(samples))], metrics
 
     def _call(self, method: str, kind: str, batches: Sequence[Batch], **arguments: Any) -> tuple[Any, list[Metric]]:
-        """What the workers return for the batches, and the shares of padding and of merged prefixes in what they computed.
+        """The workers' results for the batches, and the shares of padding and merged prefixes among the computed tokens.
 
         Raises:
             DeadlineError: past the cluster's deadline, naming role and method.

@@ -1,4 +1,4 @@
-"""From a pipeline to its end: whatever ends a run early, what it has learnt is saved first."""
+"""Runs a pipeline to its end. Whatever ends it early, its whole steps are saved first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Pipeline(Protocol):
-    """What a session runs: training in steps."""
+    """A pipeline that trains in steps."""
 
     interrupts: Interrupts
     checkpoints: Checkpoints
@@ -36,15 +36,15 @@ P = TypeVar("P", bound=Pipeline)
 
 @contextmanager
 def session(folder: RunFolder, build: Callable[[], P]) -> Iterator[P]:
-    """Builds a pipeline, which may run inside, and closes it. After Ctrl-C, SIGTERM or any error, or where a generator around
-    it is closed, its whole steps are saved, and where is said; a start that fails leaves no folder."""
+    """Builds a pipeline, runs the body with it, and closes it. After Ctrl-C, SIGTERM, an error, or the end of a generator
+    around it, it saves the whole steps and prints where. A failed start leaves no folder."""
     with ends_by_signals():
         with ExitStack() as start_that_failed:
             start_that_failed.callback(folder.discard)
             pipeline = build()
             start_that_failed.pop_all()
         with ExitStack() as on_the_way_out:
-            # What is said last stands below the live view, which is gone when the pipeline is closed.
+            # Closing the pipeline removes the live view, so the last message stands below it.
             said: list[str] = []
             on_the_way_out.callback(_say, said)
             on_the_way_out.push(partial(_close, pipeline))
@@ -67,7 +67,7 @@ def run_to_end(folder: RunFolder, build: Callable[[], P]) -> P:
 def _save_unfinished(
     pipeline: Pipeline, start: int, say: Callable[[str], None], kind: object, fault: BaseException | None, trace: object
 ) -> None:
-    """Where something ended the run: saves its whole steps, if there are any since `start`, and says where."""
+    """Saves the whole steps since `start`, if there are any, and prints where. Called when something ended the run early."""
     checkpoints = pipeline.checkpoints
     if fault is None or checkpoints.num_done == start or isinstance(fault, CheckpointError):
         return
@@ -89,7 +89,7 @@ def _save_unfinished(
 
 
 def _close(pipeline: Pipeline, kind: object, fault: BaseException | None, trace: object) -> None:
-    """Closes the pipeline. What goes wrong with that is only logged where another error is on its way already."""
+    """Closes the pipeline. An error in closing is only logged if another error is already on its way."""
     try:
         pipeline.close()
     except (OSError, TurnwiseError) as second:

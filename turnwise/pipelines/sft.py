@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on demonstrations: the loss on what the assistant says, nothing else."""
+"""Supervised fine-tuning on demonstrations: the loss counts the assistant's tokens only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SFTPipeline:
         return self.checkpoints.num_steps
 
     def run(self) -> None:
-        """Seeded passes over the demonstrations, one optimiser step at a time."""
+        """Makes seeded passes over the demonstrations, one optimiser step at a time."""
         config, log = self.pipeline_config, self.log
         seed = derive_seed(config.seed, "sft", "shuffle")
         epochs = optimizer_steps(len(self.train_samples), config.samples_per_optimizer_step, seed, config.num_epochs)
@@ -75,12 +75,12 @@ class SFTPipeline:
         return metrics
 
     def do_checkpoint(self) -> Path:
-        """A model folder with the optimiser's state after the steps that are whole."""
+        """Writes a model folder with the optimiser's state after the last whole step."""
         with self.log.phase("checkpoint"):
             return self.checkpoints.save()
 
     def close(self) -> None:
-        """Closes log, signals and folder, each whatever becomes of the others."""
+        """Closes log, signals and folder, each even if another fails."""
         with ExitStack() as rest:
             for close in (self.folder.close, self.interrupts.restore, self.log.close):
                 rest.callback(close)

@@ -1,4 +1,4 @@
-"""What a pipeline says of a step that is whole."""
+"""What a pipeline reports about a whole step."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class StepReport:
 
     step: int
     metrics: Mapping[str, float]
-    """All that was measured, by the names of `docs/metrics.md`."""
+    """All metrics, by the names of `docs/metrics.md`."""
     groups: Sequence[Group]
-    """What was trained on."""
+    """The groups that were trained on."""
     checkpoint: Path | None
-    """The folder, where one was saved after this step."""
+    """The checkpoint's folder, if one was saved after this step."""
     is_final: bool = False
-    """Whether nothing was trained, but the final policy validated."""
+    """Whether this is the final validation, which trains nothing."""
 
     @property
     def validation(self) -> dict[str, float] | None:
-        """The metrics of the validation before this step (`val/…`), None where there was none."""
+        """The metrics of the validation before this step (`val/…`), None if there was none."""
         return {name: value for name, value in self.metrics.items() if name.startswith("val/")} or None

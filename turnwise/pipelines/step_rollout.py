@@ -1,4 +1,4 @@
-"""The rollouts of one training step, as the loop takes them."""
+"""The rollouts of one training step, in parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnwise.types import Group, Metric, samples_of
 class StepRollout:
     """Iterates over the parts of a step's batch: one, or several where training is streamed.
 
-    Each part is waited for in the phase `rollout`, and the phase `total` lasts until the last part is trained on.
+    Waiting for a part is timed as the phase `rollout`; the phase `total` lasts until the last part is trained on.
     """
 
     def __init__(self, source: RolloutSource, log: RunLog, config: AgenticConfig) -> None:
@@ -40,7 +40,7 @@ class StepRollout:
         self.elapsed_s = clock.elapsed_s
 
     def measure(self, step: int) -> list[Metric]:
-        """What was measured of the batch that was played for this step."""
+        """Metrics of the batch that was played for this step."""
         samples = samples_of(self.groups)
         return [
             *rollout_metrics(self.groups, self.source.rejected),
