@@ -67,7 +67,7 @@ class AgenticPipeline:
             pass
 
     def steps(self) -> Iterator[StepReport]:
-        """Plays, assigns credit, trains, and reports each whole step. A step whose groups are all filtered out trains nothing."""
+        """Plays, assigns credit, trains, reports each whole step. If the filter drops all groups, the step trains nothing."""
         log, actor, critic, algorithm = self.log, self.actor_train, self.critic, self.algorithm
         while True:
             step = self.checkpoints.num_done

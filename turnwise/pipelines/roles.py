@@ -117,7 +117,7 @@ class ModelRole:
         return []
 
     def compute_values(self, samples: Sequence[Sample]) -> list[Metric]:
-        """Fills `values` and `next_values` of every sample from this model's value head, and returns the metrics of the passes."""
+        """Fills `values` and `next_values` of every sample from this model's value head, and returns the passes' metrics."""
         results, metrics = self._forward(samples, frozenset({"values", "next_values"}))
         for sample, arrays in zip(samples, results, strict=True):
             sample.values, sample.next_values = arrays["values"], arrays["next_values"]
