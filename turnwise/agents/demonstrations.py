@@ -1,7 +1,7 @@
 """Episodes of scripted players: demonstrations to learn from, and baselines to compare with.
 
-They are played by `EnvAgent` itself over a conversation whose responses come from the player, so that prompts and limits
-are those of training by construction.
+`EnvAgent` itself plays them, over a conversation whose responses come from the player. So prompts and limits are those of
+training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from turnwise.types import Message, SamplingParams, Task, Trajectory, Turn
 
 MakeEnv = Callable[[Task], Env]
 MakePlayer = Callable[[Any, Task], Player]
-"""A player for the environment of a task; one that draws derives its seed from the task's."""
+"""Makes a player for the environment of a task; a random player derives its seed from the task's."""
 
 
 class DemonstrationResult(NamedTuple):
@@ -37,26 +37,26 @@ class DemonstrationResult(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """One episode as demonstrations show it: the messages of each of its contexts in which something was said."""
+    """One episode as a demonstration: the messages of each context that has an answer."""
 
     conversations: list[list[Message]]
     outcome: DemonstrationResult
 
 
 class RecordedConversation(Conversation, Protocol):
-    """A conversation that is known by its texts."""
+    """A conversation whose messages can be read."""
 
     messages: list[Message]
 
 
 Converse = Callable[[Env, Task], Callable[[SamplingParams], RecordedConversation]]
-"""Who speaks in the episode of a task: it opens the conversations."""
+"""Opens the conversations of a task's episode, and so decides who answers."""
 
 
 class PlayerConversation:
-    """A Conversation in which a player answers: text without tokens, and room for everything. One may answer in several.
+    """A Conversation in which a player answers: text without tokens or limits. One player may answer in several.
 
-    `answer_template` None writes an action in the first way that `action_pattern` reads.
+    If `answer_template` is None, an action is written in the first form that `action_pattern` reads.
     """
 
     def __init__(self, player: Player, answer_template: str | None, action_pattern: str | None) -> None:
@@ -97,9 +97,10 @@ def demonstrations(
     tasks: Iterable[Task],
     answer_template: str | None = None,
 ) -> Iterator[list[Message]]:
-    """The messages of one episode a task, from its first prompt to the player's last answer; in mode `step` each turn's alone.
+    """The messages of one episode per task, from its first prompt to the player's last answer; in mode `step`, of each turn
+    alone.
 
-    Where the player gives up the episode ends before that turn; one that gives up at once has none.
+    If the player gives up, the episode ends before that turn; a player that gives up at once has no messages.
 
     Raises:
         ConfigError: `settings.action_pattern` can't read what `answer_template` writes.
@@ -116,7 +117,7 @@ def play(
     tasks: Iterable[Task],
     answer_template: str | None = None,
 ) -> list[DemonstrationResult]:
-    """How one episode a task ends for a player, under the limits of `settings`.
+    """How one episode per task ends for a player, under the limits of `settings`.
 
     Raises:
         ConfigError: `settings.action_pattern` can't read what `answer_template` writes.
@@ -126,7 +127,7 @@ def play(
 
 
 def scripted(make_player: MakePlayer, action_pattern: str | None, answer_template: str | None = None) -> Converse:
-    """A player speaks."""
+    """Lets a player answer."""
 
     def converse(env: Env, task: Task) -> Callable[[SamplingParams], RecordedConversation]:
         player = make_player(env, task)
@@ -138,7 +139,7 @@ def scripted(make_player: MakePlayer, action_pattern: str | None, answer_templat
 def episodes(
     make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, tasks: Iterable[Task], num_at_once: int = 1
 ) -> Iterator[Episode]:
-    """One episode a task, in the order of the tasks, `num_at_once` of them side by side.
+    """One episode per task, in the order of the tasks, `num_at_once` at a time.
 
     Raises:
         TurnwiseError: what the player, the agent or the environment's contract says.
@@ -151,7 +152,7 @@ def episodes(
 
 
 def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
-    """Writes one `{"messages": [...]}` a line and returns how many; the folder is made."""
+    """Writes one `{"messages": [...]}` per line, makes the folder if needed, and returns the number of lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with path.open("w", encoding="utf-8") as file:

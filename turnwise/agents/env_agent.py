@@ -29,18 +29,19 @@ class EnvAgentSettings:
 
     tag: str
     max_steps: int = 20
-    """Actions of an episode; reaching it truncates with the limit `max_steps`."""
+    """Most actions of an episode; reaching it truncates with the limit `max_steps`."""
     max_tokens_per_step: int = 512
     system_template: str = ""
     turn_template: str = DEFAULT_TURN_TEMPLATE
     action_pattern: str | None = DEFAULT_ACTION_PATTERN
     """None takes the whole response as the action."""
     mode: ContextMode = "trajectory"
-    """`step` writes the prompt of every turn afresh, in a context of its own that ends with the response."""
+    """`step` writes every turn's prompt from scratch, in a context of its own that ends with the response."""
     history_length: int | None = None
-    """Earlier turns that a step's prompt shows; None = all."""
+    """Number of earlier turns that a step's prompt shows; None = all."""
     episode_timeout_s: float | None = None
-    """Seconds of play: what the environment has answered by then is the episode, truncated with the limit `time`."""
+    """Seconds of play. The episode then consists of the turns that the environment has answered, truncated with the limit
+    `time`."""
     calls: CallSettings = field(default_factory=CallSettings)
 
     def __post_init__(self) -> None:
@@ -52,10 +53,10 @@ class EnvAgentSettings:
 
 
 class EnvAgent:
-    """Plays the tasks of one environment tag, each in an environment of its own and in one growing context (mode
-    `trajectory`) or in a fresh one each turn (mode `step`).
+    """Plays the tasks of one environment tag, each in its own environment, in one growing context (mode `trajectory`) or a
+    fresh one each turn (mode `step`).
 
-    What an environment raises is passed on; what it returns against the contract, and a call without end, raises
+    Errors of an environment are passed on. A result that breaks the contract, and a call that doesn't return, raise
     `EnvironmentFault`. The environment is closed on every path.
     """
 
@@ -134,7 +135,7 @@ class EnvAgent:
     async def _take_turn(
         self, session: EnvSession, turn_idx: int, observation: Observation, turn: Turn, text: str
     ) -> StepResult:
-        """Hands the parsed action to the environment and writes what came of it into the turn."""
+        """Hands the parsed action to the environment and writes the result into the turn."""
         turn.observation, turn.media = observation.text, observation.media
         turn.state_key = session.state_key(observation)
         turn.action = parse_action(text, self._settings.action_pattern)
@@ -151,7 +152,7 @@ class _TimeIsUp(EnvironmentFault):
 
 @dataclass(slots=True)
 class _Episode:
-    """The turns that the environment has answered, and what cut them short: time, unless something else ended them."""
+    """The turns that the environment has answered, and the limit that cut them: time, unless something else ended them."""
 
     turns: list[Turn] = field(default_factory=list)
     steps: list[StepResult] = field(default_factory=list)
@@ -169,7 +170,7 @@ class _Episode:
 
 
 def _episode_metrics(steps: list[StepResult], reductions: Mapping[str, Reduction]) -> dict[str, float]:
-    """Each declared metric over the steps that report it, and the number of actions."""
+    """Each declared metric, reduced over the steps that report it, and the number of actions."""
     metrics = {"num_actions": float(len(steps))}
     for name, reduction in reductions.items():
         values = [step.metrics[name] for step in steps if name in step.metrics]

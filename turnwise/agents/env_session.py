@@ -22,19 +22,19 @@ from turnwise.types import Observation, Task
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """Where the environments of a tag are called, and how long a call may take.
+    """The threads in which a tag's environments are called, and how long a call may take.
 
     Environments are cooperative: their calls take microseconds, or are coroutines, and run on the event loop. With
-    `max_in_threads` or `use_thread_lock` they block, and each lives in a thread of its own: made, called and closed there,
-    while the other episodes go on.
+    `max_in_threads` or `use_thread_lock` they may block: each is made, called and closed in a thread of its own, while the
+    other episodes go on.
     """
 
     timeout_s: float | None = None
     """Seconds for one call: the constructor, `reset`, `step`, `close`."""
     max_in_threads: int = 0
-    """Calls of blocking environments at the same time; 0 = they are cooperative."""
+    """Most concurrent calls of blocking environments; 0 = environments are cooperative."""
     use_thread_lock: bool = False
-    """For blocking environments that can take one call at a time, and none beside a call that is stuck."""
+    """For blocking environments of which only one may be called at a time; no other call starts while one is stuck."""
     place_timeout_s: float | None = None
     """Seconds that a blocking environment waits for its turn to be called."""
     watchdog: Watchdog = field(default_factory=Watchdog)
@@ -52,7 +52,7 @@ class CallSettings:
         return self.watchdog.waiting(f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", error)
 
     def opener(self, tag: str) -> Callable[[], EnvSession]:
-        """Opens one session after another; they share the places in threads."""
+        """Opens sessions, which share the places in threads."""
         if self.places is None:
             return partial(EnvSession, tag, self)
         return partial(ThreadSession, tag, self, self.places)
@@ -61,7 +61,7 @@ class CallSettings:
 class EnvSession:
     """An environment that is called on the event loop.
 
-    Every method raises EnvironmentFault where the call takes longer than allowed.
+    Every method raises EnvironmentFault if the call takes longer than allowed.
     """
 
     env: Env
@@ -76,7 +76,7 @@ class EnvSession:
         self.env = await self._answer("the environment's constructor", make_env, task)
         self._class = type(self.env).__name__
         self._step = f"{self._class}.step"
-        # Asked once: isinstance of a protocol takes as long as a step.
+        # Checked once, since isinstance of a protocol takes as long as a step.
         self._keyed = self.env if isinstance(self.env, HasStateKey) else None
 
     @property
@@ -92,7 +92,7 @@ class EnvSession:
         return read_reset(await self._answer(f"{self._class}.reset", partial(self.env.reset, seed=seed)), self.name)
 
     async def step(self, action: str, turn_idx: int) -> StepResult:
-        """What came of an action; `turn_idx` is for messages.
+        """The result of an action; `turn_idx` is for messages.
 
         Raises:
             EnvironmentFault: what came back breaks the contract.
@@ -100,7 +100,7 @@ class EnvSession:
         return read_step(await self._answer(self._step, self.env.step, action), self.name, turn_idx, self.env.metric_reductions)
 
     def state_key(self, observation: Observation) -> Hashable:
-        """The identity of the environment's true state, the observation where it names none."""
+        """The identity of the environment's true state, or the observation if it names none."""
         if self._keyed is None:
             return observation.text
         with Foreign(f"{self._class}.state_key", self._episode):
@@ -110,11 +110,11 @@ class EnvSession:
         await self._answer(f"{self._class}.close", self.env.close)
 
     def end(self) -> None:
-        """Lets go of what the session itself holds."""
+        """Releases the session's own resources."""
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a method, which may be a coroutine function. One that asks for the end of the process fails its
-        episode, as an exception does."""
+        """The result of a method, which may be a coroutine function. A method that tries to end the process fails its episode,
+        as an exception does."""
         stopwatch = self.settings.stopwatch
         with Foreign(name, self._episode):
             started = stopwatch.now()
@@ -133,7 +133,7 @@ class EnvSession:
 class ThreadSession(EnvSession):
     """An environment in a thread of its own, since some libraries are bound to the thread that loaded them.
 
-    A call that is past its deadline is left behind: its thread closes the environment and ends, should it ever come back.
+    A call past its deadline is abandoned: if it ever returns, its thread closes the environment and ends.
     """
 
     def __init__(self, tag: str, settings: CallSettings, places: asyncio.Semaphore) -> None:
@@ -152,10 +152,10 @@ class ThreadSession(EnvSession):
         self._thread.end()
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The same in the thread, when its turn has come.
+        """The same in the thread, when a place is free.
 
         Raises:
-            DeadlineError: it didn't come within the settings' `place_timeout_s`.
+            DeadlineError: no place was free within the settings' `place_timeout_s`.
         """
         waiter, its_turn, timeout_s = f"an episode of {self.tag}", f"its turn to call {name}", self.settings.place_timeout_s
         async with self.settings.watchdog.waiting(waiter, its_turn, timeout_s, "deadlines.env_s"):
@@ -177,7 +177,7 @@ class ThreadSession(EnvSession):
             self._give_place_back(call)
 
     def _called(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """In the thread: not everything that may be raised there can pass through a future."""
+        """Runs in the thread. Not every exception raised there can pass through a future."""
         with Foreign(name, self._episode):
             return function(*args)
 

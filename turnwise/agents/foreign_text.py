@@ -1,4 +1,4 @@
-"""Any agent, in contexts whose environment can't forge a turn."""
+"""Runs any agent in contexts in which its environment can't forge a turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turnwise.types import SamplingParams, Task, Trajectory
 
 
 class OverForeignText:
-    """Opens the agent's contexts without special tokens in what users and tools say."""
+    """Opens the agent's contexts so that text of users and tools encodes no special tokens."""
 
     def __init__(self, agent: AgentLoop) -> None:
         self._agent = agent

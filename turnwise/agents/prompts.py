@@ -15,11 +15,11 @@ class EnvPrompt:
     """Writes the messages before each response.
 
     In mode `trajectory` the system message and the rules come first, then one user message a turn. In mode `step` every turn
-    opens a context, so each has them all, and `{history}` shows the last `history_length` turns before it (None = all).
+    opens a context and repeats them, and `{history}` shows the last `history_length` turns (None = all).
 
     `system_template` is used as it is, "" for none. `turn_template` is filled with `TURN_PLACEHOLDERS`, in mode `step` with
-    `STEP_PLACEHOLDERS` as well; a brace of its own is written twice. What an environment returned is inserted as it is, braces
-    and all. The environment's instruction opens the user message, or stands where the template has `{env_instruction}`.
+    `STEP_PLACEHOLDERS` as well; a literal brace is written twice. An environment's text is inserted as it is, braces included.
+    The environment's instruction opens the user message, or stands where the template has `{env_instruction}`.
 
     Raises:
         ConfigError: `turn_template` has a placeholder that doesn't exist, or a lone brace.
@@ -53,7 +53,7 @@ class EnvPrompt:
         suffix: str = "",
         earlier: Sequence[Turn] = (),
     ) -> list[Message]:
-        """What is added to the context before the response of turn `turn_idx`, which counts from 1 and has `earlier` turns."""
+        """The messages before the response of turn `turn_idx`, which counts from 1 and follows the turns `earlier`."""
         values = {
             "observation": observation.text,
             "turn_idx": str(turn_idx),
@@ -85,7 +85,7 @@ class EnvPrompt:
 
 
 def _history(turns: Sequence[Turn], first_step: int) -> str:
-    """What was seen and done in each of the turns, whose numbers begin at `first_step`.
+    """Observation and action of each turn, numbered from `first_step`.
 
     >>> turn = Turn([], [], [], observation="P _ G", action="Right")
     >>> print(_history([turn, Turn([], [], [], observation="_ P G")], first_step=3))

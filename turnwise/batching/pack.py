@@ -50,7 +50,7 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
 
 
 def unpack(array: np.ndarray[Any, Any], lengths: Sequence[int]) -> list[np.ndarray[Any, Any]]:
-    """The part of each sample in an array [N] over a packed batch; copies, so that none keeps the whole alive.
+    """The part of each sample in an array [N] over a packed batch, as copies, so that no part keeps the whole array alive.
 
     >>> [part.tolist() for part in unpack(np.arange(5), (3, 2))]
     [[0, 1, 2], [3, 4]]

@@ -1,4 +1,4 @@
-"""Which samples make an optimiser step, and which of them a micro-batch. Plans are lists of indices."""
+"""Cuts samples into optimiser steps and micro-batches. Plans are lists of indices."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def micro_batches(
 ) -> list[list[int]]:
     """Indices of the sequences in each micro-batch: every index once, ascending in its micro-batch.
 
-    In `order` (by default longest first), each into the first micro-batch that has room. A sequence longer than `max_tokens`
-    gets one of its own, since it can't be cut. Without a limit there is one micro-batch.
+    Takes sequences in `order` (by default longest first) and puts each into the first micro-batch with room. A sequence longer
+    than `max_tokens` gets a micro-batch of its own, since it can't be cut. Without a limit there is one micro-batch.
 
     >>> micro_batches([5, 3, 4, 2, 6], max_tokens=10)
     [[2, 4], [0, 1, 3]]
@@ -57,7 +57,7 @@ def micro_batches(
 
 
 def denominators(samples: Sequence[Sample], max_length: int) -> Denominators:
-    """What the losses of an optimiser step over these samples are divided by.
+    """The denominators of the losses of an optimiser step over these samples.
 
     >>> from turnwise.types import TurnSpan
     >>> mask = np.array([False, True, True])

@@ -9,11 +9,11 @@ from turnwise.types import Media, Sample, Trajectory, Turn, TurnSpan, VersionRun
 
 
 def build_samples(trajectory: Trajectory) -> list[Sample]:
-    """One Sample a context, in the order in which contexts end.
+    """One Sample per context, in the order in which contexts end.
 
-    A context is a chain of turns from one that starts a context to one that nothing continues. Where several contexts share
-    turns (history branched), the first trains on them and the others only read them. A span stands for every turn that a
-    sample trains on: turns without sampled tokens and greedy turns have none.
+    A context is a chain of turns, from one that starts a context to one that no turn continues. If several contexts share turns
+    (history branched), the first trains on them and the others only read them. Every turn that a sample trains on has a span;
+    turns without sampled tokens and greedy turns have none.
 
     Raises:
         RolloutError: a turn continues one that comes later, or a context starts with a sampled token.
@@ -32,7 +32,7 @@ def build_samples(trajectory: Trajectory) -> list[Sample]:
 
 
 def _parent(turns: list[Turn], index: int) -> int | None:
-    """The turn whose context this one continues; None where it starts its own."""
+    """The turn whose context this one continues; None if it starts its own."""
     turn = turns[index]
     if turn.starts_context or index == 0:
         return None

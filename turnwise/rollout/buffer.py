@@ -1,4 +1,5 @@
-"""Which groups may be admitted, which a step must wait for and which it takes: numbers only, no clock and no task."""
+"""Decides which groups may be admitted, which a step must wait for and which it takes. It sees numbers only, no clock and no
+task."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from turnwise.rollout.source import Rejection
 class BufferSettings:
     """How far groups may be ahead of training, in batches (`ratio`; 0 = synchronous), and how many play at once.
 
-    `max_refill_factor` times the groups of a batch are admitted in place of filtered ones. `is_ordered` takes groups by index
-    instead of as they finish. `drops_stale` gives up those that would have to be waited for. Nothing is admitted for a step
-    beyond `num_steps`, and no more groups than there are tasks (`num_tasks`).
+    Up to `max_refill_factor` times the groups of a batch are admitted in place of filtered ones. `is_ordered` takes groups by
+    index instead of as they finish. `drops_stale` gives up those that would have to be waited for. Nothing is admitted for a
+    step beyond `num_steps`, and no more groups than there are tasks (`num_tasks`).
     """
 
     max_running: int
@@ -32,8 +33,8 @@ class BufferSettings:
 class GroupBuffer:
     """Groups between their admission and the step that takes them. `docs/design/asynchronous.md` proves the bound.
 
-    Groups are numbered by admission. While a step of G groups is collected at most (1 + ratio)·G of them are here, and while it
-    is trained on ratio·G. One that was admitted in step s is taken in step s + ratio at the latest.
+    Groups are numbered by admission. While a step of G groups is collected, the buffer has at most (1 + ratio)·G groups; during
+    training at most ratio·G. A group admitted in step s is taken in step s + ratio at the latest.
 
     >>> buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1))
     >>> buffer.begin(num_groups=2)
@@ -53,28 +54,28 @@ class GroupBuffer:
     def __init__(self, settings: BufferSettings) -> None:
         self.settings = settings
         self.step = -1
-        """The step that is collected or, after `close_step`, trained on."""
+        """The step that is being collected or, after `close_step`, trained on."""
         self.next_index = 0
         self.num_groups = 0
-        """Groups that the step asked for."""
+        """Number of groups that the step asked for."""
         self._is_collecting = False
         self._num_filtered = 0
-        """Since the last `close_step`."""
+        """Groups filtered since the last `close_step`."""
         self._playing: dict[int, int] = {}
-        """Index of each admitted group that plays → the last step that may train on it."""
+        """Index of each playing group → the last step that may train on it."""
         self._finished: dict[int, int] = {}
-        """The same of those that wait for their step, in the order in which they finished."""
+        """Index of each finished group that waits for its step → its last step, in the order of finishing."""
         self._interrupted: list[int] = []
-        """Playing groups that were interrupted: they start again before any new one does."""
+        """Interrupted groups, which start again before any new one."""
         self.selected: list[int] = []
         """Finished groups selected for this step, in selection order."""
         self._unselected: dict[int, int] = {}
         """Finished groups that aren't selected yet, and the last step of each."""
         self._num_due: Counter[int] = Counter()
-        """Last step → groups that play or have finished, and have no place."""
+        """Last step → number of groups, playing or finished, without a place."""
 
     def begin(self, num_groups: int) -> None:
-        """The next step, of `num_groups` groups, is collected from now on."""
+        """Begins to collect the next step, of `num_groups` groups."""
         self.step += 1
         self.num_groups = num_groups
         self._is_collecting = True
@@ -95,7 +96,7 @@ class GroupBuffer:
         return index
 
     def finish(self, index: int, rejected: Rejection | None = None) -> None:
-        """A group has come to its end."""
+        """Notes that a group has ended."""
         last_step = self._playing.pop(index)
         if rejected is None:
             self._finished[index] = self._unselected[index] = last_step
@@ -104,8 +105,8 @@ class GroupBuffer:
         self._num_filtered += rejected == "filtered"
 
     def select(self) -> bool:
-        """Gives places of the step to groups that have finished, and says whether all are given. A group that has one keeps it,
-        so that it may be trained on before the others end. Quick groups come first, as long as no group can be late for it."""
+        """Gives places of the step to finished groups, and says whether all places are given. A group keeps its place, so that
+        it may be trained on before the others end. Quick groups come first, as long as this makes no other group late."""
         num_wanted, candidates = self._num_wanted, list(self._unselected)
         if self.settings.is_ordered:
             lowest = set(sorted((*self._playing, *self._finished))[:num_wanted])
@@ -119,7 +120,7 @@ class GroupBuffer:
             if len(self.selected) == num_wanted:
                 break
             if last_step in refused:
-                continue  # a place less changes nothing for those that are due as late
+                continue  # one place less changes nothing for groups that are due as late
             if is_free or self._are_in_time(num_wanted - len(self.selected) - 1, last_step):
                 self._select(index)
             else:
@@ -127,7 +128,7 @@ class GroupBuffer:
         return len(self.selected) >= num_wanted
 
     def select_recorded(self, wanted: Sequence[int]) -> bool:
-        """Gives the next places to these groups, if all of them have finished."""
+        """Gives the next places to these groups if all of them have finished."""
         is_there = self._finished.keys() >= set(wanted)
         for index in wanted if is_there else ():
             self._select(index)
@@ -138,7 +139,8 @@ class GroupBuffer:
         self.selected.append(index)
 
     def _are_in_time(self, num_places: int, last_step: int) -> bool:
-        """Whether all others can be, when the step has these places left after a group that is due in `last_step`."""
+        """Whether all other groups can still be in time if the step has these places left after a group that is due in
+        `last_step`."""
         num_due = 0
         for due in sorted(step for step in self._num_due if step < last_step):
             num_due += self._num_due[due]
@@ -147,8 +149,8 @@ class GroupBuffer:
         return True
 
     def close_step(self) -> list[int]:
-        """The selected groups leave: the step trains on them. Returns those that leave with them since no later step may have
-        them, playing or finished. Unless stale groups are dropped, only a run resumed with smaller batches has any."""
+        """Removes the selected groups, which the step trains on. Also removes and returns groups, playing or finished, that no
+        later step may train on. Unless stale groups are dropped, only a run resumed with smaller batches has any."""
         for index in self.selected:
             del self._finished[index]
         stale = [index for index, last_step in (*self._playing.items(), *self._finished.items()) if last_step <= self.step]
@@ -164,7 +166,7 @@ class GroupBuffer:
 
     @property
     def num_missing(self) -> int:
-        """Places of the step that no group has yet."""
+        """Free places of the step."""
         return max(0, self._num_wanted - len(self.selected))
 
     @property
@@ -172,14 +174,14 @@ class GroupBuffer:
         return len(self._playing) - len(self._interrupted)
 
     def __len__(self) -> int:
-        """Groups that are admitted and neither taken nor rejected."""
+        """Groups that were admitted, and neither taken nor rejected."""
         return len(self._playing) + len(self._finished)
 
     def __contains__(self, index: int) -> bool:
         return index in self._playing or index in self._finished
 
     def is_gone(self, index: int) -> bool:
-        """Whether the group was here, and has been taken, rejected or dropped."""
+        """Whether the group was admitted, and then taken, rejected or dropped."""
         return index < self.next_index and index not in self
 
     def has_finished(self, index: int) -> bool:
@@ -187,13 +189,13 @@ class GroupBuffer:
         return index in self._finished
 
     def restart(self, index: int) -> None:
-        """A finished group is played again, for the step that it was meant for."""
+        """Has a finished group played again for the same step."""
         self._playing[index] = self._finished.pop(index)
         del self._unselected[index]
         self._interrupted = sorted([*self._interrupted, index])
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs, between two steps."""
+        """The state between two steps, for `load_state_dict`."""
         return {
             "step": self.step,
             "next_index": self.next_index,
@@ -203,7 +205,7 @@ class GroupBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing plays afterwards: groups that did are started again, for the steps that they were meant for."""
+        """Restores the state. No group plays afterwards; those that did are started again for the same steps."""
         self.step, self.next_index, self._num_filtered = state["step"], state["next_index"], state["num_filtered"]
         self._playing, self._finished = dict(state["playing"]), dict(state["finished"])
         self._unselected, self._num_due = dict(self._finished), Counter([*self._playing.values(), *self._finished.values()])
@@ -227,7 +229,7 @@ class GroupBuffer:
 
     @property
     def _room(self) -> int:
-        """Places that there are."""
+        """Number of places in all."""
         settings, size = self.settings, self.num_groups
         num_ahead = settings.ratio
         if settings.num_steps is not None:

@@ -1,4 +1,4 @@
-"""What went wrong in episodes, by kind, and when it is too much."""
+"""Counts failures of episodes by kind, and stops the run at too many."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Failures:
         self._examples: dict[str, str] = {}
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Counts what failed of an episode.
+        """Counts a failed episode.
 
         Raises:
             RolloutError: there is now more than allowed.
@@ -40,10 +40,10 @@ class Failures:
 
 
 def kind_of_failure(error: str, task: Task) -> str:
-    """What went wrong, whatever the task: the same for all episodes that fail alike."""
+    """The kind of a failure: equal for episodes that fail alike, whatever their task."""
     return headline(error).replace(task.id, "…")
 
 
 def headline(error: str) -> str:
-    """What went wrong: the last line of a traceback. The stacks below a message are indented, and so are its own."""
+    """The last line of a traceback, without the stacks: they are indented, as the traceback's own are."""
     return next((line for line in reversed(error.splitlines()) if not line.startswith(" ")), "")

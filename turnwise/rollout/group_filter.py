@@ -13,11 +13,11 @@ from turnwise.errors import ConfigError, RolloutError
 from turnwise.types import Group
 
 MIN_SPREAD = 1e-6
-"""Scores that are nearer to each other than this count as equal."""
+"""Scores closer than this count as equal."""
 
 
 def non_zero_variance(group: Group) -> bool:
-    """Whether the siblings scored differently: what all of them do alike teaches group methods nothing (dynamic sampling of
+    """Whether the siblings scored differently: equal scores teach group methods nothing (dynamic sampling of
     DAPO, Yu et al. 2025, arXiv:2503.14476)."""
     scores = [trajectory.score for trajectory in group.trajectories]
     return max(scores) - min(scores) > MIN_SPREAD
@@ -25,7 +25,8 @@ def non_zero_variance(group: Group) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GroupFilter:
-    """A function `keep(group) -> bool` under its name. It must follow from the group alone, since groups come as they end."""
+    """A function `keep(group) -> bool` and its name. Its answer must depend on the group alone, since groups come as they
+    end."""
 
     name: str
     keep: Callable[[Group], bool]

@@ -1,4 +1,4 @@
-"""`rollouts.jsonl`: every trajectory that was played, complete enough to train from again, one JSON object a line."""
+"""`rollouts.jsonl`: every played trajectory, complete enough to train from again, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Journal:
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def append(self, step: int, groups: Iterable[Group]) -> None:
-        """Writes the trajectories of one step, with their advantages where credit was given; those of a group, its greedy one
-        last, stand one after the other."""
+        """Writes the trajectories of one step, with their advantages if they have any. The lines of a group follow each other,
+        its greedy trajectory last."""
         for group in groups:
             self._file.writelines(line + "\n" for line in write_group(step, group))
         self._file.flush()
@@ -53,7 +53,7 @@ def read_group(lines: Iterable[str]) -> Group:
 
 
 class Line(NamedTuple):
-    """One line of a journal: what it holds, or what is wrong with it."""
+    """One line of a journal: its trajectory, or what is wrong with it."""
 
     number: int
     content: tuple[RecordKey, Trajectory] | None

@@ -1,4 +1,4 @@
-"""What is measured on finished trajectories, by the field's names (`rollout/…`, `env/{tag}/…`, `val/…`)."""
+"""Metrics of finished trajectories, by the field's names (`rollout/…`, `env/{tag}/…`, `val/…`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
     """Scores, lengths and environment metrics of a training batch, and what was lost to failed episodes and to the filter.
 
     `rollout/failed` counts episodes that failed after their retries, `rollout/rejected` their siblings too, `rollout/filtered`
-    those of groups that the filter didn't keep, `rollout/stale_groups` the groups that were dropped as too old. A filter makes
-    the batch's scores another thing than the policy's: `rollout/unfiltered_score` has both.
+    those of groups that the filter didn't keep, `rollout/stale_groups` the groups that were dropped as too old. A filter
+    changes the batch's scores: `rollout/unfiltered_score` includes the filtered groups.
 
-    `rollout/parsed` looks at the turns of agents that count their actions: others may have none to parse. `rollout/log_prob` is
-    known where nothing is trained, too; its negative estimates the entropy of what was sampled.
+    `rollout/parsed` covers agents that count their actions: others may have none to parse. `rollout/log_prob` needs no
+    training; its negative estimates the policy's entropy.
 
     `rollout/response_length` counts sampled tokens of a trajectory, `rollout/prompt_length` its first prompt and
     `rollout/non_prompt_length` everything after it; `tokens/…` are the same of a sample.
@@ -58,7 +58,8 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
 
 
 def system_metrics(samples: Sequence[Sample], elapsed_s: float, num_trajectories: int) -> list[Metric]:
-    """Tokens of the samples a second of the step that took `elapsed_s`, and the trajectories that the run has trained on."""
+    """Tokens of the samples per second of the step, which took `elapsed_s`, and the number of trajectories trained on so
+    far."""
     return [
         Metric("system/tps", sum(sample.num_tokens for sample in samples) / elapsed_s),
         Metric("system/samples", num_trajectories, "last"),
@@ -78,7 +79,7 @@ def validation_metrics(groups: Sequence[Group]) -> list[Metric]:
 
 
 def _sample_metrics(samples: Sequence[Sample]) -> list[Metric]:
-    """Lengths, and mean log-probs of the trained tokens where a forward pass has filled them in."""
+    """Lengths, and mean log-probs of the trained tokens if a forward pass has computed them."""
     prompts = [s.turn_spans[0].start if s.turn_spans else s.num_tokens for s in samples]
     metrics = [
         *_spread("tokens/response_length", [sum(span.stop - span.start for span in s.turn_spans) for s in samples]),
@@ -111,7 +112,7 @@ def _scores_by_tag(prefix: str, trajectories: Sequence[Trajectory]) -> list[Metr
 
 
 def _mean(name: str, values: Sequence[float]) -> list[Metric]:
-    """One measurement for all of the values: a step of thousands of trajectories costs no more than one of a few."""
+    """One metric for all of the values, so that thousands of trajectories cost no more than a few."""
     return [Metric(name, sum(values) / len(values), weight=len(values))] if values else []
 
 

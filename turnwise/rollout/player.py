@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 
 Episode = asyncio.Task[list[Trajectory]]
 NoteFailure = Callable[[list[Trajectory]], None]
-"""Takes a failed episode, and may raise what ends the run."""
+"""Takes a failed episode; it may raise an error that ends the run."""
 
 
 class EpisodeContexts(OpenConversation, Protocol):
-    """Opens the contexts of one episode and, when it is over, releases what the servers keep for them."""
+    """Opens the contexts of one episode, and releases the servers' KV for them when it is over."""
 
     def verify(self) -> None:
-        """Raises RolloutError where the turns of a context aren't the tokens that the server saw."""
+        """Raises RolloutError if the turns of a context aren't the tokens that the server saw."""
         ...
 
     async def close(self) -> None: ...
@@ -48,8 +48,8 @@ class EpisodeContexts(OpenConversation, Protocol):
 class GroupPlayer:
     """Plays groups on the run's event loop: each task by its agent, contexts by the id of an episode.
 
-    `watchdog` ends episodes that run past their deadline. `on_end` is called with the index of
-    its group whenever one is over.
+    `watchdog` ends episodes that run past their deadline. `on_end` is called with a group's index whenever one of its episodes
+    ends.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class GroupPlayer:
         self._on_end = on_end
 
     async def play(self, task: Task, index: int, note_failure: NoteFailure = lambda failed: None) -> Group:
-        """The task's group, number `index`. Cancelled, it leaves no episode behind. An episode that fails for good is noted at
-        once, where the group can't do without it.
+        """Plays the task's group, number `index`. If cancelled, it leaves no episode behind. An episode that fails for good is
+        noted at once if the group needs it.
 
         Raises:
             EnvironmentFault: the siblings did not start in the same state.
@@ -103,7 +103,7 @@ class GroupPlayer:
                 await cancel(episodes[: size + redundancy])
             played = await asyncio.gather(*(episode for episode in episodes if not episode.cancelled()))
         finally:
-            # Only an error that ends the run comes here with episodes still going: failures are data.
+            # Failures are data: only an error that ends the run arrives here while episodes still play.
             await cancel(episodes)
         # The trajectories of one run share its score, so that any of them is the baseline.
         greedy = next(iter(played.pop()), None) if self.settings.has_greedy_sibling else None
@@ -112,7 +112,7 @@ class GroupPlayer:
         return group
 
     async def _episode(self, task: Task, sibling: int, sampling: SamplingParams) -> list[Trajectory]:
-        """One episode with its retries. The boundary at which an exception of agent or environment becomes data."""
+        """Plays one episode with its retries. Here an exception of agent or environment becomes data."""
         error = ""
         for attempt in range(1 + self.settings.max_env_retries):
             contexts = self._contexts(f"{task.id}/{sibling}/{attempt}")
@@ -128,11 +128,11 @@ class GroupPlayer:
             except (ConfigError, DeadlineError, ReplicasDeadError):
                 raise
             except RolloutError as fault:
-                # Not a matter of chance: the same prompt would be as long in a second attempt.
+                # A second attempt would fail too: its prompt would be as long.
                 error = str(fault)
                 break
             except Exception as fault:
-                # In another attempt all other episodes would wait once more.
+                # Another attempt would make all other episodes wait again.
                 is_blocking = isinstance(fault, BlockingFault)
                 is_told = isinstance(fault, TurnwiseError)
                 error = str(fault) if is_told else "".join(traceback.format_exception(fault)).rstrip()
@@ -149,7 +149,7 @@ class GroupPlayer:
 
 
 async def _quickest(episodes: Sequence[Episode], num_wanted: int) -> None:
-    """Waits until so many have ended well, or all have ended.
+    """Waits until enough episodes have ended well, or all have ended.
 
     Raises: what an episode raised.
     """
@@ -160,7 +160,7 @@ async def _quickest(episodes: Sequence[Episode], num_wanted: int) -> None:
 
 
 def _best(played: Sequence[list[Trajectory]], size: int) -> list[list[Trajectory]]:
-    """The runs that make a group, by sibling: those that failed only where there are no others."""
+    """The runs that make a group, by sibling. Failed runs are used only if there are no others."""
     chosen = sorted(range(len(played)), key=lambda sibling: _has_failed(played[sibling]))[:size]
     return [played[sibling] for sibling in sorted(chosen)]
 
@@ -183,7 +183,7 @@ def _check_same_start(group: Group) -> None:
 
 
 async def cancel(running: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels what still runs and waits until it has ended, so that nothing is left on the event loop."""
+    """Cancels the running episodes and waits for their end, so that nothing is left on the event loop."""
     tasks = list(running)
     for task in tasks:
         task.cancel()

@@ -19,7 +19,7 @@ _MAX_SHOWN = 40
 
 
 class RecordKey(NamedTuple):
-    """Where a trajectory belongs: `group_length` lines of one group stand one after the other."""
+    """A trajectory's place in its group: the `group_length` lines of one group follow each other."""
 
     step: int
     group: int
@@ -29,8 +29,8 @@ class RecordKey(NamedTuple):
 
 
 def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -> str:
-    """The line of a trajectory, with its advantages where credit was given. `read_record` gives back all but those and media;
-    `keys` are those of its group."""
+    """The line of a trajectory, with its advantages if it has any. `read_record` reads all but advantages and media; `keys`
+    writes its group's state keys."""
     task = trajectory.task
     advantages = _advantages_by_turn(trajectory)
     record = {
@@ -82,7 +82,7 @@ def _written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWrite
         "step_s": round(turn.step_s, 6),
     }
     if advantages is not None:
-        # One number where all tokens of the turn share it, as with every trajectory- or turn-level estimator.
+        # One number if all tokens of the turn share it, as with every trajectory- or turn-level estimator.
         is_constant = len(advantages) > 0 and bool((advantages == advantages[0]).all())
         record["advantage"] = float(advantages[0]) if is_constant else [float(a) for a in advantages]
     return record
@@ -114,7 +114,7 @@ def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
 
 
 class _Record(BaseModel):
-    """Fields of a JSON object with the types that they must have; it may have others as well."""
+    """Fields of a JSON object with their types; it may have others."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="ignore")
 
@@ -127,7 +127,7 @@ def _bounded(value: float) -> float:
 
 _Index = Annotated[int, Field(ge=0)]
 _Number = Annotated[float, AfterValidator(_bounded)]
-"""What an environment may say."""
+"""A number that an environment may report."""
 _TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 

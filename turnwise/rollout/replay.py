@@ -1,4 +1,4 @@
-"""Rollouts of a file in the place of played ones."""
+"""Rollouts from a file instead of played ones."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from turnwise.rollout.source import Part, ScoreGroup, played_of
 from turnwise.types import Group, Trajectory
 
 _MAX_NAMED = 3
-"""Lines, or groups, that a sentence names one by one."""
+"""Number of lines or groups that a message lists one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a `rollouts.jsonl` holds: its whole groups in the order of the file, and a sentence about each loss."""
+    """The contents of a `rollouts.jsonl`: its whole groups in the order of the file, and a sentence about each loss."""
 
     path: Path
     groups: list[Group]
-    """With their samples; those that were rejected are among them."""
+    """The groups with their samples, rejected groups included."""
     losses: list[str]
 
 
 def read_groups(path: Path) -> Recording:
-    """The groups of a file, as far as it can be read: lines that are cut or no trajectories, and groups of which lines are
-    missing, are left out and named.
+    """Reads the groups of a file. It leaves out, and names, cut lines, lines that are no trajectory, and groups with missing
+    lines.
 
     Raises:
         DataError: there is no such file, or no whole group in it.
@@ -102,7 +102,7 @@ class RolloutReplay:
         return False
 
     def num_batches(self, num_trajectories: int) -> int:
-        """Whole batches that there are."""
+        """Number of whole batches."""
         return len(self._groups) * self._group_size // num_trajectories
 
     def describe(self) -> str:
@@ -120,14 +120,14 @@ class RolloutReplay:
         return groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """One part: nothing is waited for."""
+        """The batch as one part: there is nothing to wait for."""
         yield Part(self.get_batch(num_trajectories))
 
     def close(self) -> None:
-        """Nothing plays."""
+        """Does nothing: no episode plays."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and which rollouts lie before it."""
+        """The position, and a hash of the rollouts before it."""
         return {"num_episodes": self.num_episodes, "replayed_sha256": self._digest(self.num_episodes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -143,7 +143,7 @@ class RolloutReplay:
         self.num_episodes = num_episodes
 
     def _digest(self, num_episodes: int) -> str:
-        """A hash of the tokens and scores up to there."""
+        """A hash of the tokens and scores up to the position."""
         digest = hashlib.sha256()
         for group in self._groups[: num_episodes // self._group_size]:
             for trajectory in group.trajectories:

@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 class RolloutScheduler:
     """The source of rollouts of one split.
 
-    Groups are numbered in the order of their admission. Synchronously they are handed out in that order, so that what is
-    trained on does not depend on which episode was quickest. Ahead of training (`async_generation_ratio`) groups go on playing
-    between two batches, whenever the event loop turns; which of them a batch takes is `GroupBuffer`'s to say.
+    Groups are numbered in the order of their admission. A synchronous run hands them out in that order, so that training does
+    not depend on which episode was quickest. Ahead of training (`async_generation_ratio`) groups go on playing between two
+    batches, whenever the event loop turns; `GroupBuffer` decides which of them a batch takes.
 
     With `is_fixed` (validation) every batch plays the same first tasks, and a failed episode stays in its group as a failure;
-    otherwise another task takes the place of a group with a failed episode, or of one that `keep` says no to, and the group
-    is in `rejected` until the next batch, for the record.
+    otherwise another task replaces a group that has a failed episode or that `keep` refuses, and the group is in `rejected`
+    until the next batch, for the record.
 
     `agents` gives the agent that plays a task. `score` rewards a group as soon as it is complete, before the filter sees it.
 
@@ -65,30 +65,30 @@ class RolloutScheduler:
         self._tasks = tasks
         self._player = GroupPlayer(agents, contexts, sampling, settings, watchdog or Watchdog(), self._count_episode)
         self._work = Work("episodes", 0)
-        """Episodes of the batch that is asked for."""
+        """Episodes of the current batch."""
         self._num_ended: dict[int, int] = {}
-        """Index of each group that plays → its episodes that have ended."""
+        """Index of each playing group → number of its ended episodes."""
         self._is_fixed = is_fixed
         self._keep = keep
         self.score = score
         self._versions: dict[int, int] = {}
-        """Index of each admitted group → version of the tasks' state from which its task follows."""
+        """Index of each admitted group → version of the tasks' state that its task follows from."""
         self._replay_log = replay_log or ReplayLog()
         self._stopwatch = stopwatch or Stopwatch()
         self._failures = Failures()
         self._buffer = self._new_buffer()
         self._played: dict[int, Group] = {}
-        """Groups that have ended since the last batch, and those of the buffer."""
+        """Groups that ended since the last batch, and those in the buffer."""
         self._failing: dict[int, Group] = {}
-        """What has failed of groups that play, for the record of a batch that is ended by it."""
+        """Failed episodes of playing groups, for the record of a batch that they end."""
         self._running: dict[int, asyncio.Task[Group]] = {}
         self._has_changed = asyncio.Event()
         self._fault: BaseException | None = None
-        """What ended a group that no batch has been asked for yet."""
+        """The error that ended a group of a later batch."""
         self._open_parts: Generator[Part] | None = None
         self.num_episodes = 0
         self.finished: list[Group] = []
-        """Groups of the last batch that were played to their end, also where something ended it early."""
+        """Finished groups of the last batch, also if it ended early."""
         self.rejected: list[Group] = []
 
     @property
@@ -97,32 +97,31 @@ class RolloutScheduler:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the tasks have come to their end, and every group of them was handed out."""
+        """Whether the tasks are exhausted and every group was handed out."""
         return not self._is_fixed and self._buffer.is_exhausted
 
     def describe(self) -> str:
-        """How it plays, in a few words."""
+        """A short description of how it plays."""
         return self.settings.describe(self._keep.name if self._keep else "")
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
-        """Plays and returns `num_trajectories` trajectories in complete groups, ordered by group index; fewer, and perhaps
-        none, where the filter has rejected more than may be refilled.
+        """Plays and returns `num_trajectories` trajectories in complete groups, ordered by group index; fewer, perhaps none, if
+        the filter rejected more than may be refilled.
 
-        Whatever ends it early, nothing plays any more, and the position in the tasks is what it was: the next batch plays the
-        same ones.
+        If it ends early, all episodes stop and the task position is restored, so that the next batch plays the same tasks.
 
         Raises:
             RolloutError: more than `max_failed_fraction` of them failed for good, or the filter is broken.
             EnvironmentFault: the siblings of a group did not start in the same state.
-            DataError: the record that is followed ends before this batch.
+            DataError: the replayed log ends before this batch.
         """
         [part] = self.parts(num_trajectories, is_streamed=False)
         return part.groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
         """The batch as one part or, where it is streamed, in several: groups in the order in which they end, each as soon as it
-        is known to be of the batch, while the others play on. Raises what `get_batch` does. What is closed before its last part
-        is played again; `close` closes it too.
+        is known to be of the batch, while the others play on. Raises what `get_batch` does. A batch that is closed before its
+        last part is played again; `close` closes it too.
         """
         self._open_parts = self._parts(num_trajectories, is_streamed)
         return self._open_parts
@@ -155,7 +154,7 @@ class RolloutScheduler:
         yield part
 
     def _go_back(self, before: Mapping[str, Any]) -> None:
-        """A step that is dropped, be it by Ctrl-C, is played again."""
+        """A dropped step is played again, also after Ctrl-C."""
         self._buffer = self._new_buffer()
         self._buffer.load_state_dict(before)
         self._fault = None
@@ -165,8 +164,8 @@ class RolloutScheduler:
         self._failing.clear()
 
     async def _collect(self, parts: list[list[int]], is_streamed: bool) -> Part:
-        """The next part of the batch, whose indices are added to `parts`; with the last one the batch leaves the buffer. A part
-        that is the batch is ordered by index: synchronously it doesn't depend on the order in which groups end."""
+        """The next part of the batch; adds its indices to `parts`. With the last part the batch leaves the buffer. A part that
+        is the whole batch is ordered by index, so that a synchronous run doesn't depend on the order in which groups end."""
         self._stopwatch.work = self._work
         async with AsyncExitStack() as on_error:
             on_error.push_async_callback(self._stop)
@@ -201,7 +200,7 @@ class RolloutScheduler:
         raise self._fault
 
     async def _take(self, parts: list[list[int]]) -> None:
-        """The batch is whole: its groups leave the buffer."""
+        """Takes the groups of a whole batch out of the buffer."""
         stale = self._buffer.close_step()
         await cancel(self._running.pop(index) for index in stale if index in self._running)
         for index in stale:
@@ -224,12 +223,12 @@ class RolloutScheduler:
         return self._tasks.task(index, self._versions.get(index))
 
     def _version_at(self, index: int) -> int:
-        """The version of the tasks that a group follows from when it is admitted; a record that is followed says it."""
+        """The version of the tasks' state for a group when it is admitted; a replayed log gives it."""
         recorded = None if self._is_fixed else self._replay_log.task_version(index)
         return self._tasks.version if recorded is None else recorded
 
     def _admit(self) -> None:
-        """Starts the groups that there is room for."""
+        """Starts as many groups as there is room for."""
         while self._fault is None and self._version_at(self._buffer.next_index) <= self._tasks.version:
             if (index := self._buffer.admit()) is None:
                 return
@@ -241,7 +240,7 @@ class RolloutScheduler:
             task.add_done_callback(partial(self._end, index))
 
     def _end(self, index: int, task: asyncio.Task[Group]) -> None:
-        """A group's task has ended: by itself, unless it isn't among the running ones any more."""
+        """Handles the end of a group's task. The task ended by itself, unless it isn't among the running ones any more."""
         if self._running.pop(index, None) is None:
             return
         if task.cancelled():
@@ -269,7 +268,7 @@ class RolloutScheduler:
         return group
 
     def _fail(self, index: int, failed: list[Trajectory]) -> None:
-        """Notes an episode that failed for good, when it does: the run ends as soon as there are too many.
+        """Notes an episode that failed for good, at once: the run ends as soon as there are too many.
 
         Raises:
             RolloutError: there are.
@@ -283,8 +282,8 @@ class RolloutScheduler:
             self._num_ended[index] += 1
 
     def _num_done(self) -> int:
-        """How far the batch is: the groups that have their place, and as many others as it lacks. Groups of later batches play
-        as well: episodes alone can't complete a batch."""
+        """Progress of the batch: the groups with a place, and as many others as it lacks. Groups of later batches play too, so
+        counting episodes would not tell when a batch is complete."""
         size, num_missing = self._episodes_of_group, self._buffer.num_missing
         others = [min(num, size) for num in self._num_ended.values()]
         if not self.settings.is_ordered:
@@ -297,7 +296,7 @@ class RolloutScheduler:
         return self.group_size + self.settings.has_greedy_sibling
 
     def _rejection(self, group: Group) -> Rejection | None:
-        """Why a group that was played is replaced."""
+        """Why a played group is replaced."""
         if not self._is_fixed and any(trajectory.error is not None for trajectory in played_of(group)):
             return "failed"
         return "filtered" if self._keep and not self._keep(group) else None
@@ -322,7 +321,7 @@ class RolloutScheduler:
             )
 
     async def _stop(self) -> None:
-        """Ends what plays."""
+        """Ends the playing groups."""
         running, self._running = self._running, {}
         await cancel(running.values())
 
@@ -331,7 +330,7 @@ class RolloutScheduler:
             self._run_async(self._stop())
 
     def close(self) -> None:
-        """Ends what plays, and what is noted of it."""
+        """Ends the playing groups, and clears their notes."""
         if self._open_parts is not None:
             self._open_parts.close()
         self._halt()
@@ -352,8 +351,8 @@ class RolloutScheduler:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the sequence of tasks, how many episodes were handed out, and what was played ahead of training.
-        Groups that play are started again by whoever goes on from here, with their seeds."""
+        """The position in the sequence of tasks, the number of episodes handed out, and the groups played ahead of training. A
+        run that goes on from here starts playing groups again, with the same seeds."""
         ahead = [write_group(self._buffer.step, group) for group in self._played.values()]
         return {
             **self._buffer.state_dict(),
@@ -387,6 +386,6 @@ class RolloutScheduler:
                 self._buffer.restart(group.index)
 
     def _fits(self, group: Group) -> bool:
-        """Whether it is what this run plays: a resumed one may have groups of another size, or need a greedy sibling now."""
+        """Whether the group fits this run: a resumed run may have groups of another size, or need a greedy sibling now."""
         num_siblings = len({trajectory.sibling for trajectory in group.trajectories})
         return num_siblings == self.settings.group_size and (group.greedy is not None or not self.settings.has_greedy_sibling)

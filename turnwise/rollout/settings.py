@@ -1,4 +1,4 @@
-"""What a scheduler is told."""
+"""Settings of a scheduler."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from turnwise.errors import counted
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """How many episodes run at once, how far ahead of training, and what becomes of failures and of groups that the filter
-    doesn't keep.
+    """How many episodes run at once, how far they run ahead of training, and how failures and filtered groups are replaced.
 
-    `max_failed_fraction` is of the trajectories asked for in one batch: beyond it the run stops with the most frequent
-    error, since refilling would only hide it. At most `max_refill_factor` times the groups of a batch are played to replace
-    filtered ones.
+    `max_failed_fraction` is a share of the trajectories of one batch. Beyond it the run stops with the most frequent error,
+    since refilling would only hide it. At most `max_refill_factor` times the groups of a batch are played to replace filtered
+    ones.
     """
 
     group_size: int
@@ -24,15 +23,15 @@ class SchedulerSettings:
     episode_timeout_s: float | None = None
     max_refill_factor: float = 3.0
     has_greedy_sibling: bool = False
-    """Whether each group has one more episode, played greedily, as its siblings' baseline."""
+    """Whether each group has one more episode, played greedily, as a baseline."""
     group_size_redundancy: int = 0
-    """Siblings that are started beyond the group's size; the first to end fill the group."""
+    """Extra siblings that start beyond the group's size; the first to end fill the group."""
     async_generation_ratio: int = 0
     """Batches that may be played ahead of training; 0 = synchronous."""
     drops_stale: bool = False
-    """Whether groups that training would have to wait for are given up instead."""
+    """Whether groups that training would have to wait for are dropped instead."""
     is_ordered: bool = False
-    """Whether groups are taken by their index, whichever ended first."""
+    """Whether groups are taken in the order of their index instead of as they end."""
     num_batches: int | None = None
     """After which nothing is played ahead."""
 

@@ -1,4 +1,4 @@
-"""Where the batches of a run come from."""
+"""The source of a run's batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ScoreGroup = Callable[[Group], Awaitable[list[Trajectory]]]
 
 
 class Part(NamedTuple):
-    """Groups of a batch, and whether they are the last of it."""
+    """Groups of a batch, and whether they are its last."""
 
     groups: list[Group]
     is_last: bool = True
@@ -25,11 +25,11 @@ class RolloutSource(Protocol):
     """Groups of trajectories, batch by batch: played (`scheduler`), or read from a file (`replay`)."""
 
     rejected: list[Group]
-    """Groups that came up since the batch before and aren't trained on, for the record."""
+    """Groups since the previous batch that aren't trained on, for the record."""
     score: ScoreGroup | None
     """What rewards groups, None where only environments do."""
     num_episodes: int
-    """Handed out since the run began."""
+    """Number handed out since the run began."""
 
     @property
     def group_size(self) -> int: ...
@@ -40,20 +40,21 @@ class RolloutSource(Protocol):
         ...
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
-        """The next `num_trajectories` trajectories in complete groups; fewer, and perhaps none, where a filter left no more."""
+        """The next `num_trajectories` trajectories in complete groups; fewer, perhaps none, if a filter leaves no more."""
         ...
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
         """The same as one part or, where it is streamed, in several: groups in the order in which they end, each as soon as it
-        is known to be of the batch. Only the last part may be empty. Whoever leaves it early closes it, or the source."""
+        is known to be of the batch. Only the last part may be empty. A caller that stops early must close the iterator or the
+        source."""
         ...
 
     def describe(self) -> str:
-        """What it is, in a few words for the table at the start."""
+        """A short description for the table at the start."""
         ...
 
     def close(self) -> None:
-        """Ends what still plays."""
+        """Ends the episodes that still play."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -62,5 +63,5 @@ class RolloutSource(Protocol):
 
 
 def played_of(group: Group) -> list[Trajectory]:
-    """All that was played of a group: the siblings, and the greedy one at the end."""
+    """All trajectories of a group: the siblings, and the greedy one last."""
     return group.trajectories if group.greedy is None else [*group.trajectories, group.greedy]

@@ -1,4 +1,4 @@
-"""State keys in JSON: those that come back are equal where those that were written are."""
+"""State keys in JSON. Keys that were equal when written are equal when read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WrittenKey:
-    """What comes back for a key that JSON can't hold; equal keys of a group have the same number."""
+    """Stands for a key that JSON can't hold; equal keys of a group have the same number."""
 
     number: int
     text: str = field(compare=False)
@@ -21,9 +21,9 @@ class WrittenKey:
 
 
 class StateKeyWriter:
-    """Writes the keys of one group, in which alone they are compared.
+    """Writes the keys of one group; keys are only compared within a group.
 
-    Text, numbers, None, bytes and tuples of these come back as they are, any other object as a `WrittenKey`.
+    Text, numbers, None, bytes and tuples of these are restored; any other object becomes a `WrittenKey`.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class StateKeyWriter:
 
 
 def read_state_key(value: Any) -> Hashable:
-    """The key of what `StateKeyWriter.encode` made.
+    """The key that `StateKeyWriter.encode` encoded.
 
     Raises:
         ValueError: it is none.
