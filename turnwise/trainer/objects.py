@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import marshal
 import sys
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -26,7 +27,7 @@ class Objects:
         self._by_text: dict[str, Any] = {}
 
     def text_of(self, value: Any) -> str:
-        """The text of a class, a function, or rows, which it stands for from now on."""
+        """The text that stands from now on for a class, a function or another callable, or rows."""
         named = value if isinstance(value, type | FunctionType) else type(value)
         module, name = (_identifier(part) for part in (named.__module__, named.__name__))
         if module.startswith("turnwise.") and named is value and vars(sys.modules[module]).get(name) is value:
@@ -52,18 +53,24 @@ def _identifier(text: str) -> str:
 
 
 def _digest(value: Any) -> str:
-    parts = [_source(value)] if isinstance(value, type | FunctionType) else (repr(row) for row in value)
+    """The hash of what was written of it: of source, or of rows."""
+    if isinstance(value, partial):
+        parts = [_source(value.func), repr(value.args), repr(value.keywords)]
+    elif isinstance(value, type | FunctionType):
+        parts = [_source(value)]
+    else:
+        parts = [_source(type(value))] if callable(value) else [repr(row) for row in value]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def _source(value: type | FunctionType) -> str:
+def _source(value: Any) -> str:
     """The source, or the code where there is none. Of a class in a notebook only its functions have one before Python 3.13."""
     try:
         return inspect.getsource(value)
     except (OSError, TypeError):
         if isinstance(value, FunctionType):
             return hashlib.sha256(marshal.dumps(value.__code__)).hexdigest()
-        members = vars(value).items()
+        members = vars(value if isinstance(value, type) else type(value)).items()
         return "\n".join(_source(v) if isinstance(v, FunctionType) else f"{k}={v!r}" for k, v in members if _is_told(v))
 
 

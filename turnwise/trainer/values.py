@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -28,6 +28,8 @@ def plain_values(value: Any, objects: Objects, key: str) -> Any:
             return {name: plain_values(inner, objects, f"{key}.{name}") for name, inner in value.items()}
         case list() | tuple():
             return [plain_values(inner, objects, f"{key}[{index}]") for index, inner in enumerate(value)]
+        case _ if callable(value):
+            return objects.text_of(value)
     kind = type(value).__name__
     raise ConfigError(
         f"{key}: got {str(value)[:60]!r}, an instance of {kind}; a setting is a number, a text, a list or a dict, a class or a "
@@ -76,4 +78,4 @@ def _files(rows: Any, objects: Objects) -> list[str]:
         return [str(name) for name in rows]
     if not isinstance(rows, Iterable):
         raise ConfigError(f"a data set is a list of dicts, a datasets.Dataset or names of files; got {type(rows).__name__}")
-    return [objects.text_of(rows)]
+    return [objects.text_of(list(rows) if isinstance(rows, Iterator) else rows)]

@@ -1,0 +1,100 @@
+"""`Trainer` on rows and reward functions that are objects."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from turnwise import Trainer
+from turnwise.errors import TurnwiseError
+from turnwise.tracking.jsonl import read_metrics
+
+ROWS = [{"prompt": f"write {letter}", "letter": letter} for letter in "abcd"]
+
+
+def has_letter(completions, letter):
+    return [float(wanted in text) for text, wanted in zip(completions, letter, strict=True)]
+
+
+def longer(completions, than):
+    return [float(len(text) > than) for text in completions]
+
+
+class Brief:
+    """A reward that is an object."""
+
+    def __call__(self, completions):
+        return [-len(text) / 100 for text in completions]
+
+
+@pytest.fixture
+def keys(tiny_model, tmp_path):
+    return {
+        "model": tiny_model,
+        "max_steps": 2,
+        "save_steps": 0,
+        "eval_steps": 2,
+        "rollout_batch_size": 4,
+        "val_batch_size": 2,
+        "sequence_length": 128,
+        "output_dir": tmp_path / "runs",
+        "track_with": [],
+        "is_quiet": True,
+        "train_env_manager": {"num_env_groups": 2, "group_size": 2},
+        "val_env_manager": {"num_env_groups": 2},
+        "actor_train": {"training_args": {"learning_rate": 1e-3}},
+        "actor_infer": {"generating_args": {"max_new_tokens": 6}},
+    }
+
+
+def test_rows_and_functions_are_trained_on(keys):
+    weights = [1.0, 0.5, 0.25, 2.0]
+    functions = [has_letter, partial(longer, than=3), Brief(), lambda completions: [0.125] * len(completions)]
+    trainer = Trainer(**keys, train_dataset=ROWS, eval_dataset=iter(ROWS[:2]), reward_funcs=functions, reward_weights=weights)
+    names = [asked.name.rpartition(":")[2] for asked in trainer.config.data.reward]
+    assert names == ["has_letter", "partial", "Brief", "nameless"]
+    for report in trainer.steps():
+        for trajectory in (t for group in report.groups for t in group.trajectories):
+            text = trajectory.turns[-1].text
+            letter = trajectory.task.payload["letter"]
+            parts = [float(letter in text), float(len(text) > 3), -len(text) / 100, 0.125]
+            assert trajectory.score == pytest.approx(sum(w * part for w, part in zip(weights, parts, strict=True)))
+    assert read_metrics(trainer.run_folder / "metrics.jsonl")[-1]["val/num_episodes"] == 2
+    assert trainer.evaluate().overall.num_episodes == 2
+
+
+def test_other_rows_have_another_text_and_equal_ones_the_same(keys):
+    def text(rows):
+        trainer = Trainer(**keys | {"eval_steps": 0}, train_dataset=rows, reward_funcs=has_letter)
+        return trainer.config.data.train_files
+
+    assert text(ROWS) == text([dict(row) for row in ROWS]) != text(ROWS[:3])
+
+
+def test_a_run_on_rows_goes_on_with_the_same_rows(keys):
+    given = {"train_dataset": ROWS, "eval_dataset": ROWS, "reward_funcs": [has_letter]}
+    trainer = Trainer(**keys, **given)
+    for report in trainer.steps():
+        if report.step == 0:
+            break
+    again = Trainer(**keys, **given, resume_from_checkpoint=True)
+    again.train()
+    assert again.run_folder == trainer.run_folder and again.checkpoint.name == "checkpoint-2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"reward_funcs": None}, "data.reward: is unset, and nothing else rewards rows"),
+        ({"train_dataset": [{"text": "a"}]}, "there is no column 'prompt'"),
+        ({"train_dataset": []}, "has no rows"),
+        ({"train_dataset": ["a.jsonl"]}, "a.jsonl"),
+        ({"reward_funcs": ["exact_mach"]}, "'exact_mach' isn't one of .* Did you mean 'exact_match'"),
+        ({"reward_funcs": [len]}, "has no parameter `completions`"),
+    ],
+)
+def test_bad_rows_and_rewards_are_refused_when_the_trainer_is_made(keys, changes, sentence):
+    given = {"train_dataset": ROWS, "reward_funcs": [has_letter]} | changes
+    with pytest.raises(TurnwiseError, match=sentence):
+        Trainer(**keys | {"eval_steps": 0}, **{key: value for key, value in given.items() if value is not None})
