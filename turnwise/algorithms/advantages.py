@@ -1,4 +1,4 @@
-"""The last stretch of credit, the same for every estimator: bounds, whitening, and writing into the samples."""
+"""The last part of credit, common to all estimators: bounds, whitening, and writing into the samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turnwise.types import Metric
 def write_advantages(tokens: ResponseTokens, advantages: Array, settings: AlgorithmSettings) -> list[Metric]:
     """Writes the `advantages` [R] of the batch's trained tokens into their samples, 0 on every other token.
 
-    Before that they are whitened over all of them and clipped, where the settings ask for it.
+    If the settings ask for it, they are first whitened over all tokens and clipped.
     """
     if settings.whiten_advantages:
         advantages = whiten_all(advantages)
@@ -35,7 +35,7 @@ def whiten_all(x: Array) -> Array:
 
 
 def clip(metric: str, values: Array, bound: float | None) -> tuple[Array, list[Metric]]:
-    """`values` held to ±`bound`, and as `metric` the share of them that this changes; nothing without a bound."""
+    """`values` clipped to ±`bound`, with the clipped share as `metric`; unchanged without a bound."""
     if bound is None or not len(values):
         return values, []
     share = float((np.abs(values) > bound).mean())
@@ -43,7 +43,7 @@ def clip(metric: str, values: Array, bound: float | None) -> tuple[Array, list[M
 
 
 def summary(name: str, values: Array) -> list[Metric]:
-    """Mean, maximum and minimum of `values` as `name/mean`, `name/max`, `name/min`; nothing where there are none."""
+    """Mean, maximum and minimum of `values` as `name/mean`, `name/max`, `name/min`; none if there are no values."""
     if not len(values):
         return []
     return [

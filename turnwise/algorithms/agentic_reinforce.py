@@ -1,4 +1,4 @@
-"""REINFORCE on turns: the reward of a turn reaches its tokens whole, and fades by the turn instead of by the token."""
+"""REINFORCE on turns: a turn's tokens get its whole reward, and discounting is by turn instead of by token."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def tokens_per_sequence(mask: Tensor, sequence_id: Tensor, num_sequences: int) -
 def token_factors(
     mask: Tensor, weights: Tensor, sequence_id: Tensor, num_sequences: int, denominators: Denominators, mode: LossAggMode
 ) -> Tensor:
-    """What each token's loss is multiplied by, [N]; 0 outside the mask. With weight w, m the mask, N and B the step's
+    """The factor of each token's loss [N]; 0 outside the mask. With weight w, m the mask, N and B the step's
     weighted numbers of trained tokens and of sequences that have one:
 
     - `token-mean`: w·m / N
@@ -58,7 +58,7 @@ def token_factors(
 
 
 def step_denominator(denominators: Denominators, mode: LossAggMode) -> float:
-    """The one of a step's denominators that grows with its samples: N or B."""
+    """The denominator of a step that grows with its samples: N or B."""
     return denominators.num_tokens if mode == "token-mean" else denominators.num_sequences
 
 

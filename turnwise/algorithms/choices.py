@@ -1,7 +1,7 @@
-"""Which tokens of an optimiser step a `pg_variant` treats in another way: those that drive the policy's entropy down.
+"""Chooses the tokens of an optimiser step that a `pg_variant` treats differently: those that drive the policy's entropy down.
 
-Cov_t = (A_t − Ā)·(old_t − mean old) is what a token adds to the covariance of advantage and log-prob, which is the rate at
-which the entropy falls (Cui et al. 2025, arXiv:2505.22617, section 4). Means are over all tokens of the step.
+Cov_t = (A_t − Ā)·(old_t − mean old) is a token's share of the covariance of advantage and log-prob, which is the rate at which
+the entropy falls (Cui et al. 2025, arXiv:2505.22617, section 4). Means are over all tokens of the step.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ def clip_cov(
     clip_low: float,
     clip_high: float,
 ) -> Chosen:
-    """Indices of `fraction` of the tokens, drawn among those with a covariance in [covariance_low, covariance_high]; fewer
-    where there aren't so many."""
+    """Indices of `fraction` of the tokens, drawn among those with a covariance in [covariance_low, covariance_high]; fewer if
+    there aren't enough."""
     eligible = np.flatnonzero((covariances >= covariance_low) & (covariances <= covariance_high))
     number = min(_number(fraction, len(covariances)), len(eligible))
     return np.random.default_rng(seed).choice(eligible, number, replace=False)
 
 
 def kl_cov(covariances: Covariances, seed: int, *, fraction: float, coef: float) -> Chosen:
-    """Indices of the `fraction` of the tokens with the largest covariances; of equal ones the first."""
+    """Indices of the `fraction` of the tokens with the largest covariances; ties go to the first."""
     return np.argsort(-covariances, kind="stable")[: _number(fraction, len(covariances))]
 
 
 def _number(fraction: float, num_tokens: int) -> int:
-    """Whole tokens of a share, at least one: small steps have less than 1 / fraction."""
+    """Number of tokens in a share, at least 1: small steps have fewer than 1 / fraction tokens."""
     return max(1, int(fraction * num_tokens)) if fraction > 0 else 0
 
 

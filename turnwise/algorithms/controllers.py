@@ -8,7 +8,7 @@ from turnwise.protocols import Stateful
 
 
 class KLController(Stateful, Protocol):
-    """Holds β. `update` is told the KL of each batch; the state travels in the checkpoint."""
+    """Holds β. `update` gets the KL of each batch; the state is part of the checkpoint."""
 
     coef: float
 
@@ -30,7 +30,7 @@ class FixedKLController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """β is the setting's, also where it was another one before."""
+        """Keeps β as the settings have it, whatever it was before."""
 
 
 class AdaptiveKLController:
@@ -62,7 +62,7 @@ class AdaptiveKLController:
 
 
 def make_kl_controller(init_kl_coef: float, target_kl: float | None, kl_horizon: float) -> KLController:
-    """Adaptive where there is a target, else fixed."""
+    """Adaptive if there is a target, else fixed."""
     if target_kl is None:
         return FixedKLController(init_kl_coef)
     return AdaptiveKLController(init_kl_coef, target_kl, kl_horizon)

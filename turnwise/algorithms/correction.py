@@ -1,7 +1,7 @@
 """Corrects the loss for tokens that were sampled from another distribution than the trainer's (`train_infer_correction`).
 
-ρ = exp(old − sampled) is known before an optimiser step begins, and so are the weights and the masks made from it: they are the
-same for every cut into micro-batches, and the step's denominators count what the masks leave.
+ρ = exp(old − sampled) is known before an optimiser step begins, and so are its weights and masks. They don't depend on the cut
+into micro-batches, and the step's denominators count the tokens that the masks leave.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from turnwise.types import Batch, Metric
 
 def importance_ratio(batch: Batch, granularity: Granularity) -> Tensor:
     """ρ [N] of a batch of tensors: exp(old − sampled) of each token, or of its turn's mean (`segment`), its sequence's mean
-    (`geometric`) or its sequence's sum. Exponents are clamped to ±20; outside the response mask it means nothing.
+    (`geometric`) or its sequence's sum. Exponents are clamped to ±20. Entries outside the response mask are meaningless.
 
     Raises:
         ValueError: the forward pass for the old log-probs hasn't run.
@@ -33,7 +33,7 @@ def importance_ratio(batch: Batch, granularity: Granularity) -> Tensor:
 def kept_tokens(batch: Batch, correction: Correction) -> Tensor | None:
     """bool [N]: the trained tokens with low ≤ ρ ≤ high in every filter; None without filters.
 
-    A band of tokens is IcePop; one of sequences, masked importance sampling.
+    A filter on tokens is IcePop; a filter on sequences is masked importance sampling.
     """
     if not correction.filters:
         return None
@@ -45,7 +45,7 @@ def kept_tokens(batch: Batch, correction: Correction) -> Tensor | None:
 
 
 def importance_weights(batch: Batch, correction: Correction) -> Tensor | None:
-    """min(ρ, cap) [N], constants of the loss, 0 outside the response mask; None where no weights are asked for.
+    """min(ρ, cap) [N], constants of the loss, 0 outside the response mask; None without weights.
 
     Truncated importance sampling (Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy
     RL training").
@@ -57,7 +57,7 @@ def importance_weights(batch: Batch, correction: Correction) -> Tensor | None:
 
 
 def correction_metrics(batch: Batch, kept: Tensor | None, weights: Tensor | None) -> list[Metric]:
-    """The share of trained tokens that the filters take out, and the mean weight of those that are left."""
+    """The share of trained tokens that the filters remove, and the mean weight of the rest."""
     mask, metrics = batch.response_mask, []
     if kept is not None:
         count = replace_outside(batch.weights, mask).sum()

@@ -1,4 +1,4 @@
-"""What the bundles of this room have in common."""
+"""The common base of the algorithms."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from turnwise.types import Group, Metric
 
 
 class Estimator(ABC):
-    """A `protocols.Algorithm`: the policy's loss, the KL in the reward and what is normalised; a subclass says `credit`.
+    """A `protocols.Algorithm` with the policy's loss, the KL in the reward and the normalisation; a subclass defines `credit`.
 
-    `loss` is an object of its own, which can be sent to the ranks of a strategy without this one. `running` holds the
-    statistics of everything so far where `reward_normalization` uses them, else it is None.
+    `loss` is a separate object, which can be sent to the ranks of a strategy alone. `running` holds the statistics of the whole
+    run if `reward_normalization` uses them, else None.
 
     Raises:
         ConfigError: settings that contradict the estimator or each other.
@@ -61,7 +61,7 @@ class Estimator(ABC):
 
 
 def require_mean(name: str, normalizer: Normalizer) -> None:
-    """Refuses a normalisation that subtracts nothing where the estimator `name` is a comparison with a mean.
+    """Refuses a normalisation without a mean for the estimator `name`, which compares with a mean.
 
     Raises:
         ConfigError: there is none.
@@ -79,15 +79,15 @@ def tokens_of(groups: Sequence[Group]) -> ResponseTokens:
 
 
 def scores_of(groups: Sequence[Group]) -> Array:
-    """Σ of the rewards of each trajectory [T], before anything is done to them."""
+    """Σ of the raw rewards of each trajectory [T]."""
     return np.array([trajectory.score for group in groups for trajectory in group.trajectories], dtype=np.float64)
 
 
 def weights_of(groups: Sequence[Group]) -> Array:
-    """What each trajectory weighs [T]; those of one run weigh as one."""
+    """The weight of each trajectory [T]; the weights of one run add up to 1."""
     return np.array([trajectory.weight for group in groups for trajectory in group.trajectories], dtype=np.float64)
 
 
 def groups_of(groups: Sequence[Group]) -> NDArray[np.int64]:
-    """Which of the groups each trajectory belongs to [T]."""
+    """The index of each trajectory's group [T]."""
     return np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])

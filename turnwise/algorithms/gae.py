@@ -1,7 +1,7 @@
-"""Generalised advantage estimation over the steps of trajectories, and the discounted sums that it is made of.
+"""Generalised advantage estimation over the steps of trajectories, and discounted sums.
 
-Arrays [R] hold the steps of T trajectories one after another, `lengths` [T] how many each has. A step is a response token, or
-a turn: what lies between (observations, template, padding) isn't in them, so nothing can run through it.
+Arrays [R] hold the steps of T trajectories one after another; `lengths` [T] counts each one's steps. A step is a response token
+or a turn. Observations, template and padding are not in the arrays, so no credit runs through them.
 """
 
 from __future__ import annotations

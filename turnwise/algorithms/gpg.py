@@ -11,7 +11,7 @@ from turnwise.spec import ESTIMATORS
 
 
 class GPG(ScoreEstimator):
-    """A = α(s − μ) over the siblings of a task, α making up for those that teach nothing; on every trained token."""
+    """A = α(s − μ) over the siblings of a task, on every trained token; α makes up for groups that teach nothing."""
 
     spec = ESTIMATORS["gpg"]
 

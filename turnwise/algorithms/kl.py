@@ -11,7 +11,7 @@ from turnwise.errors import ConfigError, nearest
 from turnwise.spec import KL_ALIASES, KL_LOSSES
 
 MAX_EXPONENT = 20.0
-"""Differences of log-probs are clamped to ± this before they are exponentiated: exp(20) ≈ 5e8 is no infinity in fp32."""
+"""Bound of log-prob differences before they are exponentiated: exp(20) ≈ 5e8 is finite in fp32."""
 
 
 def k1(difference: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from turnwise.types import Metric
 def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController) -> tuple[Array, list[Metric]]:
     """β·KL_t(old, ref) of each token [R], to be subtracted from its reward; 0 without `add_token_level_kl`. Steers β.
 
-    The KL is logged wherever both log-probs are there, and nowhere else: a number made from zeros would look like a KL.
+    The KL is logged only if both log-probs exist: a number made from zeros would look like a KL.
 
     Raises:
         ValueError: the penalty is on and a forward pass that it needs hasn't run.

@@ -22,7 +22,7 @@ from turnwise.protocols import Output
 from turnwise.types import Batch, Denominators, Metric, ModelOutputs, TokenAnnotations
 
 LOSS_METRICS = ("actor/pg_loss", "actor/kl_loss", "actor/total_loss")
-"""The metrics of `PolicyLoss` that are divided as its loss is; all others are means over tokens, or extremes."""
+"""The metrics of `PolicyLoss` that are divided like its loss; all others are means over tokens, or extremes."""
 
 
 class PolicyLoss:
@@ -30,9 +30,9 @@ class PolicyLoss:
 
     Returns a micro-batch's part of its optimiser step's loss: the parts of a step add up. Without `old_logprobs` on the
     batch, old is the current log-prob without its gradient: a ratio of 1, right only while the policy that sampled is the
-    one being trained. The mismatch between sampler and trainer is measured on every batch that has `rollout_logprobs`; where
-    old is the sampler's own (`use_rollout_log_probs`) it is measured from the current log-probs instead, which differ from the
-    policy's at the start of the update by what earlier optimiser steps on the same samples have changed.
+    one being trained. The mismatch between sampler and trainer is measured on every batch that has `rollout_logprobs`; with
+    `use_rollout_log_probs`, where old is the sampler's own, it is measured from the current log-probs, which earlier optimiser
+    steps on the same samples have already changed.
 
     Raises:
         ConfigError: a name or parameter that doesn't exist, or settings that contradict each other.
@@ -55,7 +55,7 @@ class PolicyLoss:
 
     @property
     def needs_advantages(self) -> bool:
-        """Whether nothing but advantages moves the policy: no KL, no entropy bonus, no term of the variant's own."""
+        """Whether only advantages move the policy: no KL, no entropy bonus, no term of the variant's own."""
         has_own_term = self.variant not in VARIANTS or self.variant in ("kimi15", "kl_cov")
         return not (self.kl_coef or self.entropy_coef or has_own_term)
 
@@ -86,7 +86,7 @@ class PolicyLoss:
         return chosen
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Tensor, list[Metric]]:
-        """`(part of the step's loss, metrics)` from tensors [N]. What lies outside the response mask is never read."""
+        """`(part of the step's loss, metrics)` from tensors [N]. Entries outside the response mask are never read."""
         mask, counted = batch.response_mask, batch.loss_mask
         logprobs = replace_outside(outputs.logprobs.float(), mask)
         inputs = PolicyInputs(
@@ -124,7 +124,7 @@ class PolicyLoss:
         return step_denominator(denominators, self.mode)
 
     def whole(self, metrics: Sequence[Metric], denominators: Denominators) -> list[Metric]:
-        """The losses of parts are those of a token; those of the step are what its aggregation says."""
+        """Converts losses of parts, which are per token, to the step's own aggregation."""
         scale = denominators.num_tokens / self.divisor(denominators)
         return [metric._replace(value=metric.value * scale) if metric.name in LOSS_METRICS else metric for metric in metrics]
 
@@ -132,7 +132,7 @@ class PolicyLoss:
 def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
     """Parts of a step's losses as metrics whose mean is the mean over *optimiser steps*, however each was cut.
 
-    Each part is weighed by the micro-batch's share of the step's tokens that count; the shares of a step add up to 1.
+    Each part is weighed by the micro-batch's share of the step's counted tokens; the shares of a step add up to 1.
     """
     tokens = replace_outside(batch.weights, batch.loss_mask).sum()
     share = tokens / max(batch.denominators.num_tokens, torch.finfo(torch.float32).tiny)
@@ -141,8 +141,8 @@ def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
 
 
 def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Tensor) -> list[Metric]:
-    """How far the policy has moved since `old` and what else was measured [N]: means over trained tokens, whatever the
-    aggregation of the loss, and the extremes of the ratio."""
+    """The policy's distance from `old` and the variant's quantities [N]: means over trained tokens, whatever the aggregation of
+    the loss, and the extremes of the ratio."""
     mask, ratio = inputs.mask, inputs.ratio.detach()
     difference = (inputs.logprobs - inputs.old_logprobs).detach()
     count = replace_outside(weights, mask).sum()

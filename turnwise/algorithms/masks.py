@@ -1,7 +1,7 @@
 """Statistics over the trained tokens only.
 
-Where a mask is 0, inputs are *replaced* before they are used: a NaN there must change neither values nor gradients, and
-multiplying by 0 would keep it.
+Inputs are *replaced* where the mask is 0: a NaN there must change neither values nor gradients, and multiplying by 0 would keep
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def replace_outside(x: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
 
 
 def masked_mean(x: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Σ w·m·x / Σ w·m of `x`, `mask` and `weights` [N]; 0 where nothing is left.
+    """Σ w·m·x / Σ w·m of `x`, `mask` and `weights` [N]; 0 for an empty mask.
 
     >>> masked_mean(torch.tensor([1.0, 3.0, 100.0]), torch.tensor([True, True, False])).item()
     2.0

@@ -1,7 +1,7 @@
 """How far the sampler's log-probs are from the trainer's for the same weights and tokens, and how old the samples are.
 
-ρ = exp(old − sampled) is the importance ratio where nothing was truncated while sampling; with top-k, top-p or penalties
-on, part of the policy's mass is never sampled and E[ρ] < 1 without any drift.
+ρ = exp(old − sampled) is the importance ratio if sampling truncates nothing. With top-k, top-p or penalties, part of the
+policy's mass is never sampled, and E[ρ] < 1 without any drift.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from turnwise.types import Metric, Sample
 
 
 def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> list[Metric]:
-    """How far old is from what was sampled, over the trained tokens of arrays [N]: mean, maximum and 99th percentile of
+    """The distance of old from the sampler's log-probs, over the trained tokens of arrays [N]: mean, maximum and 99th
+    percentile of
     |old − sampled|, mean of ρ, KL(sampled ‖ old) (k3) and effective sample size.
 
     They combine over micro-batches and optimiser steps into those of all their tokens.

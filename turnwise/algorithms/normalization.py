@@ -4,8 +4,8 @@ Trajectories of one run (sub-agents, compaction) carry weights that add up to 1,
 Σw·s / Σw, and the unbiased variance is Σw·(s−μ)² / (Σw − 1). With weights of 1 these are the usual ones; where the
 trajectories of each run share its score, they are exactly those over runs.
 
-`running` statistics are over every score since training began, whatever the grouping. A batch is added before they are used,
-so the first one is normalised by itself.
+`running` statistics are over every score since training began, whatever the grouping. A batch is added before it is normalised,
+so the first batch is normalised by itself.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from turnwise.types import Group
 Scores = NDArray[np.float64]
 Name = TypeVar("Name", bound=str)
 MIN_STD = 1e-6
-"""A standard deviation up to this is none: all scores are equal. Also what is added to one before dividing by it."""
+"""A standard deviation up to this means equal scores. It is also added to the divisor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Normalizer:
     """One resolved way to normalise: (s − μ) / (σ + 1e-6) with either part left out where its type is `none`.
 
-    A group of one gives 0 as soon as anything is taken over it, and so does a σ ≤ 1e-6. `running` is None where neither part
-    uses it; each call adds its scores to it once.
+    A group of one gives 0 if the mean or σ is the group's, and so does a σ ≤ 1e-6. `running` is None if neither part uses it;
+    each call adds its scores to it once.
 
     >>> normalize = Normalizer("traj_group_id", "mean_std", "group", "group")
     >>> normalize(np.array([1.0, 0, 0, 1, 3, 3]), np.array([0, 0, 0, 0, 1, 1])).round(6).tolist()
@@ -73,7 +73,7 @@ class Normalizer:
     def _statistics(
         self, over: Statistic, scores: Scores, group_ids: NDArray[np.int64], weights: Scores
     ) -> tuple[Scores, Scores, Scores]:
-        """Mean, standard deviation and number of runs of what each trajectory is compared with, [T] each."""
+        """Mean, standard deviation and number of runs of the scores that each trajectory is compared with, [T] each."""
         if over == "running" and self.running is not None:
             same = np.ones(len(scores))
             return same * self.running.mean, same * self.running.std, same * self.running.count

@@ -11,7 +11,7 @@ from turnwise.spec import ESTIMATORS
 
 
 class OPO(ScoreEstimator):
-    """A = the score minus the siblings' mean, in which long responses count for more; on every trained token."""
+    """A = the score minus the siblings' length-weighted mean, on every trained token."""
 
     spec = ESTIMATORS["opo"]
 

@@ -20,8 +20,8 @@ from turnwise.types import FloatArray, Group, Metric
 class PPO(TokenEstimator):
     """A = GAE(γ, λ) of token rewards against the critic's values, over response tokens or over turns; returns = A + V.
 
-    With `gae_granularity: turn` a turn is one decision: its rewards together, V at its first token, one advantage on all its
-    tokens, γ and λ a turn.
+    With `gae_granularity: turn` a turn is one decision: the sum of its rewards, V at its first token, one advantage for all its
+    tokens, γ and λ per turn.
     """
 
     spec = ESTIMATORS["gae"]
@@ -48,7 +48,7 @@ class PPO(TokenEstimator):
         return advantages[steps.of_token], [*measured, *explained_variance(values, returns)]
 
     def _last_values(self, tokens: ResponseTokens) -> Array:
-        """What each trajectory [T] could still have earned: 0 unless it was cut from outside."""
+        """The value of each trajectory's last state [T]: 0 unless the trajectory was cut from outside."""
         after = np.zeros(len(tokens.trajectories))
         after[tokens.is_trained] = _gathered(tokens, [sample.next_values for sample in tokens.samples])[tokens.ends]
         is_cut = np.array([trajectory.bootstraps for trajectory in tokens.trajectories], dtype=bool)
@@ -63,8 +63,8 @@ def _gathered(tokens: ResponseTokens, arrays: Sequence[FloatArray | None]) -> Ar
 
 
 def explained_variance(values: Array, returns: Array) -> list[Metric]:
-    """1 − Var(R − V) / Var(R): 1 where the critic knows the returns, 0 where a constant would do as well; nothing where all
-    returns are the same."""
+    """1 − Var(R − V) / Var(R): 1 if the critic knows the returns, 0 if it is no better than a constant; no metric if all
+    returns are equal."""
     variance = float(returns.var()) if len(returns) else 0.0
     if variance <= 1e-12:
         return []

@@ -1,4 +1,4 @@
-"""Ratios of probabilities at four granularities: of a token, a turn, a sequence on average, a whole sequence."""
+"""Probability ratios at four granularities: token, turn, sequence (mean), sequence (sum)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turnwise.types import Batch
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """To which turn and which sequence each of N tokens belongs. Sums and means are over the tokens of `mask` alone.
+    """The turn and the sequence of each of N tokens. Sums and means are over the tokens of `mask` alone.
 
     >>> spans = Spans(torch.tensor([False, True, True, True]), torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0, 0, 0]))
     >>> x = torch.tensor([float("nan"), 1.0, 3.0, 5.0])
@@ -24,13 +24,13 @@ class Spans:
 
     mask: Tensor
     turn_id: Tensor
-    """int64 [N], one number a turn of the batch, below N; any where the mask is false."""
+    """int64 [N], one number per turn of the batch, below N; arbitrary where the mask is false."""
     sequence_id: Tensor
     """int64 [N], below N."""
 
     @classmethod
     def of(cls, batch: Batch) -> Spans:
-        """The spans of a batch of tensors. Turns count from 0 in each sequence there, and are told apart here."""
+        """The spans of a batch of tensors. A batch counts turns from 0 in each sequence; here each turn gets its own number."""
         number = batch.sequence_id * (batch.turn_id.max() + 2) + batch.turn_id
         _, turn_id = torch.unique(number, return_inverse=True)
         return cls(batch.response_mask, turn_id, batch.sequence_id)
@@ -38,8 +38,8 @@ class Spans:
     def over(self, x: Tensor, granularity: Granularity) -> Tensor:
         """`x` [N] itself, or each token's mean over its turn (`segment`) or its sequence (`geometric`), or its sequence's sum.
 
-        Gradients flow into every token that a mean or a sum is made of. Both add up one token after another, forwards and
-        backwards, so they do it in float64: in float32 a span of 64k tokens is off by 1e-3.
+        Gradients flow into every token of a mean or sum. Both add up token by token, forwards and backwards, so they use
+        float64: in float32 a span of 64k tokens is off by 1e-3.
         """
         if granularity == "token":
             return x

@@ -20,8 +20,8 @@ from turnwise.types import Group, Metric, Trajectory
 class ReMax(TokenEstimator):
     """A_t = Σ_{k≥t} γ^{k−t} r_k − the score of the group's greedy sibling, which isn't trained on.
 
-    That score is bounded by `reward_clip` as the rewards are, so that equal episodes have an advantage of 0. No KL comes
-    off it: the greedy episode has no log-probs.
+    That score is clipped by `reward_clip` like the rewards, so that equal episodes have an advantage of 0. No KL is subtracted
+    from it: the greedy episode has no log-probs.
 
     Raises:
         ConfigError: `whiten_rewards`, after which rewards and that score could not be compared.
@@ -60,7 +60,7 @@ class ReMax(TokenEstimator):
 
 
 def rewards_by_turn(trajectory: Trajectory) -> list[float]:
-    """What each turn earned, and with the last one the whole episode."""
+    """The reward of each turn; the last turn's includes the episode's."""
     rewards = [turn.reward for turn in trajectory.turns] or [0.0]
     rewards[-1] += sum(trajectory.outcome_rewards.values())
     return rewards

@@ -1,4 +1,4 @@
-"""The response tokens of a batch as one row, in the order in which they were sampled: what credit runs over."""
+"""The response tokens of a batch as one row, in the order of sampling, for credit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Index = NDArray[np.int64]
 
 
 class Decisions(NamedTuple):
-    """The S decisions of T trajectories that `of_token` [R] puts tokens together to."""
+    """The S decisions of T trajectories; `of_token` [R] is each token's decision."""
 
     of_token: Index
     first: Index
-    """[S] the first token of each step, in whose state it was decided."""
+    """[S] the first token of each step; its state is the step's."""
     lengths: Index
     """[T] steps of each trajectory."""
 
@@ -32,18 +32,18 @@ class Decisions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResponseTokens:
-    """R trained tokens of T trajectories, trajectory after trajectory and turn after turn, whatever contexts they lie in.
+    """R trained tokens of T trajectories, ordered by trajectory and turn, whatever contexts they lie in.
 
-    Observations, template glue and padding are not among them. Of K turns some token is trained; a trajectory may have none.
+    Observations, template glue and padding are not among them. K turns have a trained token; a trajectory may have none.
     """
 
     trajectories: tuple[Trajectory, ...]
     samples: tuple[Sample, ...]
-    """All of the trajectories', in their order; `position` runs over them laid one after another."""
+    """All samples of the trajectories, in order; `position` indexes their concatenation."""
     position: Index
-    """[R] where each token lies in the samples."""
+    """[R] each token's position in the samples."""
     turn: Index
-    """[R] which of the K turns each token belongs to, 0 … K−1 ascending."""
+    """[R] each token's turn among the K, 0 … K−1 ascending."""
     turn_index: Index
     """[K] each turn's index in its trajectory's `turns`."""
     lengths: Index
@@ -87,7 +87,7 @@ class ResponseTokens:
 
     @property
     def is_trained(self) -> NDArray[np.bool_]:
-        """[T] whether any token of the trajectory is."""
+        """[T] whether the trajectory has a trained token."""
         return self.lengths > 0
 
     @property
@@ -97,11 +97,11 @@ class ResponseTokens:
 
     @property
     def trajectory_of_turn(self) -> Index:
-        """[K] which of the T trajectories each turn belongs to."""
+        """[K] each turn's trajectory among the T."""
         return np.repeat(np.arange(len(self.trajectories)), self.num_turns)
 
     def steps(self, granularity: Literal["token", "turn"]) -> Decisions:
-        """The decisions that are credited: each token, or each turn as a whole."""
+        """The decisions that get credit: each token, or each turn as a whole."""
         if granularity == "token":
             each = np.arange(len(self.position))
             return Decisions(of_token=each, first=each, lengths=self.lengths)
@@ -114,9 +114,9 @@ class ResponseTokens:
         return np.bincount(of_token, values, len(self.trajectories)).astype(np.float64)
 
     def gather(self, arrays: Sequence[FloatArray | None]) -> Array | None:
-        """The tokens' entries [R] of one array [N] a sample, None where a sample with trained tokens has none.
+        """The tokens' entries [R] of one array [N] per sample, None if a sample with trained tokens has no array.
 
-        Nothing outside the response mask is read.
+        Entries outside the response mask are not read.
         """
         known: list[FloatArray] = []
         for sample, array in zip(self.samples, arrays, strict=True):
@@ -126,7 +126,7 @@ class ResponseTokens:
         return np.concatenate(known)[self.position].astype(np.float64) if known else np.zeros(0)
 
     def scatter(self, values: Array) -> list[FloatArray]:
-        """One array [N] a sample with `values` [R] at the tokens, 0 elsewhere."""
+        """One array [N] per sample with `values` [R] at the tokens, 0 elsewhere."""
         edges = np.cumsum([0, *(sample.num_tokens for sample in self.samples)]).tolist()
         flat = np.zeros(edges[-1], np.float32)
         flat[self.position] = values

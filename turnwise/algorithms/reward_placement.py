@@ -1,4 +1,4 @@
-"""Which response token each reward of an episode stands on."""
+"""Places each reward of an episode on a response token."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Placement = Literal["turn", "final"]
 
 
 def place_rewards(tokens: ResponseTokens, placement: Placement) -> Array:
-    """The rewards of the tokens [R]: what each turn earned on its last token, or all of it on the episode's last."""
+    """The rewards of the tokens [R]: each turn's reward on its last token, or all rewards on the episode's last token."""
     if placement == "turn":
         return turn_rewards(tokens)
     return final_rewards(tokens, np.array([trajectory.score for trajectory in tokens.trajectories], dtype=np.float64))
 
 
 def turn_rewards(tokens: ResponseTokens) -> Array:
-    """r_k on the last token of turn k, [R]; what the whole episode earned (`outcome_rewards`) on its last token.
+    """r_k on the last token of turn k, [R]; the whole episode's rewards (`outcome_rewards`) on its last token.
 
-    The reward of a turn without trained tokens (an empty or a greedy response) goes to the last one before it, or to the
-    first of all: none is lost, and the rewards of a trajectory add up to its score.
+    The reward of a turn without trained tokens (an empty or a greedy response) goes to the last trained turn before it, or to
+    the first of all. No reward is lost: a trajectory's rewards add up to its score.
     """
     counts = np.array([len(trajectory.turns) for trajectory in tokens.trajectories], dtype=np.int64)
     of_turns = np.array([turn.reward for trajectory in tokens.trajectories for turn in trajectory.turns], dtype=np.float64)

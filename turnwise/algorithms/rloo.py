@@ -11,7 +11,7 @@ from turnwise.spec import ESTIMATORS
 
 
 class RLOO(ScoreEstimator):
-    """A = the score minus the mean of the other siblings', on every trained token."""
+    """A = the score minus the mean score of the other siblings, on every trained token."""
 
     spec = ESTIMATORS["rloo"]
 

@@ -1,4 +1,4 @@
-"""Statistics over everything seen so far, without keeping it."""
+"""Statistics over all values so far, without storing them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 class RunningMoments:
     """Weighted count, mean and unbiased standard deviation of all values since the run began; they travel in the checkpoint.
 
-    Batches are merged by their own moments, so that nothing is lost to cancellation (Welford 1962; Chan, Golub & LeVeque 1983,
+    Batches are merged by their moments, which avoids cancellation (Welford 1962; Chan, Golub & LeVeque 1983,
     "Algorithms for Computing the Sample Variance", eq. 2.1).
 
     >>> running = RunningMoments()
@@ -29,7 +29,7 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """0 while there is at most one value."""
+        """Standard deviation; 0 for at most one value."""
         return float(np.sqrt(self._squares / (self.count - 1.0))) if self.count > 1.0 else 0.0
 
     def update(self, values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> None:
@@ -52,7 +52,7 @@ class RunningMoments:
 
 
 class RunningParts:
-    """Several statistics under one roof, by name: they are saved and restored together."""
+    """Several statistics by name, saved and restored together."""
 
     def __init__(self, parts: Mapping[str, RunningMoments]) -> None:
         self._parts = dict(parts)

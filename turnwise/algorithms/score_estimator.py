@@ -1,4 +1,4 @@
-"""Credit on whole trajectories: one number each, on all their trained tokens."""
+"""Credit on whole trajectories: one number per trajectory, on all its trained tokens."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from turnwise.types import Group, Metric
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryScores:
-    """What T trajectories came to, as a transform of scores sees them: one entry each."""
+    """The input of a transform of scores: one entry for each of T trajectories."""
 
     scores: Scores
-    """Less the KL penalty."""
+    """Scores minus the KL penalty."""
     groups: Index
-    """Whom each is compared with: siblings of a task, unless `reward_normalization.grouping` says otherwise."""
+    """The comparison group of each: siblings of a task, unless `reward_normalization.grouping` says otherwise."""
     weights: Scores
-    """Trajectories of one run together weigh 1."""
+    """Weights; those of one run's trajectories add up to 1."""
     lengths: Index
     """Trained tokens."""
     runs: Index
-    """The run that each is of, alone or with others."""
+    """The run of each trajectory; several trajectories may share one."""
 
 
 class ScoreEstimator(Estimator):
-    """Base of the estimators on trajectory scores: a subclass is its `transform` of them.
+    """Base of the estimators on trajectory scores; a subclass defines `transform`.
 
     In this order: s ← s − β·ΣKL, `transform`, clip to ±`reward_clip`; the same on all trained tokens of a trajectory, however
     many contexts they lie in; whitening, clip to ±`advantage_clip`. Statistics are over trajectories, never over tokens, so
@@ -60,7 +60,7 @@ class ScoreEstimator(Estimator):
 
 
 def runs_of(groups: Sequence[Group]) -> Index:
-    """The run of each trajectory [T]: its own where it weighs 1, else that of its sibling number in the group."""
+    """The run of each trajectory [T]: its own if it weighs 1, else the run of its sibling number in the group."""
     runs: dict[tuple[int, int, int], int] = {}
     found = []
     for index, group in enumerate(groups):

@@ -1,4 +1,4 @@
-"""What the mathematics can be told. `build.agentic` fills this from the config; nothing here reads one."""
+"""Settings of the mathematics. `build.agentic` fills them from the config; this module reads no config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnwise.spec import ESTIMATORS, PG_VARIANTS, EstimatorSpec, Granularity, V
 
 @dataclass(frozen=True, slots=True)
 class RewardNormalization:
-    """How scores are centred and scaled. None means: as the estimator, or the method, says."""
+    """How scores are centred and scaled. None = the default of the estimator or the method."""
 
     grouping: str | None = None
     method: str | None = None
@@ -39,7 +39,8 @@ class RatioBand:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What is done where sampler and trainer disagree: weights, and bands that all hold. False where it is nothing."""
+    """How disagreement of sampler and trainer is corrected: by weights, and by filters that a token must all pass. False if by
+    nothing."""
 
     weights: ImportanceWeight | None = None
     filters: tuple[RatioBand, ...] = ()
@@ -50,7 +51,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmSettings:
-    """Every key of the config's algorithm section that reaches a formula, under its published name.
+    """Every key of the config's algorithm section that appears in a formula, under its published name.
 
     The config has put the published clip keys (`pg_clip`, `dual_clip_loss`, …) into `pg_args`. None means the default of the
     estimator or the variant, which `turnwise.spec` holds.
@@ -115,8 +116,7 @@ class AlgorithmSettings:
     def needs(self) -> frozenset[str]:
         """The forward passes that must have run before credit and loss.
 
-        Old log-probs that are needed only because samples are stale, or because several optimiser steps are taken, are the
-        pipeline's to add.
+        The pipeline adds old log-probs if samples are stale or several optimiser steps are taken.
         """
         needs = set(self.estimator.needs)
         if self.train_infer_correction or self.variant.chooses_tokens:
@@ -129,7 +129,7 @@ class AlgorithmSettings:
 
     @property
     def estimator(self) -> EstimatorSpec:
-        """What is known of `adv_estimator`; of a user's own, `module:Class`, only its name.
+        """The spec of `adv_estimator`; for a user's own, `module:Class`, only its name.
 
         Raises:
             ConfigError: there is no such `adv_estimator`.
@@ -142,7 +142,7 @@ class AlgorithmSettings:
 
     @property
     def variant(self) -> VariantSpec:
-        """What is known of `pg_variant`; of a user's own, `module:function`, nothing.
+        """The spec of `pg_variant`; an empty one for a user's own, `module:function`.
 
         Raises:
             ConfigError: there is no such `pg_variant`.
@@ -160,7 +160,7 @@ class AlgorithmSettings:
 
     @property
     def granularity(self) -> Granularity:
-        """Over what the probability ratio is taken: `ratio_type`, or the variant's own.
+        """The span of the probability ratio: `ratio_type`, or the variant's default.
 
         Raises:
             ConfigError: a `ratio_type` that the variant doesn't have.
@@ -171,7 +171,7 @@ class AlgorithmSettings:
         return self.ratio_type or (*self.variant.granularities, "token")[0]
 
     def variant_parameters(self) -> dict[str, Any]:
-        """The variant's defaults, overridden by `pg_args`; of a user's own, `pg_args` as it is.
+        """The variant's defaults, overridden by `pg_args`; for a user's own, `pg_args` as it is.
 
         Raises:
             ConfigError: a parameter that this variant doesn't have.

@@ -1,4 +1,4 @@
-"""Turns that were taken in the same state, and how well observations tell states apart."""
+"""Groups turns by their state, and measures how well observations tell states apart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnwise.types import Metric, Turn
 
 
 def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
-    """The bucket of each turn [K]: the same number for turns of one of the `groups` [K] with an equal `state_key`.
+    """The bucket of each turn [K]: turns share a number if they have the same entry of `groups` [K] and an equal `state_key`.
 
     Groups of other tasks never share a bucket, however alike their states look.
 
@@ -31,8 +31,8 @@ def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
 
 
 def bucket_metrics(tokens: ResponseTokens, groups: Index, buckets: Index) -> list[Metric]:
-    """How many turns share a state, and how often an observation hides which: a turn is *aliased* where another turn of its
-    group shows the same observation in another state."""
+    """How many turns share a state, and how often observations hide the state: a turn is *aliased* if another turn of its group
+    shows the same observation in another state."""
     if not len(buckets):
         return []
     sizes = np.bincount(buckets)

@@ -1,4 +1,4 @@
-"""Credit on turns: one number each, on all their trained tokens."""
+"""Credit on turns: one number per turn, on all its trained tokens."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from turnwise.types import Group, Metric
 class StepEstimator(TokenEstimator):
     """Base of the estimators on step returns G_k = Σ_{j≥k} γ_s^{j−k} r_j over the K turns with a trained token.
 
-    r_j is what the tokens of turn j earned, less their β·KL and whitened where asked. It is the G_k that are normalised and
-    held to ±`reward_clip`, by the subclass's `compare`. `reward_placement: final` puts the whole score on the last turn.
+    r_j is the reward of turn j's tokens minus their β·KL, whitened if asked. The subclass's `compare` normalises the G_k and
+    clips them to ±`reward_clip`. `reward_placement: final` puts the whole score on the last turn.
     """
 
     normalizes = "step returns"
 
     def token_rewards(self, groups: Sequence[Group], tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
-        """What each token earned [R], neither normalised nor clipped."""
+        """The reward of each token [R], neither normalised nor clipped."""
         penalties, metrics = self.penalize(tokens)
         rewards = place_rewards(tokens, self.placement) - penalties
         return rewards, metrics + summary("critic/rewards", tokens.totals(rewards)[tokens.is_trained])
 
     def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
-        """The advantages [R] of the tokens: their turn's."""
+        """The advantages [R] of the tokens, equal to their turn's."""
         steps = tokens.steps("turn")
         returns = discounted_sums(steps.sums(rewards), steps.lengths, self.settings.step_reward_gamma)
         advantages, metrics = self.compare(groups, tokens, returns)
@@ -37,4 +37,4 @@ class StepEstimator(TokenEstimator):
 
     @abstractmethod
     def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
-        """The advantages [K] of the turns, whose step `returns` [K] are known, and what was measured."""
+        """The advantages [K] of the turns from their step `returns` [K], and metrics."""

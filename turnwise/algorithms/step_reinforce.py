@@ -14,7 +14,7 @@ from turnwise.types import Group, Metric
 
 
 class StepReinforce(StepEstimator):
-    """A_k = G_k as `reward_normalization` says, by default (G_k − μ) / (σ + 1e-6) over all turns of a group."""
+    """A_k = G_k normalised by `reward_normalization`, by default (G_k − μ) / (σ + 1e-6) over all turns of a group."""
 
     spec = ESTIMATORS["step_reinforce"]
 

@@ -1,4 +1,4 @@
-"""Credit on token rewards: returns of the response tokens, one after another."""
+"""Credit on token rewards: returns of the response tokens."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from turnwise.types import Group, Metric
 
 
 class TokenEstimator(Estimator):
-    """Base of the estimators on token rewards: a subclass says how they become advantages.
+    """Base of the estimators on token rewards; a subclass turns rewards into advantages.
 
-    Rewards, in this order: r_k on the last token of turn k, or s on the last of all (`reward_placement: final`); less β·KL of
-    each token; clipped to ±`reward_clip`; whitened. Where s is normalised the KL comes off s before: β·ΣKL.
+    Rewards, in this order: r_k on the last token of turn k, or s on the last of all (`reward_placement: final`); minus β·KL of
+    each token; clipped to ±`reward_clip`; whitened. If s is normalised, β·ΣKL is subtracted from s first.
     """
 
     normalizes: ClassVar[Literal["scores", "step returns"]] = "scores"
@@ -52,7 +52,7 @@ class TokenEstimator(Estimator):
         return metrics + write_advantages(tokens, advantages, self.settings)
 
     def token_rewards(self, groups: Sequence[Group], tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
-        """What each token earned [R], clipped but not yet whitened."""
+        """The reward of each token [R], clipped but not yet whitened."""
         penalties, metrics = self.penalize(tokens)
         if self.normalizer.is_identity:
             rewards = place_rewards(tokens, self.placement) - penalties
@@ -64,4 +64,4 @@ class TokenEstimator(Estimator):
 
     @abstractmethod
     def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
-        """The advantages [R] that follow from the `rewards` [R] of the tokens, and what was measured."""
+        """The advantages [R] from the tokens' `rewards` [R], and metrics."""

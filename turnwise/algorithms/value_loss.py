@@ -15,12 +15,12 @@ from turnwise.types import Batch, Metric, ModelOutputs
 
 
 class ValueLoss:
-    """½(V − R)², the mean over the states in which something was decided: before each trained token, or before each turn
-    where `gae_granularity` is `turn`. A `protocols.Loss`.
+    """½(V − R)², the mean over the states of decisions: before each trained token, or before each turn if `gae_granularity` is
+    `turn`. A `protocols.Loss`.
 
-    With `value_clip` c it is ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), V_old the value before the update: an
-    update gains nothing from moving a value further than c (Schulman et al. 2016's GAE with PPO's clip; the pessimistic bound
-    of OpenAI Baselines' ppo2).
+    With `value_clip` c it is ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), V_old the value before the update: moving a
+    value further than c doesn't reduce the loss (Schulman et al. 2016's GAE with PPO's clip; the pessimistic bound of OpenAI
+    Baselines' ppo2).
     """
 
     outputs: frozenset[Output] = frozenset({"values"})
@@ -30,7 +30,7 @@ class ValueLoss:
         self.is_by_turn = settings.gae_granularity == "turn"
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Tensor, list[Metric]]:
-        """`(part of the step's loss, metrics)` from tensors [N]. What lies outside the trained states is never read."""
+        """`(part of the step's loss, metrics)` from tensors [N]. Entries outside the trained states are never read."""
         mask = first_tokens(batch) if self.is_by_turn else batch.response_mask
         num_states = batch.denominators.num_turns if self.is_by_turn else batch.denominators.num_tokens
         values, old, returns = (replace_outside(x, mask) for x in (outputs.values.float(), batch.values, batch.returns))
@@ -52,7 +52,7 @@ class ValueLoss:
 
 
 def first_tokens(batch: Batch) -> Tensor:
-    """bool [N]: the first trained token of each turn, once also where tokens in its middle aren't trained on."""
+    """bool [N]: the first trained token of each turn, marked once even if tokens in its middle aren't trained on."""
     trained = batch.response_mask.nonzero().squeeze(-1)
     turn = Spans.of(batch).turn_id[trained]
     is_first = torch.ones_like(trained, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Policy-gradient losses of single tokens, one function a `pg_variant`. To minimise.
+"""Policy-gradient losses of single tokens, one function per `pg_variant`, to be minimised.
 
 A variant returns its losses [N] and, by metric name, quantities [N] whose means over the trained tokens are logged. Its
 parameters are keyword arguments with the names and defaults of `turnwise.spec.PG_VARIANTS`. A user's own, `module:function`,
@@ -23,14 +23,14 @@ from turnwise.spec import Granularity
 
 @dataclass(frozen=True, slots=True)
 class PolicyInputs:
-    """What a variant sees of a batch of N tokens. Already replaced by 0 outside the mask."""
+    """The input of a variant: a batch of N tokens, with 0 outside the mask."""
 
     logprobs: Tensor
     old_logprobs: Tensor
     advantages: Tensor
     spans: Spans
     granularity: Granularity = "token"
-    """Over what the ratio is taken."""
+    """The span of the ratio."""
     selected_mask: Tensor | None = None
     """bool [N]: the tokens that `choices` has chosen for this variant."""
 
@@ -45,7 +45,7 @@ class PolicyInputs:
 
     @property
     def ratio(self) -> Tensor:
-        """exp(lp − old) [N], the exponent averaged over what `granularity` says and clamped to ±20."""
+        """exp(lp − old) [N], with the exponent averaged over the span of `granularity` and clamped to ±20."""
         exponent = self.averaged(self.logprobs - self.old_logprobs)
         return torch.exp(exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT))
 
@@ -141,7 +141,7 @@ def sapo(inputs: PolicyInputs, *, tau_positive: float, tau_negative: float) -> V
 
 
 def vanilla(inputs: PolicyInputs) -> VariantResult:
-    """−A·lp: the plain policy gradient (Williams 1992), which takes the samples for the current policy's."""
+    """−A·lp: the plain policy gradient (Williams 1992), which treats the samples as the current policy's."""
     return _weighted(inputs, torch.ones_like(inputs.advantages)), {}
 
 

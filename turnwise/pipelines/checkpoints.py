@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face model folders with all that a run needs to go on from them, bit by bit."""
+"""Checkpoints: Hugging Face model folders with everything a run needs to go on from them, bit by bit."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "run.yaml"
-"""The resolved config that it was saved under."""
+"""The resolved config of the run that saved it."""
 STATE_FILE = "pipeline.json"
 MANIFEST_FILE = "manifest.json"
 
 
 class Fingerprint:
-    """What training samples are, so that a run goes on with the same ones only."""
+    """A hash of the training samples, so that a run goes on only with the same ones."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         digest = hashlib.sha256()
@@ -59,25 +59,25 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a checkpoint holds of a run: one model with its optimiser in the folder itself, those of `others` (the critic) in
-    folders below it, the tokenizer, and the numbers of `parts`."""
+    """The contents of a checkpoint: one model with its optimiser in the folder itself, those of `others` (the critic) in
+    subfolders, the tokenizer, and the numbers of `parts`."""
 
     model: Workers
     tokenizer: PreTrainedTokenizerBase
     others: Mapping[str, Workers] = field(default_factory=dict)
     parts: Mapping[str, Stateful] = field(default_factory=dict)
     num_bytes: int = 0
-    """Bytes on the disk, about."""
+    """Approximate bytes on the disk."""
 
 
 class Checkpoints:
-    """`checkpoint-N` folders under one path, N steps done, of which the newest `max_to_keep` stay (0 = all).
+    """`checkpoint-N` folders under one path, after N steps; the newest `max_to_keep` stay (0 = all).
 
     Saved every `save_steps` steps (0 = never) and after the last one. A folder appears whole or not at all, and older ones go
     only after that, so that a kill at any instant leaves the last good one.
 
-    The numbers of `contents.parts` are those of the moment when a step became whole, so that it may be saved at any later one,
-    while the next step's tasks are being played.
+    The numbers of `contents.parts` are recorded when a step becomes whole, so that it can be saved later, while the next step's
+    tasks are played.
     """
 
     def __init__(
@@ -88,21 +88,21 @@ class Checkpoints:
         self.first_step = 0
         """Step that this run began with: 0, or where the checkpoint that it was restored from ends."""
         self.num_done = 0
-        """Steps that are whole."""
+        """Number of whole steps."""
         self.is_torn = False
-        """Whether weights are half changed."""
+        """Whether a weight update is half done."""
         self.save_steps = save_steps
         self.max_to_keep = max_to_keep
         self._contents = contents
         self._config_yaml = config_yaml
         self._num_saved: int | None = None
-        """Steps in the checkpoint that this run has saved, or continues from."""
+        """Number of steps in the last checkpoint that this run saved or continued from."""
         self._remember()
 
     @contextmanager
     def updating(self, step: int, interrupts: Interrupts | None = None, is_last: bool = True) -> Iterator[None]:
-        """Around the change of weights in `step`, which Ctrl-C doesn't interrupt. When it is left without an error the step is
-        whole. Of an update in parts, only the last one changes weights."""
+        """Wraps the change of weights in `step`; Ctrl-C doesn't interrupt it. If it ends without an error, the step is whole.
+        Only the last part of an update changes weights."""
         if not is_last:
             yield
             return
@@ -116,7 +116,7 @@ class Checkpoints:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one checkpoint, about."""
+        """Approximate bytes of one checkpoint."""
         return self._contents.num_bytes
 
     @property
@@ -127,16 +127,16 @@ class Checkpoints:
 
     @property
     def is_saved(self) -> bool:
-        """Whether what this run has trained, if anything, is in a checkpoint."""
+        """Whether all steps that this run has trained are in a checkpoint."""
         return self.num_done in (self._num_saved, self.first_step)
 
     def end_here(self) -> None:
-        """Makes the steps that are done all that there are."""
+        """Ends the run after the steps done so far."""
         self.num_steps = self.num_done
 
     @property
     def newest(self) -> Path | None:
-        """The newest checkpoint that is there."""
+        """The newest checkpoint, if any."""
         return next(reversed(all_checkpoints(self.path)), None)
 
     def save(self) -> Path:
@@ -215,7 +215,7 @@ class Checkpoints:
         )
 
     def restore(self, folder: Path) -> None:
-        """Brings everything to where `save` found it. The folder's files were verified when it was chosen.
+        """Restores everything that `save` wrote. The folder's files were verified when it was chosen.
 
         Raises:
             CheckpointError: it holds another run's parts (no critic, another tokenizer), or more steps than this run has.
@@ -250,17 +250,17 @@ class Checkpoints:
 
 
 def all_checkpoints(path: Path) -> list[Path]:
-    """The checkpoints that are there, the oldest first."""
+    """The existing checkpoints, the oldest first."""
     return sorted((f for f in path.glob("checkpoint-*") if f.name.removeprefix("checkpoint-").isdigit()), key=number_of)
 
 
 def number_of(folder: Path) -> int:
-    """N of `checkpoint-N`."""
+    """The N of `checkpoint-N`."""
     return int(folder.name.removeprefix("checkpoint-"))
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What pipeline.json says: `step`, the number of steps done, and the state of every part.
+    """The contents of pipeline.json: `step`, the number of steps done, and the state of every part.
 
     Raises:
         CheckpointError: it isn't there or can't be read.
@@ -280,7 +280,7 @@ def verify(folder: Path) -> None:
         CheckpointError: a file is missing, cut or changed.
     """
     try:
-        if not (folder / MANIFEST_FILE).is_file():  # a pipe would be waited for
+        if not (folder / MANIFEST_FILE).is_file():  # opening a pipe would wait
             raise FileNotFoundError("there is no such file")
         noted = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
         sizes = {name: (int(facts["bytes"]), str(facts["sha256"])) for name, facts in noted.items()}
@@ -306,13 +306,13 @@ def verify(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Renames a folder that stands in the way, and stays for its owner to look at; to `NAME.aside-1`, `-2`, …"""
+    """Renames a folder that is in the way to `NAME.aside-1`, `-2`, … and keeps it for its owner."""
     number = next(n for n in count(1) if not folder.with_name(f"{folder.name}.aside-{n}").exists())
     return folder.rename(folder.with_name(f"{folder.name}.aside-{number}"))
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes what a kill in the middle of writing or pruning left under `path`."""
+    """Removes leftovers under `path` of a kill during writing or pruning."""
     for ending in ("partial", "old", "removed"):
         for leftover in path.glob(f"checkpoint-*.{ending}"):
             shutil.rmtree(leftover)

@@ -11,7 +11,7 @@ from turnwise.types import Batch, Metric, ModelOutputs
 
 
 class CrossEntropy:
-    """−Σ weight · log p over the masked tokens, divided by their number in the optimiser step."""
+    """−Σ weight · log p over the tokens of the mask, divided by their number in the optimiser step."""
 
     outputs: frozenset[Output] = frozenset({"logprobs"})
 

@@ -88,10 +88,10 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 class LRSchedule:
-    """The learning rate as a function of the position in the run: the optimiser steps that were planned up to there.
+    """The learning rate as a function of the position in the run: the number of optimiser steps planned so far.
 
-    A position needn't be whole: where episodes make more samples than were planned for, an optimiser step is a part of one.
-    `constant` with warm-up steps warms up, where transformers' own would ignore them.
+    A position needn't be whole: if episodes make more samples than planned, an optimiser step counts as a part of one.
+    `constant` obeys warm-up steps, which transformers' own ignores.
 
     >>> schedule = LRSchedule(OptimizerSettings(1.0, scheduler="linear", total_steps=4))
     >>> [schedule.rate(position) for position in (0, 1, 1.5, 4, 5)]
@@ -115,7 +115,7 @@ class LRSchedule:
 
 
 def _factor(settings: OptimizerSettings) -> Callable[[float], float]:
-    """What the peak is multiplied by at a position. transformers hands its functions out with an optimiser only."""
+    """The factor of the peak rate at a position. transformers gives its functions out only with an optimiser."""
     warms_up = settings.scheduler == "constant" and settings.num_warmup_steps > 0
     scheduler = get_scheduler(
         "constant_with_warmup" if warms_up else settings.scheduler,

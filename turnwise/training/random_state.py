@@ -1,4 +1,4 @@
-"""The generators that a process draws from where nobody hands it one."""
+"""A process's global random generators."""
 
 from __future__ import annotations
 

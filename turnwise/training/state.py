@@ -1,4 +1,4 @@
-"""What a strategy writes next to its weights, so that training continues bit by bit."""
+"""The state that a strategy saves next to its weights, so that training continues bit by bit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
     try:
         torch.save(state, folder / TRAINER_FILE)
     except RuntimeError as fault:
-        # Torch's writer doesn't tell what the system told it.
+        # Torch's writer hides the system's error.
         is_full = shutil.disk_usage(folder).free < _FULL_BYTES
         reason = os.strerror(errno.ENOSPC) if is_full else str(fault)
         raise OSError(f"{folder / TRAINER_FILE}: {reason}") from fault
@@ -68,7 +68,7 @@ def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
     if optimizer is not None:
         if state["optimizer"] is None:
             raise ModelError(f"{folder}: was saved without an optimiser and can't continue training")
-        # The moments alone: rates, betas and decay are those of this run's settings, which may have been changed.
+        # Only the moments: rates, betas and decay come from this run's settings, which may have changed.
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
     GlobalRandomState().load_state_dict(state["random"])
@@ -77,7 +77,7 @@ def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
 
 
 def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
-    """What stands in a trainer's file. A mapped one is looked through, and its tensors are read when they are used.
+    """The contents of a trainer's file. They are memory-mapped: tensors are read when they are used.
 
     Raises:
         ModelError: it isn't what `save_state` writes.

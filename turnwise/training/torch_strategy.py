@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 class TorchStrategy:
     """Implements `protocols.TrainStrategy` for a policy, whose logits are divided by `temperature`, and for a value model.
-    Without `optimizer` the model is frozen: a reference (`torch_infer`). With `adapters`, which `model` has got already, they
-    alone are trained and saved.
+    Without `optimizer` the model is frozen: a reference (`torch_infer`). With `adapters`, which `model` already has, only they
+    are trained and saved.
 
     The model's own dropout is off, in training too, so that the first update's new log-probs equal the old ones; that of
     adapters is on while an optimiser step is made. `dtype` is autocast's: fp32 computes in the weights' own dtype, bf16
@@ -65,7 +65,7 @@ class TorchStrategy:
         self._checkpointed: list[torch.nn.Module] = []
         self._has_skipped = False
         self._is_finite = True
-        """The loss of the optimiser step so far."""
+        """Loss of the current optimiser step so far."""
         self._stopwatch = stopwatch or Stopwatch()
         self._settings = optimizer
         if optimizer is None:
@@ -182,7 +182,7 @@ class TorchStrategy:
         )
 
     def _saved_bytes(self) -> int:
-        """The weights, or adapters alone, and the two moments of Adam of what is trained."""
+        """The weights, or the adapters alone, and Adam's two moments of the trained parameters."""
         tensors = list(self.model.parameters())
         trained = sum(tensor.nbytes for tensor in tensors if tensor.requires_grad)
         saved = trained if self._adapters else sum(tensor.nbytes for tensor in tensors)
