@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from turnwise.report.intervals import wilson_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Row = Mapping[str, float]
 Point = tuple[float, float]
@@ -30,9 +32,16 @@ _KL = {"in the reward": "critic/kl", "in the loss": "actor/kl_loss", "of an upda
 
 
 def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mapping[str, float] | None = None) -> Path:
+    """Writes the `curve_figure` of a run as a picture."""
+    curve_figure(rows, title, baselines).savefig(path, dpi=150)
+    return path
+
+
+def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float] | None = None) -> Figure:
     """Draws what a run was about over its steps, in training and on validation tasks, and below it how it went there.
 
     Success in validation has its 95% Wilson interval, which takes episodes as independent. Panels without figures are left out.
+    A notebook shows the figure.
 
     Args:
         rows: the rows of a `metrics.jsonl`, of reinforcement learning or of fine-tuning.
@@ -42,9 +51,16 @@ def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mappi
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    class Shown(Figure):
+        """A notebook shows other figures only where pyplot has been set up for it."""
+
+        def _repr_png_(self) -> bytes:
+            self.savefig(picture := BytesIO(), format="png", dpi=100)
+            return picture.getvalue()
+
     is_fine_tuning = bool(_series(rows, r"sft/loss"))
     small = _panels(rows)
-    figure = Figure(figsize=(8, 6 if small else 4))
+    figure = Shown(figsize=(8, 6 if small else 4))
     FigureCanvasAgg(figure)
     shape = (2, len(small)) if small else (1, 1)
     grid = figure.add_gridspec(*shape, height_ratios=[2, 1] if small else None)
@@ -68,8 +84,7 @@ def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mappi
         axes.set_xlabel("step", fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=150)
-    return path
+    return figure
 
 
 def compared_curves(panels: Mapping[str, Sequence[Sequence[Point]]], labels: Sequence[str], path: Path) -> Path:

@@ -20,6 +20,8 @@ from turnwise.trainer.objects import Objects
 from turnwise.trainer.values import custom_envs, data_section, plain_values
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from turnwise.pipelines.evaluate import Evaluation
     from turnwise.pipelines.step_report import StepReport
 
@@ -162,6 +164,19 @@ class Trainer:
             raise ConfigError(f"save: {folder} is there already, and no model; name another folder, or remove it first")
         export_model(checkpoint, folder)
         return folder
+
+    def plot(self) -> Figure:
+        """The learning curve of the run so far, which a notebook shows.
+
+        Raises:
+            ConfigError: nothing was trained yet.
+        """
+        from turnwise.report.curve import curve_figure
+        from turnwise.tracking.jsonl import read_metrics
+
+        if self.run_folder is None:
+            raise ConfigError("plot: this Trainer has trained nothing yet; call train() first")
+        return curve_figure(read_metrics(self.run_folder / "metrics.jsonl"), self.config.exp_name)
 
     @staticmethod
     def sft(model: str | Path, messages: Any, is_quiet: bool = False, **config: Any) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 import pytest
 import yaml
@@ -66,6 +67,7 @@ def test_a_trainer_trains_evaluates_and_saves_what_the_commands_do(keys, tmp_pat
     evaluation = trainer.evaluate()
     assert evaluation.overall.mean_score == pytest.approx(last["val/score/mean"], abs=1e-12)
     assert str(evaluation).splitlines()[2].startswith("all ")
+    assert trainer.plot()._repr_png_().startswith(b"\x89PNG")
     saved = trainer.save(tmp_path / "out")
     assert not (saved / "trainer_state.pt").exists() and AutoTokenizer.from_pretrained(saved).chat_template
     assert AutoModelForCausalLM.from_pretrained(saved).num_parameters() > 0
@@ -272,8 +274,9 @@ def test_bad_input_is_refused_when_the_trainer_is_made(name, keys):
 
 def test_save_before_training_and_over_something_else_is_refused(keys, tmp_path):
     trainer = Trainer(**keys)
-    with pytest.raises(ConfigError, match="no checkpoint yet; call train"):
-        trainer.save(tmp_path / "out")
+    for ask in (partial(trainer.save, tmp_path / "out"), trainer.plot):
+        with pytest.raises(ConfigError, match="call train"):
+            ask()
     trainer.train()
     with pytest.raises(ConfigError, match="is there already, and no model"):
         trainer.save(tmp_path)
