@@ -11,11 +11,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any
 
-from turnwise.cluster.messages import DONE, RECORD, Ask, Command, Make, Reply, SetUp, Shared, StopwatchNote, Take, dumps, loads
+from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, Shared, dumps, loads
 from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
 from turnwise.errors import WorkerError
 from turnwise.runtime.stopwatch import Stopwatch
@@ -26,11 +27,11 @@ class KeptStopwatch(Stopwatch):
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         super().__init__()
-        self.spans: list[StopwatchNote] = []
+        self.spans: list[tuple[str, str, float, float, dict[str, Any]]] = []
         self._send = send
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
-        self.spans.append(StopwatchNote(track, name, started, self.now() if ended is None else ended, details))
+        self.spans.append((track, name, started, self.now() if ended is None else ended, details))
 
     def did_batch(self, num_tokens: int) -> None:
         self._send(DONE + b"%d" % num_tokens)
@@ -111,7 +112,8 @@ class Child:
         answer, descriptor = Reply(), None
         self._unsent = None
         try:
-            answer.value = self._value(loads(message))
+            command: Command = loads(message)
+            answer.value = getattr(self, command.method)(*command.args)
             answer.spans = self._stopwatch.spans
             pickled = dumps(answer)
             # Only what is whole is sent, or the other end would read a descriptor that it doesn't expect.
@@ -124,21 +126,30 @@ class Child:
         self._stopwatch.spans = []
         return pickled, descriptor
 
-    def _value(self, message: Command) -> Any:
-        match message:
-            case SetUp():
-                take_over(message)
-            case Make(role, factory):
-                self._workers[role] = factory(self._stopwatch)
-            case Ask(role, method, args, kwargs):
-                value = getattr(self._workers[role], method)(*args, **kwargs)
-                return self._written(message, value) if isinstance(value, Iterator) else value
-            case Take():
-                pass
-        return None
+    def set_up(self, set_up: SetUp) -> None:
+        """Makes the surroundings of this process those of the one that asks."""
+        os.environ.clear()
+        os.environ.update(set_up.environment)
+        sys.path[:] = set_up.path
+        os.chdir(set_up.folder)
+        for name, level in set_up.log_levels.items():
+            logging.getLogger(name).setLevel(level)
+        set_up.function()
 
-    def _written(self, message: Ask, tensors: Iterator[Any]) -> Shared:
-        source = (message.role, message.method)
+    def make(self, role: str, factory: Callable[[Stopwatch], Any]) -> None:
+        """Makes a role's worker."""
+        self._workers[role] = factory(self._stopwatch)
+
+    def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a method of a role's worker. Named tensors are written to memory that both processes see."""
+        call = partial(getattr(self._workers[role], method), *args, **kwargs)
+        value = call()
+        return self._written((role, method), value, call) if isinstance(value, Iterator) else value
+
+    def take(self, value: Any) -> None:
+        """The value has arrived."""
+
+    def _written(self, source: tuple[str, str], tensors: Iterator[Any], again: Callable[[], Iterator[Any]]) -> Shared:
         if source in self._shared:
             self._shared[source].write(tensors)
             return Shared(source)
@@ -146,19 +157,8 @@ class Child:
         descriptor = new_buffer(num_bytes)
         shared = SharedTensors(descriptor, num_bytes, places)
         self._unsent = shared, descriptor
-        shared.write(getattr(self._workers[message.role], message.method)(*message.args, **message.kwargs))
+        shared.write(again())
         return Shared(source, num_bytes, places)
-
-
-def take_over(set_up: SetUp) -> None:
-    """Makes the surroundings of this process those of the one that asks."""
-    os.environ.clear()
-    os.environ.update(set_up.environment)
-    sys.path[:] = set_up.path
-    os.chdir(set_up.folder)
-    for name, level in set_up.log_levels.items():
-        logging.getLogger(name).setLevel(level)
-    set_up.function()
 
 
 def portable(error: BaseException) -> BaseException:

@@ -7,14 +7,13 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
 import torch
 
 from turnwise.cluster.shared_tensors import TensorSlot
-from turnwise.runtime.stopwatch import Stopwatch
 
 RECORD = b"log"
 """Before a pickled log record. What comes else is an Reply, which begins with a pickle's own first byte."""
@@ -23,8 +22,14 @@ DONE = b"did"
 _NUMPY_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
 
 
-@dataclass(frozen=True, slots=True)
-class SetUp:
+class Command(NamedTuple):
+    """Calls a method of the `Child` with these arguments."""
+
+    method: str
+    args: tuple[Any, ...]
+
+
+class SetUp(NamedTuple):
     """What a process takes over from the one that starts it, and then calls."""
 
     environment: dict[str, str]
@@ -33,45 +38,6 @@ class SetUp:
     log_levels: dict[str, int]
     """Level of each logger, by its name."""
     function: Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Make:
-    """Makes a role's worker: `factory` gets the stopwatch of this process."""
-
-    role: str
-    factory: Callable[[Stopwatch], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Calls a method of a role's worker."""
-
-    role: str
-    method: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """Only arrives."""
-
-    value: Any
-
-
-Command = SetUp | Make | Ask | Take
-
-
-@dataclass(frozen=True, slots=True)
-class StopwatchNote:
-    """What a stopwatch has noted."""
-
-    track: str
-    name: str
-    started: float
-    ended: float
-    details: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +52,11 @@ class Shared:
 
 @dataclass(slots=True)
 class Reply:
-    """What came of a message, and what the stopwatch noted meanwhile."""
+    """What came of a command, and what the stopwatch noted meanwhile: arguments of `Stopwatch.add`."""
 
     value: Any = None
     error: BaseException | None = None
-    spans: list[StopwatchNote] = field(default_factory=list)
+    spans: list[tuple[str, str, float, float, dict[str, Any]]] = field(default_factory=list)
 
 
 class _Pickler(cloudpickle.Pickler):

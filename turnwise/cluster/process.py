@@ -20,7 +20,7 @@ from typing import Any
 
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.local import require_one_device
-from turnwise.cluster.messages import DONE, RECORD, Ask, Command, Make, Reply, SetUp, Shared, Take, dumps, loads
+from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, Shared, dumps, loads
 from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import DeadlineError, WorkerError
 from turnwise.protocols import Route
@@ -73,7 +73,7 @@ class TrainerProcess:
         stacks.close()
         self._thread = DaemonThread("trainer")
 
-    def start(self, name: str, message: Command) -> Started:
+    def start(self, name: str, command: Command) -> Started:
         """Queues a call.
 
         Raises:
@@ -84,7 +84,7 @@ class TrainerProcess:
             raise DeadlineError(f"{name} can't be called: {self._late} is past its deadline and still goes on")
         if self._has_ended:
             raise WorkerError(f"{name} can't be called: the trainer's process was ended")
-        return Started(name, self._thread.start(self._ask, name, message), self)
+        return Started(name, self._thread.start(self._ask, name, command), self)
 
     def wait_for(self, call: Started) -> Any:
         """What the call returns. The event loop turns meanwhile, so that everything on it goes on."""
@@ -115,17 +115,17 @@ class TrainerProcess:
         self._connection.close()
         self._stacks.close()
 
-    def _ask(self, name: str, message: Command) -> Any:
+    def _ask(self, name: str, command: Command) -> Any:
         try:
-            pickled = dumps(message)
+            pickled = dumps(command)
         except Exception as error:  # boundary: whatever a user's object says of how it is pickled
             raise WorkerError(
                 f"{name}: what it is given can't be sent to the trainer's process: {error}; leave out what can't be pickled "
                 "(locks, open files, connections)"
             ) from error
         answer = self._answer(name, pickled)
-        for span in answer.spans:
-            self._stopwatch.add(span.track, span.name, span.started, span.ended, **span.details)
+        for track, what, started, ended, details in answer.spans:
+            self._stopwatch.add(track, what, started, ended, **details)
         if answer.error is not None:
             raise answer.error
         return self._mapped(answer.value) if isinstance(answer.value, Shared) else answer.value
@@ -237,7 +237,7 @@ class ProcessWorkers:
         self._process = process
 
     def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Started:
-        return self._process.start(f"{self._role}.{method}", Ask(self._role, method, args, kwargs))
+        return self._process.start(f"{self._role}.{method}", Command("ask", (self._role, method, args, kwargs)))
 
 
 class ProcessCluster:
@@ -269,14 +269,14 @@ class ProcessCluster:
             on_error.callback(self._process.end)
             begin = partial(_begin, set_num_threads, num_threads.train, set_up)
             levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
-            message = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, begin)
-            self._process.start("setting up the trainer's process", message).result()
+            set_up_child = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, begin)
+            self._process.start("setting up the trainer's process", Command("set_up", (set_up_child,))).result()
             on_error.pop_all()
         set_num_threads(num_threads.rollout)
 
     def spawn(self, role: str, factory: Callable[[Stopwatch], Any], devices: Sequence[int] | None = None) -> ProcessWorkers:
         require_one_device(role, devices)
-        self._process.start(f"making {role}", Make(role, factory)).result()
+        self._process.start(f"making {role}", Command("make", (role, factory))).result()
         return ProcessWorkers(role, self._process)
 
     def take(self, value: Any) -> None:
@@ -285,7 +285,7 @@ class ProcessCluster:
         Raises:
             Exception: whatever pickle raises, on either side.
         """
-        self._process.start("a trial", Take(value)).result()
+        self._process.start("a trial", Command("take", (value,))).result()
 
     def shutdown(self) -> None:
         """Ends the process. Nobody waits for what it still does."""

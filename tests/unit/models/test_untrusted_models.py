@@ -170,7 +170,7 @@ KNOWN_TO_CONFIG = [
     (config_of(hidden_size=64), r"config.json: hidden_size is 64, and model.embed_tokens.weight beside it is .*set it to 32"),
     (config_of(vocab_size=300), r"config.json: vocab_size is 300"),
     (cut("model.safetensors", 1000), r"model.safetensors: is cut"),
-    (cut("model.safetensors", -1), r"model.safetensors: is cut: it has"),
+    (cut("model.safetensors", -1), r"model.safetensors: is cut"),
     (text("config.json", b"\xff\xfe{"), r"config.json: isn't UTF-8 text"),
     (text("config.json", b"\0"), r"config.json: is no readable JSON.*line 1"),
     (text("config.json", b"[" * 10**5), r"config.json: is no readable JSON"),
