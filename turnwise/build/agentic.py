@@ -1,4 +1,4 @@
-"""From a config to objects: the one place that knows every concrete class, with its neighbours `build_…`."""
+"""From a config to the pipeline of a training run."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def build_agentic(
     is_profiled: bool = False,
     replay: Path | None = None,
 ) -> AgenticPipeline:
-    """The pipeline of one run of `turnwise train`, which trains from the file `rollouts` where there is one. A profiled one
-    writes its timeline when it is closed. The schedule of the asynchronous run in the folder `replay` is followed.
+    """The pipeline of one run of `turnwise train`. With `rollouts` it trains from that file; with `replay` it follows the
+    schedule of the asynchronous run in that folder. A profiled pipeline writes its timeline when it is closed.
 
     Raises:
         DataError: that file can't be trained from.
@@ -115,7 +115,7 @@ def _assemble(
     rollouts: Path | None,
     tasks: TaskSource | None,
 ) -> AgenticPipeline:
-    """The pipeline around a policy that is served."""
+    """The pipeline around a served policy."""
     # A trainer in another process loads its own model.
     model = None if policy.is_trained_apart else policy.model
     trained = partial(policy_strategy, config, device, policy.tokenizer, folder.path, model=model)
@@ -212,7 +212,7 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
 
 
 def old_log_probs(config: AgenticConfig, algorithm: Algorithm) -> OldLogProbs:
-    """Where old log-probs come from. Asynchronous samples always need them, as does an algorithm that says so."""
+    """The source of old log-probs. Asynchronous samples always need a forward pass, and so do some algorithms."""
     if config.use_rollout_log_probs:
         return "rollouts"
     return "always" if config.async_generation_ratio or "old_logprobs" in algorithm.needs else "if_needed"
@@ -221,7 +221,7 @@ def old_log_probs(config: AgenticConfig, algorithm: Algorithm) -> OldLogProbs:
 def algorithm_settings(config: AgenticConfig) -> AlgorithmSettings:
     """The algorithm's keys of the config, under the same names.
 
-    A user's own estimator is told only what the user set of `reward_normalization`: its defaults are its own.
+    A user's own estimator gets only the keys of `reward_normalization` that are set: it has its own defaults.
     """
     is_built_in = config.adv_estimator in ESTIMATORS
     normalization = {

@@ -1,4 +1,4 @@
-"""The table of what is in force, on the terminal."""
+"""Prints the table of the settings that are in force."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ P = TypeVar("P", "AgenticPipeline", "SFTPipeline")
 
 
 def shown(pipeline: P, is_quiet: bool) -> P:
-    """The pipeline, after its table was printed, unless the run is a quiet one."""
+    """Prints the pipeline's table, unless the run is quiet, and returns the pipeline."""
     from turnwise.build.run_table import applied_settings
 
     if not is_quiet:
@@ -24,7 +24,7 @@ def shown(pipeline: P, is_quiet: bool) -> P:
 
 
 def print_applied(applied: Applied, file: TextIO | None = None) -> None:
-    """Prints the rows: as a table on a terminal, as aligned lines elsewhere. Warnings were said when the config was read."""
+    """Prints the rows: as a table on a terminal, as aligned lines elsewhere. Warnings were printed when the config was read."""
     file = file or sys.stdout
     if not file.isatty():
         print(applied.table(), file=file, flush=True)

@@ -1,4 +1,4 @@
-"""What an asynchronous run has of its own: a process for the trainer, and a schedule that can be repeated."""
+"""The extra parts of an asynchronous run: a process for the trainer, and a schedule that can be repeated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_cluster(config: AgenticConfig, policy: ServedPolicy, is_asynchronous: bool) -> Cluster:
-    """The cluster of a run that plays while it trains, or of one that does one after the other."""
+    """The cluster of an asynchronous or a synchronous run."""
     if not is_asynchronous:
         return LocalCluster(policy.stopwatch, policy.watchdog, config.deadlines.train_s)
     num_threads = cpu_threads(config, torch.get_num_threads())
@@ -50,7 +50,7 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
     for loss in (algorithm.loss, algorithm.value_loss):
         try:
             cluster.take(loss)
-        except Exception as error:  # boundary: whatever a user's object says of how it is pickled
+        except Exception as error:  # boundary: a user's object may raise anything when it is pickled
             raise ConfigError(
                 f"adv_estimator {config.adv_estimator}: its loss can't be sent to the trainer's process, which "
                 f"async_generation_ratio {config.async_generation_ratio} needs: {unsendable_part(loss, 'loss')} can't be "
@@ -59,7 +59,8 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
 
 
 def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: bool, replay: Path | None) -> ReplayLog | None:
-    """Notes what time decides in an asynchronous run; with `replay`, the folder of another one, it is decided as it was there.
+    """Records the decisions of an asynchronous run that depend on time; with `replay`, the folder of another run, repeats that
+    run's decisions.
 
     Raises:
         DataError: that one can't be repeated.
@@ -75,7 +76,7 @@ def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: 
 
 
 def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, policy: ServedPolicy, device: torch.device) -> None:
-    """Notes what the run computes with.
+    """Records the machine and settings that the run computes with.
 
     Raises:
         DataError: the schedule that it follows was recorded with something else.
@@ -105,7 +106,7 @@ def _no_replay(config: AgenticConfig, is_asynchronous: bool) -> Iterator[str]:
 
 
 def cpu_threads(config: AgenticConfig, num_threads: int) -> CpuThreads:
-    """`cpu_split`; what it leaves out is half of the threads, or what the other side leaves over, and at least one."""
+    """`cpu_split`. A missing number is half of the threads, or what the other side leaves, and at least one."""
     train, rollout = config.cpu_split.train, config.cpu_split.rollout
     half = num_threads - num_threads // 2
     chosen_train = train or max(1, num_threads - rollout if rollout else half)
@@ -113,7 +114,7 @@ def cpu_threads(config: AgenticConfig, num_threads: int) -> CpuThreads:
 
 
 def set_torch_threads(num_threads: int) -> None:
-    """Sets how many threads the operators use that the calling thread calls."""
-    # A thread takes over the last number that any has set when it first needs one: it must have needed one before.
+    """Sets the number of threads for operators called by this thread."""
+    # A thread takes over the last number set by any thread when it first needs one, so it must have needed one before.
     torch.get_num_threads()
     torch.set_num_threads(num_threads)

@@ -26,20 +26,20 @@ from turnwise.types import Message, SamplingParams, Split, Task, derive_seed
 
 DEMONSTRATORS = ("expert", "random", "erring")
 NUM_ASKED_AT_ONCE = 16
-"""Episodes that wait for a URL side by side."""
+"""Concurrent episodes that wait for a URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstrator:
-    """Who plays: one of `DEMONSTRATORS`, the class `module:Class` of `(env, seed)`, or `openai:URL`."""
+    """The player: one of `DEMONSTRATORS`, a class `module:Class` of `(env, seed)`, or `openai:URL`."""
 
     policy: str
     error_rate: float = 0.5
     """Share of actions that an erring player draws at random."""
     actions: tuple[str, ...] = ()
-    """What is drawn from, where the environment has no `actions`."""
+    """Actions to draw from if the environment has no `actions`."""
     model_name: str = ""
-    """Name of the model behind the URL."""
+    """Name of the model at the URL."""
 
 
 def demonstrate(
@@ -63,7 +63,7 @@ def demonstrate(
 
 
 def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) -> list[Task]:
-    """The first tasks of a tag, those of training where it is played there."""
+    """The first tasks of a tag; training tasks if training plays the tag."""
     manager = config.env_manager(split)
     shares = dict(zip(manager.tags, manager.num_groups_partition, strict=True))
     source = SeededTasks(config.seed, split, (tag,), (shares.get(tag) or manager.num_env_groups,))
@@ -95,7 +95,7 @@ def _scripted(demonstrator: Demonstrator, settings: EnvAgentSettings) -> Convers
 
 @dataclass(slots=True)
 class _Chooser:
-    """A player that is a function."""
+    """A player made from a function."""
 
     actions: tuple[str, ...]
     act: Callable[[], str]

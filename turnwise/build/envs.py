@@ -30,7 +30,8 @@ from turnwise.types import Split, Task
 
 
 def plug_ins(config: AgenticConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
-    """Each plug-in of the config: its key, and a function that imports it, tries its arguments and raises a TurnwiseError."""
+    """Each plug-in of the config: its key, and a function that imports it, tries its arguments, and raises a TurnwiseError if
+    they are wrong."""
     yield ("group_filter",), partial(load_group_filter, config.group_filter)
     if config.adv_estimator not in ESTIMATORS or config.pg_variant not in PG_VARIANTS:
         yield ("pg_variant" if config.pg_variant not in PG_VARIANTS else "adv_estimator",), partial(_try_algorithm, config)
@@ -39,7 +40,7 @@ def plug_ins(config: AgenticConfig) -> Iterator[tuple[KeyPath, Callable[[], obje
     for split in get_args(Split):
         for tag in config.env_manager(split).env_tags:
             env = config.custom_envs[tag]
-            if "" not in (ENVS.get(env.env_type), AGENTS.get(env.agent_name)):  # not in this version, as is said elsewhere
+            if "" not in (ENVS.get(env.env_type), AGENTS.get(env.agent_name)):  # not in this version; another check says so
                 yield ("custom_envs", tag, "env_type"), partial(env_class, env.env_type)
                 yield ("custom_envs", tag, "agent_name"), partial(_try_agent, config, tag, split)
                 key = "env_config" if env.env_config else "env_type"
@@ -53,7 +54,7 @@ def _rows_plug_ins(config: AgenticConfig) -> Iterator[tuple[KeyPath, Callable[[]
 
 
 def plug_in_problems(config: AgenticConfig) -> Iterator[Problem]:
-    """What is wrong with the plug-ins of a config.
+    """The faults of a config's plug-ins.
 
     Raises:
         NotAvailableError: (after the last problem) one of them needs what isn't installed.
@@ -109,7 +110,7 @@ def _try_environment(config: AgenticConfig, tag: str, split: Split) -> None:
 def build_agent(
     config: AgenticConfig, tag: str, split: Split, make_env: MakeEnv | None = None, settings: EnvAgentSettings | None = None
 ) -> AgentLoop:
-    """The agent that plays the environment of a tag: a built-in one, or a user's class called like `EnvAgent`.
+    """The agent that plays the environment of a tag: a built-in one, or a user's class with the signature of `EnvAgent`.
 
     `make_env` and `settings` take the place of the tag's `env_factory` and `agent_settings`.
     """

@@ -14,11 +14,11 @@ from turnwise.training.random_state import GlobalRandomState
 
 NUM_EPISODES = 200
 BUDGET_S = 2.0
-"""For all tags together. The player plays at most once a run, between two steps."""
+"""The health of all tags together. The random player plays at most once per run, between two steps."""
 
 
 def build_health(config: AgenticConfig, is_playing: bool) -> Health:
-    """`is_playing` is false where the run trains from a file: its tasks aren't those of the environments."""
+    """`is_playing` is false if the run trains from a file, since its tasks aren't the environments'."""
     manager = config.env_manager("train")
     blocks = manager.max_env_num_per_worker or any(config.custom_envs[tag].use_thread_lock for tag in manager.env_tags)
     is_alone = is_playing and not blocks and not manager.has_rows and not config.data.reward

@@ -1,4 +1,4 @@
-"""What of a model is trained: LoRA adapters that are put into it, or its own parameters but those that stay frozen."""
+"""Chooses what is trained: LoRA adapters put into the model, or its own parameters except frozen ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 def prepare_training(
     arguments: ModelArgs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, seed: int
 ) -> Adapters | None:
-    """Puts adapters into a model that was just loaded where `lora_rank` asks for them, and returns them; else freezes what
+    """If `lora_rank` is set, puts adapters into a freshly loaded model and returns them; else freezes what
     `freeze_module_prefix` names. `folder` is the run's.
 
     Raises:
@@ -45,8 +45,8 @@ def prepare_training(
 
 
 def _base_model(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kept: Path) -> str:
-    """Where the model that training starts from lies. Where it comes from another adapter it is written to `kept`, in the run's
-    folder: peft puts adapters onto plain models only."""
+    """Folder of the model that training starts from. A model with an adapter is merged and written to `kept`, in the run's
+    folder, since peft puts adapters onto plain models only."""
     if base_of_adapter(path) is None:
         return str(Path(path).resolve()) if Path(path).is_dir() else path
     merged = kept.resolve()

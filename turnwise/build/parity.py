@@ -18,7 +18,7 @@ from turnwise.pipelines.roles import ModelRole
 
 _MIN_CONVERSATIONS = 2
 _PLAIN_PROMPT: Prompt = [{"role": "user", "content": "Hello"}]
-"""What a gate says that has no prompt of the run."""
+"""Message of a gate without a prompt of the run."""
 
 
 def build_parity_gate(
@@ -57,7 +57,7 @@ def build_parity_gate(
 
 
 def _model_folders(config: AgenticConfig) -> dict[str, str]:
-    """Every model folder that the config names, with a setting that names it; the one that is trained first."""
+    """Every model folder of the config, with a setting that names it; the trained one comes first."""
     models = {
         f"{name}.model_args.model_name_or_path": role.model_args.model_name_or_path for name, role in config.roles.items()
     }

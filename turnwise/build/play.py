@@ -1,4 +1,4 @@
-"""One episode, told turn by turn: the same agent, templates and ledger as in training, seen from where the policy stands."""
+"""Shows one episode turn by turn, as the policy sees it, with the agent, templates and ledger of training."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from turnwise.types import Completion, Media, Message, SamplingParams, Task, Tra
 
 
 class ShownPrompt(NamedTuple):
-    """What the policy is shown before a response, and the room that it has."""
+    """The policy's input before a response, and its remaining room."""
 
     turn_idx: int
     """From 1."""
     added_ids: Sequence[int]
-    """What is new to the context; empty where the policy knows texts only."""
+    """New token ids of the context; empty if the policy knows texts only."""
     messages: Sequence[Message]
-    """What is new, for such a policy."""
+    """New messages, for a policy that knows texts only."""
     num_before: int
-    """Tokens of the context before that."""
+    """Tokens of the context before the new ones."""
     max_new_tokens: int
 
 
 class Onlooker(Protocol):
-    """Is told what happens, when it happens."""
+    """Is told the events of an episode as they happen."""
 
     def prompt(self, prompt: ShownPrompt) -> None: ...
 
     def response(self, prompt: ShownPrompt, answer: Completion | TextAnswer) -> None: ...
 
     def outcome(self, turn_idx: int, turn: Turn) -> None:
-        """What the environment made of turn `turn_idx`, from 1."""
+        """The environment's result of turn `turn_idx`, which counts from 1."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedEpisode:
-    """An episode that is over, or that the player has left."""
+    """An episode that has ended, or that the player has left."""
 
     trajectory: Trajectory
     is_left: bool
@@ -57,9 +57,9 @@ class PlayedEpisode:
 
 @dataclass(slots=True)
 class EpisodePrinter:
-    """Opens the contexts of an episode and tells an onlooker what passes through them.
+    """Opens the contexts of an episode and shows an onlooker their traffic.
 
-    A turn's outcome is told when the next one begins, or at the end: the agent writes it into the turn in between.
+    A turn's outcome is shown when the next turn begins, or at the end: the agent writes it in between.
     """
 
     onlooker: Onlooker
@@ -69,12 +69,13 @@ class EpisodePrinter:
     _num_told: int = field(init=False, default=0)
 
     def over_tokens(self, server: Any, template: ChatTemplate, max_length: int, episode_id: str) -> None:
-        """Contexts of a policy that samples tokens. Of an `InferenceServer` a conversation generates and releases only."""
+        """Contexts of a policy that samples tokens. Of an `InferenceServer`, conversations use only `generate` and
+        `release`."""
         contexts = TokenContexts(template, _ToldServer(server, self), max_length, episode_id)  # type: ignore[arg-type]
         self._open, self._verify = contexts, contexts.verify
 
     def over_text(self, complete: Complete) -> None:
-        """Contexts of a policy that is known by its words only."""
+        """Contexts of a policy that answers in text."""
 
         async def told(messages: Sequence[Message], sampling: SamplingParams) -> TextAnswer:
             last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
@@ -98,14 +99,14 @@ class EpisodePrinter:
         return [turn for conversation in self._conversations for turn in conversation.turns]
 
     def ask(self, added_ids: Sequence[int], messages: Sequence[Message], num_before: int, max_new_tokens: int) -> ShownPrompt:
-        """A response is asked for: whatever came before it has its outcome by now."""
+        """Begins a response; the turn before it has its outcome by now."""
         self._tell_outcomes()
         prompt = ShownPrompt(len(self.turns) + 1, added_ids, messages, num_before, max_new_tokens)
         self.onlooker.prompt(prompt)
         return prompt
 
     def end(self) -> None:
-        """Tells the last outcome, and checks that the turns add up to what was sampled from.
+        """Shows the last outcome, and checks that the turns add up to the sampled context.
 
         Raises:
             RolloutError: they don't.
@@ -120,7 +121,7 @@ class EpisodePrinter:
 
 
 class _ToldServer:
-    """A server whose requests are told."""
+    """A server whose requests are shown."""
 
     def __init__(self, server: Any, printer: EpisodePrinter) -> None:
         self._server = server
@@ -147,7 +148,7 @@ async def play_episode(
     printer: EpisodePrinter,
     choose_for: Callable[[Env], None],
 ) -> PlayedEpisode:
-    """Plays a task with the agent of its tag. `choose_for` gets to know the environment before the first response.
+    """Plays a task with the agent of its tag. `choose_for` gets the environment before the first response.
 
     Raises:
         TurnwiseError: what the agent, the policy or the environment's contract says.

@@ -1,4 +1,4 @@
-"""Who answers in `turnwise play` besides models: people and players, whose words become tokens."""
+"""The policies of `turnwise play` besides models: people and scripted players, whose words become tokens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from turnwise.types import Completion, Media, SamplingParams, VersionRun
 
 PLAYERS = ("human", "random", "scripted")
 OPENAI = "openai:"
-"""Before the URL of a model that is known by its words only."""
+"""Prefix of the URL of a model that answers in text."""
 QUIT, VERBATIM = "q", "!"
 
 
 class PlayStopped(Exception):
-    """The person who plays has had enough."""
+    """The player has stopped the episode."""
 
 
 Say = Callable[[], str]
@@ -30,7 +30,7 @@ Say = Callable[[], str]
 def person(read: Callable[[], str | None], pattern: str | None) -> Say:
     """A person, whose actions are written so that `pattern` reads them. `read` gives a line, None at the end of input.
 
-    Empty lines ask again; what begins with `!`, or fits in no way, is said as it stands.
+    Empty lines ask again. A line that begins with `!`, or that no action form fits, is said as it stands.
 
     Raises:
         PlayStopped: (when asked) the end of input, or `q`.
@@ -67,7 +67,7 @@ def player(choose: Callable[[], str], pattern: str | None) -> Say:
 
 
 def random_player(env: Env, seed: int, actions: Sequence[str]) -> Choose:
-    """Draws from the environment's actions, or from those given.
+    """Draws from the environment's actions, or from the given ones.
 
     Raises:
         ConfigError: nobody names any.
@@ -91,10 +91,9 @@ def scripted_player(env: Env) -> Choose:
 
 
 class PlayerServer:
-    """Gives a player's words as the tokens that a model would have sampled in saying them, with log-prob 0.
+    """Turns a player's words into the tokens that a model would have sampled, with log-prob 0.
 
-    `choose` knows who plays in which environment. Like any server this one stops at the budget: an action that doesn't fit is
-    cut.
+    `choose` gives the player of an environment. Like any server it stops at the token budget: a longer action is cut.
     """
 
     def __init__(self, choose: Callable[[Env], Say], template: ChatTemplate) -> None:
@@ -120,4 +119,4 @@ class PlayerServer:
         )
 
     async def release(self, request_id: str) -> None:
-        """Nothing is kept."""
+        """Does nothing: there is nothing to release."""

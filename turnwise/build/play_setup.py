@@ -1,4 +1,4 @@
-"""From a config and a name to all that one episode needs: who answers, over which tokens, within which limits."""
+"""From a config and a name to the setup of one episode: who answers, over which tokens, within which limits."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import SamplingParams, Split, Task
 
 BYTES_PER_TOKEN = 8
-"""By which limits in tokens grow where bytes stand in for them."""
+"""Factor of token limits if bytes stand in for tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a command line says of an episode."""
+    """An episode's options on the command line."""
 
     policy: str
     """One of `PLAYERS`, `openai:URL`, or a model's folder."""
     split: Split = "train"
     seed: int = 0
     tokenizer: str | None = None
-    """Folder; None where there is none but the policy's own."""
+    """Folder of the tokenizer; None = the policy's own, if any."""
     actions: tuple[str, ...] = ()
     model_name: str | None = None
     read: Callable[[], str | None] = lambda: None
-    """A person's next line."""
+    """Reads a person's next line."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSetup:
-    """All that one episode needs."""
+    """Everything that one episode needs."""
 
     config: AgenticConfig
     task: Task
@@ -71,11 +71,11 @@ class EpisodeSetup:
     """Opens the policy's contexts for the printer of the episode."""
     close: Callable[[], None]
     tokenizer: PreTrainedTokenizerBase | None = None
-    """None where the policy is known by its words only."""
+    """None if the policy answers in text."""
     notes: tuple[str, ...] = ()
     has_logprobs: bool = False
     choose_for: Callable[[Env], None] = lambda env: None
-    """Tells the policy of its environment; a model knows of that what it is told."""
+    """Gives the policy its environment; a model knows only what its prompt says."""
 
     def play(self, printer: EpisodePrinter) -> PlayedEpisode:
         """Plays the episode; see `play_episode` for what is raised."""

@@ -1,4 +1,4 @@
-"""What a run can begin, or be refused for, before anything heavy is imported."""
+"""Work and checks of a run before heavy imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turnwise.errors import DataError
 
 
 def prepare_run(config: AgenticConfig) -> None:
-    """Begins the imports of the process that trains in an asynchronous run, beside those of this one."""
+    """Begins the imports of an asynchronous run's training process, beside those of this process."""
     if config.async_generation_ratio > 0:
         from turnwise.cluster.fork_server import prepare_processes
 
@@ -21,8 +21,8 @@ def prepare_run(config: AgenticConfig) -> None:
 
 
 def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """What is wrong with the files of demonstrations, as far as that is seen without a tokenizer: the first fault of each.
-    Those that `may_miss` may still be made."""
+    """The first fault of each file of demonstrations, as far as it shows without a tokenizer. Files in `may_miss` may not exist
+    yet."""
     for key, names in (("train_files", config.train_files), ("val_files", config.val_files or [])):
         for index, name in enumerate(names):
             try:
@@ -33,5 +33,5 @@ def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]
 
 
 def problems_here(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """What `train` or `sft` refuse beyond the config itself, without a model."""
+    """The faults, beyond the config itself, that `train` or `sft` find without a model."""
     yield from plug_in_problems(config) if isinstance(config, AgenticConfig) else row_problems(config, may_miss=True)

@@ -26,7 +26,7 @@ from turnwise.types import Group, Message, Sample
 
 @dataclass(frozen=True, slots=True)
 class ModelReward:
-    """Scores each run by what the model's head says at the end of its conversation, in the model's own template."""
+    """Scores each run by the model head's output at the end of its conversation, written in the model's own template."""
 
     role: ModelRole
     tokenizer: PreTrainedTokenizerBase

@@ -1,4 +1,4 @@
-"""From a role of the config to the strategy that trains or only runs its model."""
+"""From a role of the config to the strategy that trains or runs its model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def policy_strategy(
     stopwatch: Stopwatch,
     model: PreTrainedModel | None = None,
 ) -> TorchStrategy:
-    """What trains the policy: `model`, or one that it loads. `folder` is the run's.
+    """The strategy that trains the policy: `model`, or one that it loads. `folder` is the run's.
 
     Raises:
         ConfigError: a name of `model_args` isn't in the model.
@@ -111,7 +111,7 @@ def frozen_strategy(config: AgenticConfig, device: torch.device, stopwatch: Stop
 
 
 def optimizer_settings(arguments: TrainingArgs, total_steps: int) -> OptimizerSettings:
-    """`training_args` of a role as the optimiser takes them."""
+    """A role's `training_args`, for the optimiser."""
     return OptimizerSettings(
         learning_rate=arguments.learning_rate,
         weight_decay=arguments.weight_decay,

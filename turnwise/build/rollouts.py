@@ -44,10 +44,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """A policy, the servers that sample from it, how it writes, and the event loop that it plays on, which is watched.
+    """A policy, the servers that sample from it, its template, and its event loop, which is watched.
 
-    `copies` are the servers' own models where they can't read the trainer's parameters: `model` itself where another process
-    trains.
+    `copies` are the servers' own models if they can't read the trainer's parameters; `model` itself if another process trains.
     """
 
     model: PreTrainedModel
@@ -62,13 +61,13 @@ class ServedPolicy:
 
     @property
     def is_trained_apart(self) -> bool:
-        """Whether another process has the model that is trained."""
+        """Whether another process has the trained model."""
         return any(copy is self.model for copy in self.copies)
 
     def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
-        """The result of `main`, which leaves nothing in the servers' caches. Nothing else may be in flight.
+        """The result of `main`, which leaves nothing in the servers' caches. No other request may run.
 
-        An episode that copied a prefix from there would differ in the last bits from one that computed it.
+        An episode that reused a cached prefix would differ in the last bits from one that computed it.
         """
         result = self.event_loop.run(main)
         self.event_loop.run(self.servers.sleep(["kv_cache"]))
@@ -103,8 +102,8 @@ def build_policy(
     stopwatch: Stopwatch | None = None,
     replay_log: ReplayLog | None = None,
 ) -> ServedPolicy:
-    """The policy of the config, or the model of `model_path`, with its inference server. `needs` are those of the algorithm
-    that is fed; `is_asynchronous` says that it is sampled from while it is trained.
+    """The policy of the config, or the model of `model_path`, with its inference server. `needs` are the algorithm's;
+    `is_asynchronous` says that the policy samples while it is trained.
 
     The server reads the trainer's own parameters where those stand still while it samples in their dtype, it gets every update,
     and no adapter has to be merged. Otherwise, and that is always so when nothing is trained, the model that it reads is one in
@@ -155,7 +154,7 @@ def _build_server(
     if issubclass(found, EmbeddedServer):
         settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
         num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
-        # Training episodes go on during a validation only where they are played ahead.
+        # Training episodes go on during a validation only if they are played ahead.
         options = {"max_concurrency": sum(num_episodes) if is_asynchronous else max(num_episodes), **options}
         options["replay_log"] = replay_log
     return found(model, max_length=config.sequence_length, decode=template.decode, stopwatch=stopwatch, **options)
@@ -193,7 +192,7 @@ def build_scheduler(
 
 
 class Agents:
-    """The agent that plays a task, by its tag and its agent's name; made when the first such task comes."""
+    """The agent that plays a task, by its tag and its agent's name; made for the first such task."""
 
     def __init__(self, config: AgenticConfig, split: Split, policy: ServedPolicy, pictures: Pictures | None) -> None:
         self._config = config
@@ -218,7 +217,7 @@ class Agents:
 
 
 def scheduler_settings(config: AgenticConfig, split: Split, needs: frozenset[str] = frozenset()) -> SchedulerSettings:
-    """How a split plays. `needs` are those of the algorithm that is fed."""
+    """How a split plays. `needs` are the algorithm's."""
     manager = config.env_manager(split)
     return SchedulerSettings(
         group_size=manager.group_size,
@@ -234,20 +233,21 @@ def scheduler_settings(config: AgenticConfig, split: Split, needs: frozenset[str
 
 
 def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:
-    """The tasks of a split where all are of environments, in the order in which they are played."""
+    """The tasks of a split in playing order, if all are of environments."""
     manager = config.env_manager(split)
     return SeededTasks(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition))
 
 
 def build_pictures(config: AgenticConfig, run: str) -> Pictures:
-    """What `render_save_dir` asks for: pictures of the first validation tasks in its folder `exp_name/run`. Unset, none."""
+    """The pictures that `render_save_dir` asks for, of the first validation tasks, in its folder `exp_name/run`; None if
+    unset."""
     source, has_rows = seeded_tasks(config, "val"), config.val_env_manager.has_rows
     recorded = [source.task(index).id for index in range(NUM_RECORDED)] if config.render_save_dir and not has_rows else []
     return Pictures(Path(config.render_save_dir or "").absolute() / config.exp_name / run, recorded)
 
 
 def check_rollouts(config: AgenticConfig) -> None:
-    """Finds what is wrong with the plug-ins of a config before a model is loaded, unless that was done when it was read.
+    """Checks the plug-ins of a config before a model is loaded, unless that was done when the config was read.
 
     Warns of environments that can't keep training and validation tasks apart by content.
     """

@@ -1,4 +1,4 @@
-"""What every run has, whatever it trains: a folder, trackers, checkpoints, and a profile of determinism."""
+"""The common parts of all runs: a folder, trackers, checkpoints, and a profile of determinism."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def build_trackers(
 
 
 def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_steps: int, contents: Contents) -> Checkpoints:
-    """Where and when the checkpoints of a run are saved, and what they hold."""
+    """The place, times and contents of a run's checkpoints."""
     path = checkpoints_folder(config, folder.path)
     return Checkpoints(path, config.save_steps, config.max_ckpt_to_keep, num_steps, contents, dump_yaml(config))
 
 
 def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: AgenticPipeline | SFTPipeline) -> None:
-    """The last of a start: everything is built, so the run's files may be changed."""
+    """The end of a start: everything is built, so the run's files may be changed."""
     if folder.resumed_from is not None:
         pipeline.checkpoints.restore(folder.resumed_from)
     folder.begin(dump_yaml(config))
@@ -87,7 +87,7 @@ def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
 
 
 def seed_process(config: AgenticConfig | SFTConfig) -> None:
-    """What each process of a run sets of torch and, to be deterministic, of the generators that a user's code may draw from."""
+    """Sets up torch in each process of a run and, if deterministic, the generators that a user's code may draw from."""
     torch.manual_seed(derive_seed(config.seed, "torch"))
     torch.use_deterministic_algorithms(config.deterministic)
     if config.deterministic:
@@ -96,7 +96,7 @@ def seed_process(config: AgenticConfig | SFTConfig) -> None:
 
 
 def set_profile(config: AgenticConfig | SFTConfig) -> None:
-    """Seeds the process and says which profile of determinism holds.
+    """Seeds the process and returns its profile of determinism.
 
     `deterministic: true` also seeds Python's and numpy's generators, and makes torch refuse kernels that add up in no fixed
     order. On a CPU the embedded server and cooperative environments give bit-identical runs without it, as long as the number

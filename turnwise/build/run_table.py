@@ -1,4 +1,4 @@
-"""What a run applies, read off the objects that were built for it: the table at its start."""
+"""The table at a run's start, read off the objects that were built for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def logged(pipeline: P) -> P:
-    """The pipeline, after its table was written into the log."""
+    """Writes the pipeline's table into the log and returns the pipeline."""
     log_applied(applied_settings(pipeline))
     return pipeline
 
@@ -42,7 +42,7 @@ def log_applied(applied: Applied) -> None:
 
 
 def applied_settings(pipeline: AgenticPipeline | SFTPipeline) -> Applied:
-    """The table of a pipeline that is built: sizes, dtypes, kernels and devices are those of its objects."""
+    """The table of a built pipeline, with its objects' sizes, dtypes, kernels and devices."""
     rows = _sft_rows(pipeline) if isinstance(pipeline, SFTPipeline) else _agentic_rows(pipeline)
     return Applied(list(rows), ineffective(pipeline.pipeline_config))
 
@@ -115,7 +115,7 @@ def _reward_model(score: object) -> Iterator[Row]:
 
 
 def info_of(role: ModelRole) -> StrategyInfo:
-    """What the role's strategy says of itself."""
+    """The strategy's own description of a role."""
     info: StrategyInfo = role.workers.call("info", route="rank0").result()
     return info
 

@@ -1,4 +1,4 @@
-"""What plays with a saved model and trains nothing: evaluation, and rollouts for their own sake."""
+"""Pipelines that play with a saved model and train nothing: evaluation and rollouts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OnStart = Callable[[Applied], None]
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
     """How `turnwise eval` plays: the first `num_tasks` validation tasks [val_batch_size], each `num_samples` times
-    [val_env_manager.group_size] where it samples and once where it is greedy."""
+    [val_env_manager.group_size] if it samples and once if it is greedy."""
 
     modes: Sequence[Mode]
     num_tasks: int | None = None

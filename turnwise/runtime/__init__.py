@@ -1,1 +1,1 @@
-"""Clocks, deadlines and calls of code that is not ours: what every room waits with."""
+"""The event loop, clocks, deadlines, and calls of users' code."""

@@ -1,4 +1,4 @@
-"""What foreign code this process is in, where a parent process can read it when this one is gone (`cli.guard`)."""
+"""Shows a parent process which foreign code this process is in, also after this process is gone (`cli.guard`)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import mmap
 
 _NUM_LINES, _WIDTH = 64, 256
 _IS_DONE, _LAST = 0, 1
-"""These bytes of the first line say whether the command has come to its end, and which line the last call began."""
+"""Bytes of the first line: whether the command is done, and the line of the last call."""
 
 
 class CallBoard:
-    """A line of shared memory for each call that goes on now, and one for the call that began last."""
+    """Shared memory with one line for each running call, and one for the call that began last."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, (_NUM_LINES + 1) * _WIDTH)
         self._free = list(range(_NUM_LINES, 0, -1))
 
     def begin(self, text: str) -> int:
-        """The line of a call, to be given back to `end`; 0 where none is free."""
+        """Notes a call and returns its line, for `end`; 0 if no line is free."""
         try:
             line = self._free.pop()
         except IndexError:
@@ -33,7 +33,7 @@ class CallBoard:
             self._free.append(line)
 
     def finish(self) -> None:
-        """The process ends as it should, or has said why it doesn't."""
+        """Notes that the process ends as it should, or has said why it doesn't."""
         self._memory[_IS_DONE] = 1
 
     @property
@@ -41,11 +41,11 @@ class CallBoard:
         return bool(self._memory[_IS_DONE])
 
     def going_on(self) -> list[str]:
-        """The calls that haven't come back."""
+        """The calls that haven't returned."""
         return [self._text(line) for line in range(1, _NUM_LINES + 1) if self._memory[line * _WIDTH] == ord("+")]
 
     def last(self) -> str:
-        """The call that began last, "" where there was none."""
+        """The call that began last, "" if there was none."""
         return self._text(self._memory[_LAST]) if self._memory[_LAST] else ""
 
     def _text(self, line: int) -> str:
@@ -54,4 +54,4 @@ class CallBoard:
 
 
 CALLS = CallBoard()
-"""This process and the parent that it was forked from share it."""
+"""The board that this process shares with the parent that forked it."""

@@ -1,4 +1,4 @@
-"""The event loop of a run, in which no task can stop the others for ever without being named."""
+"""The event loop of a run. A task that blocks it for too long ends the run, by name."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from turnwise.runtime.watchdog import Wait, Watchdog
 T = TypeVar("T")
 
 _BEAT_S = 1.0
-"""How often the loop shows that it turns."""
+"""Seconds between two signs that the loop turns."""
 _COLLECTOR = (50_000, 20, 10)
-"""Thresholds of Python's collector of cycles while the loop turns. With its own (700, 10, 10) it reads what thousands of
-episodes hold, which is no garbage, again and again: a third of the cost of a turn."""
+"""Thresholds of Python's garbage collector while the loop turns. With its defaults (700, 10, 10) it scans the live objects of
+thousands of episodes again and again: a third of the cost of a turn."""
 
 
 class LoopIteration(Wait):
-    """One turn of an event loop: the wait of all tasks for the one that runs to await something."""
+    """One turn of an event loop: all tasks wait until the running one awaits something."""
 
     _timer: asyncio.TimerHandle | None = None
 
     async def keep(self, main: Coroutine[Any, Any, T], results: list[T]) -> None:
-        """Adds the result of `main` to the list. As long as the loop turns, the deadline moves on.
+        """Adds the result of `main` to the list. The deadline moves on as long as the loop turns.
 
-        It isn't returned: for every Ctrl-C handler that `asyncio.Runner` puts back, `signal` writes out the task with its
-        result, and the trajectories of a step take half a second.
+        The result isn't returned: whenever `asyncio.Runner` restores its Ctrl-C handler, `signal` formats the task with its
+        result, which takes half a second for the trajectories of a step.
         """
         self._loop = asyncio.get_running_loop()
         self._beat()
@@ -51,17 +51,17 @@ class LoopIteration(Wait):
             self._timer = self._loop.call_later(min(_BEAT_S, self.timeout_s / 4), self._beat)
 
     def interrupt(self) -> None:
-        # The one that blocks may have siblings that are about to do the same.
+        # Siblings of the blocking task may be about to block too.
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         super().interrupt()
 
 
 class WatchedRunner:
-    """An `asyncio.Runner` whose event loop is watched, from its first `run` to its `close`; this ends the watch.
+    """An `asyncio.Runner` whose event loop is watched from its first `run` to its `close`.
 
-    A task that blocks the loop for `turn_s` seconds, and has no deadline of its own, ends the run; None is no limit. Threads of
-    `asyncio.to_thread` are daemons. The `stopwatch` learns how long the loop turned and how long it had nothing to do.
+    A task that blocks the loop for `turn_s` seconds and has no deadline of its own ends the run (None = no limit). Threads of
+    `asyncio.to_thread` are daemons. The `stopwatch` records how long the loop turned and how long it was idle.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class WatchedRunner:
             finally:
                 self._stopwatch.add(LOOP, "turning", started)
                 if inspect.getcoroutinestate(main) == inspect.CORO_CREATED:
-                    main.close()  # Ctrl-C came first: nobody is to be told that it was never awaited
+                    main.close()  # after an early Ctrl-C: avoids Python's warning that it was never awaited
             return results[0]
 
     def close(self) -> None:
@@ -122,8 +122,8 @@ class WatchedRunner:
 
 @contextmanager
 def outer_loop_aside() -> Iterator[None]:
-    """Lets another event loop run in the thread of one that runs already, which stands still meanwhile: a notebook's cell is
-    called by the kernel's loop. asyncio refuses that, since few programs want their loop to stand still."""
+    """Lets another event loop run in the thread of a running one, which stands still meanwhile: a notebook's kernel calls cells
+    from its loop. asyncio refuses that, since few programs want their loop to stand still."""
     outer = asyncio._get_running_loop()
     if outer is None:
         yield
@@ -141,7 +141,7 @@ def outer_loop_aside() -> Iterator[None]:
 
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Raises the thresholds of the collector of cycles, unless it is switched off, and puts them back."""
+    """Raises the thresholds of the garbage collector, unless it is off, and restores them."""
     before = within = gc.get_threshold()
     if before[0]:
         first, second, third = (max(own, theirs) for own, theirs in zip(_COLLECTOR, before, strict=True))
@@ -150,13 +150,13 @@ def seldom_collecting() -> Iterator[None]:
     try:
         yield
     finally:
-        # What somebody else has set meanwhile stays.
+        # Keeps thresholds that somebody else has set meanwhile.
         if gc.get_threshold() == within:
             gc.set_threshold(*before)
 
 
 class IdleSelector(selectors.DefaultSelector):
-    """The place where an event loop waits when no task can go on, with a stopwatch."""
+    """Times an event loop's waits for something to do."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         super().__init__()
@@ -183,6 +183,7 @@ def new_loop(stopwatch: Stopwatch | None = None) -> asyncio.AbstractEventLoop:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # A second Ctrl-C is raised in whatever task runs just then. It has left the loop already, and nobody asks that task.
+    # A second Ctrl-C is raised in whichever task runs at that moment. It has already left the loop, so nobody reads that task's
+    # exception.
     if not isinstance(context.get("exception"), KeyboardInterrupt):
         loop.default_exception_handler(context)

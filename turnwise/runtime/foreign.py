@@ -1,7 +1,7 @@
-"""Calls of code that isn't ours: what it does to a process is known by name, whatever that is.
+"""Calls of users' code. Whatever it does to the process is reported with the name of the call.
 
-A call is on the `call_board`, for the case that it ends the process. What it raises past `Exception` becomes an error like any
-other, since nobody wishes to end the run.
+A call is on the `call_board` in case it ends the process. An exception that is no `Exception` becomes an ordinary error, so
+that it doesn't end the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")
 
 
 class Foreign:
-    """Surrounds a call, notes it where `episode` says of which, and makes what would end the process an `EnvironmentFault`.
+    """Surrounds a call: notes it with its `episode`, if given, and turns exceptions that would end the process into an
+    `EnvironmentFault`.
 
     Ctrl-C, cancellation and deadlines go through, exceptions too unless they `are_faults`, which say where they were raised.
     No coroutine or future can carry StopIteration.
@@ -53,7 +54,7 @@ class Foreign:
 
 
 def _is_from_outside(fault: BaseException) -> bool:
-    """Whether something else ends the call: Ctrl-C, a cancelled task, a deadline, a coroutine that is thrown away."""
+    """Whether the call is ended from outside: Ctrl-C, a cancelled task, a deadline, a discarded coroutine."""
     match fault:
         case TurnwiseError() | Interrupt():
             return True
@@ -74,7 +75,7 @@ def _num_cancels() -> int:
 
 
 def _is_raised(fault: BaseException) -> bool:
-    """Whether a `raise` of foreign code did it, and not a signal or the end of a coroutine between two of its instructions."""
+    """Whether a `raise` in foreign code raised it, not a signal or a coroutine's end between two of its instructions."""
     trace = fault.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

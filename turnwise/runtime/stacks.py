@@ -1,4 +1,4 @@
-"""Where everything stands: the stacks of all threads and of an event loop's tasks, short enough to be read."""
+"""The stacks of all threads and of an event loop's tasks, short enough to read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from types import CoroutineType, FrameType
 from typing import Any, NamedTuple
 
 WATCHDOG = "watchdog"
-"""Name of the threads that look at all others, and wait for nobody."""
+"""Name of the threads that watch all others."""
 MAX_CALLS = 8
-"""Calls of one stack that are shown: the innermost."""
+"""Number of calls shown of one stack, the innermost."""
 MAX_STACKS = 4
-"""Different stacks of threads, and of tasks, that are shown."""
+"""Number of different stacks shown, of threads and of tasks."""
 
 
 class StackCall(NamedTuple):
@@ -35,7 +35,7 @@ Stack = tuple[StackCall, ...]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _OWN = str(Path(__file__).parent)
 _EVENT_LOOP = str(Path(asyncio.__file__).parent)
-"""Its own calls say nothing of who waits for whom."""
+"""Its calls don't show who waits for whom."""
 
 
 def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Thread | None = None) -> str:
@@ -63,12 +63,12 @@ def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Threa
 
 
 def describe_error(error: BaseException) -> str:
-    """What was raised, and the innermost calls that led to it, of a user's own code where it is in any."""
+    """The exception and the innermost calls that led to it, preferably those of a user's own code."""
     return "\n".join([*describe_calls(error), "".join(traceback.format_exception_only(error)).strip()])
 
 
 def describe_calls(error: BaseException, max_calls: int = 3) -> list[str]:
-    """The innermost calls that led to an exception, of a user's own code where it is in any; a line each."""
+    """The innermost calls that led to an exception, preferably those of a user's own code; one line each."""
     calls = traceback.extract_tb(error.__traceback__)
     # Compiled modules have frames too, but no lines to show.
     foreign = [call for call in calls if call.line and not call.filename.startswith((*_LIBRARIES, _OWN))]
@@ -76,7 +76,7 @@ def describe_calls(error: BaseException, max_calls: int = 3) -> list[str]:
 
 
 def _is_of_libraries(stack: Stack) -> bool:
-    """Whether none of its calls is of turnwise or of a user: a writer or monitor that waits for something to do."""
+    """Whether no call is turnwise's or a user's: a writer or monitor that waits for work."""
     return all(place.file.startswith(_LIBRARIES) and not place.file.startswith(_OWN) for place in stack)
 
 

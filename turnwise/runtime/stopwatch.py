@@ -1,4 +1,4 @@
-"""What a run spends its time on, added up where it is spent: cheap enough to be always on."""
+"""Adds up what a run spends its time on; cheap enough to be always on."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 LOOP, ENGINE, ENVIRONMENTS = "event loop", "engine", "environments"
-"""Tracks: the event loop turns, and while it does, the engine computes or environments are called on it."""
+"""Tracks of a turning event loop: the loop itself, the engine's computing, and calls of environments."""
 IDLE, HELD = "idle", "held"
-"""Tracks: or nobody has anything to do, while episodes play or while none does."""
+"""Tracks of an idle loop: while episodes play, and while none does."""
 
 
 @dataclass(slots=True)
 class Work:
-    """What somebody has to do before the run goes on, and how far it is."""
+    """A piece of work that the run waits for, and its progress."""
 
     unit: str = ""
     """`episodes` or `micro-batches`."""
     total: int = 0
     done: int = 0
     tokens: int = 0
-    """Tokens of the micro-batches that are done."""
+    """Tokens of the finished micro-batches."""
     count: Callable[[], int] | None = None
-    """Counts what is done, where that is only worth it when somebody looks."""
+    """Counts the finished part on demand, if keeping count would cost too much."""
 
     @property
     def num_done(self) -> int:
@@ -45,24 +45,24 @@ class Stopwatch:
     def __init__(self) -> None:
         self.totals: dict[str, float] = {}
         self.num_playing = 0
-        """Groups of episodes that play now."""
+        """Number of groups that play now."""
         self.num_sampled = 0
         """Tokens that servers have sampled."""
         self.work = Work()
-        """What the phase that goes on waits for."""
+        """The work of the current phase."""
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
-        """Something called `name` has run on `track` from `started` to `ended`, in seconds of `now`, or until now. Each track
-        has one thread."""
+        """Adds that `name` ran on `track` from `started` to `ended` (default: now), in seconds of `now`. Each track has one
+        thread."""
         self._spent(track, (self.now() if ended is None else ended) - started)
 
     def did_batch(self, num_tokens: int) -> None:
-        """A micro-batch of the present work is done."""
+        """Notes a finished micro-batch of the current work."""
         self.work.done += 1
         self.work.tokens += num_tokens
 
     def close(self) -> None:
-        """What is kept is written."""
+        """Writes what is kept."""
 
     def _spent(self, track: str, seconds: float) -> None:
         self.totals[track] = self.totals.get(track, 0.0) + seconds

@@ -1,4 +1,4 @@
-"""Threads for calls that may never return: daemons, so that none of them keeps the process from ending.
+"""Threads for calls that may never return. They are daemons, so none of them keeps the process alive.
 
 The standard executor's threads are joined at exit: one stuck call hangs the process for ever.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class DaemonThread:
-    """One thread that makes calls in the order of their `start`, until `end`.
+    """One thread that makes calls in the order of `start`, until `end`.
 
     >>> thread = DaemonThread("doctest")
     >>> thread.start(max, 2, 3).result()
@@ -35,18 +35,18 @@ class DaemonThread:
         return result
 
     def end(self) -> None:
-        """Ends the thread after the calls that were started."""
+        """Ends the thread after the calls queued so far."""
         self._calls.put(None)
 
     def interrupt(self) -> None:
-        """Raises SystemExit in the call that goes on: a busy loop of Python ends, and no longer takes the others' time; a wait
-        in C ends when it comes back."""
+        """Raises SystemExit in the running call: a busy loop in Python ends and takes no more CPU time; a wait in C ends when
+        it returns."""
         ident = self._thread.ident
         if ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(SystemExit))
 
     def join(self, timeout_s: float) -> None:
-        """Waits until the thread is gone after its `end`, or for `timeout_s`."""
+        """Waits up to `timeout_s` until the thread is gone after its `end`."""
         self._thread.join(timeout_s)
 
     def _serve(self) -> None:
@@ -62,7 +62,7 @@ class DaemonThread:
         while True:
             try:
                 return self._calls.get()
-            except SystemExit:  # an `interrupt` of a call that has just come back by itself
+            except SystemExit:  # an `interrupt` of a call that has just returned by itself
                 continue
 
 

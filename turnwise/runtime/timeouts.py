@@ -1,4 +1,4 @@
-"""Timers of many waits that are hardly ever needed: one of the event loop's for all waits of a length."""
+"""Timeouts of many waits that hardly ever expire: waits of equal length share one timer of the event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class HasDeadline(Protocol):
-    """What ends at a deadline, in `time.monotonic()`, unless it is over by then."""
+    """A wait with a deadline, in `time.monotonic()`."""
 
     deadline: float
 
@@ -20,8 +20,8 @@ class HasDeadline(Protocol):
 class Timeouts:
     """Ends the waits of `timeout_s` seconds on one event loop.
 
-    They are due in the order in which they began. A timer of its own for each would cost as much as all else that a wait does,
-    and the loop keeps cancelled timers, with all that hangs on them, until most of them are.
+    They expire in the order in which they began. A timer for each wait would double a wait's cost, and the loop keeps cancelled
+    timers, and the objects they refer to, until most of its timers are cancelled.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
@@ -31,18 +31,18 @@ class Timeouts:
         self._is_armed = False
 
     def add(self, wait: HasDeadline) -> None:
-        """A wait begins, whose deadline is that of none before it or later."""
+        """Adds a wait; its deadline must not be before that of an earlier one."""
         self._waits[wait] = None
         if not self._is_armed:
             self._arm(self._timeout_s)
 
     def remove(self, wait: HasDeadline) -> None:
-        """It is over."""
+        """Removes a wait that is over."""
         self._waits.pop(wait, None)
 
     def _arm(self, delay_s: float) -> None:
         self._is_armed = True
-        # In a context of its own: the one at hand would keep the waits alive that are in it.
+        # An empty context, since the current one would keep its waits alive.
         self.loop.call_later(delay_s, self._look, context=Context())
 
     def _look(self) -> None:
@@ -53,7 +53,7 @@ class Timeouts:
             del self._waits[wait]
         first = next(iter(self._waits), None)
         if first is not None:
-            # Looking is as long as the list: a hundred looks a time are enough.
+            # A look takes as long as the list, so one look per hundredth of the time is enough.
             self._arm(max(first.deadline - now, self._timeout_s / 100))
         for wait in overdue:
             wait.expire()

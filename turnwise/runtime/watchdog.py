@@ -25,9 +25,9 @@ from turnwise.runtime.timeouts import Timeouts
 logger = logging.getLogger(__name__)
 
 EXIT_STATUS = 2
-"""Exit status of a process whose main thread doesn't come back: that of every error."""
+"""Exit status of a process whose main thread is stuck; the same as for every error."""
 _SAME_STACKS_S = 0.1
-"""Many waits for one thing end together: they share one look at the stacks."""
+"""Many waits for one thing end together, so they share one look at the stacks."""
 _LONGEST_S = 1e6
 """The longest time that faulthandler can be armed for."""
 _STDERR = 2
@@ -35,13 +35,13 @@ _SIGNAL = signal.Signals.__members__.get("SIGUSR2")
 
 
 _awaiting: ContextVar[Wait | None] = ContextVar("_awaiting", default=None)
-"""The wait that a task is inside of, and with it the tasks that it starts."""
+"""The wait around a task and around the tasks that it starts."""
 
 
 class Interrupt(asyncio.CancelledError):
-    """Raised inside a call that is past its deadline; the wait around it turns it into an error that says so.
+    """Raised inside a call that is past its deadline; the wait around it turns it into a DeadlineError.
 
-    Like any cancellation it is no `Exception`, so that code which tries again after failures doesn't swallow it.
+    Like any cancellation it is no `Exception`, so that code that retries after failures doesn't swallow it.
     """
 
 
@@ -53,9 +53,9 @@ class Wait:
     """
 
     deadline = float("inf")
-    """In `time.monotonic()`. Past it the wait is interrupted and gets a period of grace to unwind: the next deadline."""
+    """In `time.monotonic()`. Past it the wait is interrupted, and a period of grace to unwind becomes the next deadline."""
     report: str | None = None
-    """The error's text, once the deadline has passed."""
+    """Text of the error, after the deadline."""
     outer: Wait | None = None
     is_interrupted = False
     _has_cancelled = False
@@ -84,7 +84,7 @@ class Wait:
 
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
         self._watchdog.innermost = self.outer
-        # A call that came back late fails too, so that what is too slow doesn't depend on when it was looked at.
+        # A call that returned late fails too: failing must not depend on when the watchdog looked.
         if self.report is None and fault is None and time.monotonic() > self.deadline:
             self.report = str(self)
         if self.report is not None and not isinstance(fault, KeyboardInterrupt | SystemExit):
@@ -112,7 +112,7 @@ class Wait:
             del self._watchdog.of_task[self._task]
         else:
             self._watchdog.of_task[self._task] = self._before
-        # Tasks that were started inside may go on without it.
+        # Tasks started inside may outlive the wait.
         self.deadline = float("inf")
         if self._timeouts_of_loop is not None:
             self._timeouts_of_loop.remove(self)
@@ -122,12 +122,12 @@ class Wait:
             raise self.error(self.report) from None
 
     def renew(self) -> None:
-        """Starts its time anew."""
+        """Restarts the time limit."""
         if self.timeout_s is not None:
             self.deadline = time.monotonic() + self.timeout_s
 
     def expire(self) -> None:
-        """The deadline has passed while the event loop turned."""
+        """Handles a deadline that passed while the event loop turned."""
         if self.report is not None:
             return
         self.report = self._watchdog.describe(self, asyncio.get_running_loop())
@@ -136,7 +136,7 @@ class Wait:
         self._task.cancel()
 
     def interrupt(self) -> None:
-        """Ends what blocks the main thread, from a signal handler that interrupted it."""
+        """Ends the call that blocks the main thread, from the signal handler that interrupted it."""
         raise Interrupt
 
 
@@ -161,22 +161,22 @@ class Watchdog:
         self._poll_s = poll_s
         self._stall_s = stall_s
         self.innermost: Wait | None = None
-        """The innermost wait that blocks the thread; only the thread itself writes it."""
+        """The innermost blocking wait of the thread; only the thread itself writes it."""
         self.loop: asyncio.AbstractEventLoop | None = None
         """The loop that the thread runs."""
         self.turn: Wait | None = None
-        """The wait of that loop's tasks for the one that runs."""
+        """The wait of that loop's tasks for the running one."""
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
-        """The innermost of each task that awaits something with a deadline."""
+        """The innermost wait of each task that awaits something with a deadline."""
         self._timeouts: dict[float, Timeouts] = {}
-        """By the length of the waits; those of the loop that ran last."""
+        """Timeouts by the length of the waits, of the loop that ran last."""
         self._pending: Wait | None = None
-        """What is to be interrupted, until the interrupt is raised."""
+        """The wait to be interrupted, until the interrupt is raised."""
         self._stacks, self._stacks_at = "", float("-inf")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._thread_id: int | None = None
-        """The watched thread, where it can be interrupted."""
+        """The watched thread, if it can be interrupted."""
         self._previous: Any = None
 
     def waiting(
@@ -191,7 +191,7 @@ class Watchdog:
         return Wait(self, waiter, awaited, timeout_s, setting, error)
 
     def start(self) -> None:
-        """Watches the calling thread; nothing changes where it is watched already."""
+        """Watches the calling thread; does nothing if it is watched already."""
         if self._thread is not None:
             return
         if _SIGNAL is not None and threading.current_thread() is threading.main_thread():
@@ -202,7 +202,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops watching and gives the signal back, unless somebody else has taken it."""
+        """Stops watching and restores the signal handler, unless somebody else has set one."""
         if self._thread is None:
             return
         self._stop.set()
@@ -225,7 +225,7 @@ class Watchdog:
         return next((wait for wait in _chain(_awaiting.get()) if wait.report is not None), None)
 
     def timeouts(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> Timeouts:
-        """What ends the waits of that length on the loop."""
+        """The timeouts of that length on the loop."""
         timeouts = self._timeouts.get(timeout_s)
         if timeouts is None or timeouts.loop is not loop:
             timeouts = self._timeouts[timeout_s] = Timeouts(loop, timeout_s)
@@ -238,9 +238,9 @@ class Watchdog:
         return f"{wait}\n{self._stacks}"
 
     def _waits(self) -> list[Wait]:
-        """The waits that the thread is in right now, innermost first.
+        """The current waits of the thread, innermost first.
 
-        A turn of the event loop counts where no deadline of its own holds for the task that runs.
+        A turn of the event loop counts if the running task has no deadline of its own.
         """
         waits = list(_chain(self.innermost))
         if self.loop is None or self.turn not in waits:
@@ -272,7 +272,7 @@ class Watchdog:
                 signal.pthread_kill(self._thread_id, _SIGNAL)
 
     def _arm(self, remaining_s: float) -> None:
-        """From now on somebody must call this again in time, or the process ends."""
+        """Arms faulthandler: it ends the process unless this is called again in time."""
         timeout_s = min(max(remaining_s, self._stall_s) + 2 * self.grace_s, _LONGEST_S)
         faulthandler.dump_traceback_later(timeout_s, exit=True, file=_STDERR)
 
@@ -282,7 +282,7 @@ class Watchdog:
             if callable(self._previous):
                 self._previous(signum, frame)
         elif frame is not None and frame.f_code.co_filename == __file__:
-            # A wait is being entered or left. If it goes on, the next look at it sends another signal.
+            # A wait is being entered or left. If it goes on, the next look sends another signal.
             return
         elif wait in self._waits():
             self._pending = None
