@@ -114,9 +114,9 @@ def collect_rollouts(
     model_path: str | None = None,
     on_start: OnStart = log_applied,
 ) -> None:
-    """Plays batches of a split with a saved model, as the first step of training, or a validation, would.
+    """Plays batches of a split with a saved model, as training's first step or a validation would.
 
-    What was played is in the collection also where an error or Ctrl-C ends it.
+    After an error or Ctrl-C, the collection holds the groups played so far.
     """
     needs: frozenset[str] = frozenset()
     if split == "train":
@@ -133,7 +133,7 @@ def collect_rollouts(
 def _saved_policy(
     config: AgenticConfig, split: Split, model_path: str | None, needs: frozenset[str] = frozenset()
 ) -> Iterator[ServedPolicy]:
-    """A saved model with its server, closed at the end."""
+    """Opens a saved model with its server and closes it at the end."""
     require(unavailable_to_play(config, split))
     check_rollouts(config)
     policy = build_policy(config, choose_device(config), is_trained=False, model_path=model_path, needs=needs)

@@ -1,4 +1,4 @@
-"""Where the batches of a training come from: episodes, or the rollouts of a file (`turnwise train --from-rollouts`)."""
+"""The source of a training's batches: episodes, or the rollouts of a file (`turnwise train --from-rollouts`)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 _ROUNDING = 1e-6
 _NUM_DECODED = 256
-"""Turns that are decoded to see whether they were sampled with this tokenizer."""
+"""Number of turns decoded to see whether this tokenizer sampled them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What reads the rollouts: how it decodes, how many tokens it knows, and what its algorithm needs."""
+    """The reader of the rollouts: its decoding, its number of tokens, and its algorithm's needs."""
 
     decode: Callable[[Sequence[int]], str]
     vocab_size: int
@@ -39,8 +39,7 @@ def build_source(
     rollouts: Path | None = None,
     tasks: TaskSource | None = None,
 ) -> tuple[RolloutSource, int]:
-    """The source of an algorithm with these `needs`, which plays these `tasks`, and the number of steps that there are batches
-    for."""
+    """The source of batches for an algorithm with these `needs`, playing `tasks`, and the number of steps with batches."""
     if rollouts is None:
         settings = replace(
             scheduler_settings(config, "train", needs),
@@ -56,14 +55,14 @@ def build_source(
 
 
 def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | None:
-    """Steps until the tasks end, if each plays as many groups as it asks for; None where they don't end."""
+    """Steps until the tasks end, if each step plays as many groups as it asks for; None for endless tasks."""
     if tasks is None or tasks.num_tasks is None:
         return None
     return -(-tasks.num_tasks // (config.rollout_batch_size // config.train_env_manager.group_size))
 
 
 def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[str], path: Path) -> RolloutReplay:
-    """The training batches of a file, after everything that doesn't fit the config was named.
+    """The training batches of a file that fits the config.
 
     Raises:
         DataError: it can't be trained from with this config and model.
@@ -95,7 +94,7 @@ def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[s
 
 
 def _problems(config: AgenticConfig, groups: Sequence[Group], reader: Reader) -> Iterator[str]:
-    """Why these groups can't be trained on, the first reason first."""
+    """The reasons why these groups can't be trained on."""
     trajectories = [trajectory for group in groups for trajectory in played_of(group)]
     group_size = config.train_env_manager.group_size
     for group in groups:
@@ -131,7 +130,7 @@ def _problems(config: AgenticConfig, groups: Sequence[Group], reader: Reader) ->
 
 
 def _foreign_tokens(trajectories: Sequence[Trajectory], reader: Reader) -> Iterator[str]:
-    """Whether the tokens are those of another tokenizer: unknown ids, or ids that say something else than was sampled."""
+    """Whether another tokenizer made the tokens: ids are unknown, or decode to another text than the recorded one."""
     other = "it was played by a model with another tokenizer; set pretrain to that one, or play again with `turnwise rollout`"
     turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
     for trajectory, turn in turns:
@@ -145,7 +144,7 @@ def _foreign_tokens(trajectories: Sequence[Trajectory], reader: Reader) -> Itera
 
 
 def _readings(turn: Turn, reader: Reader) -> list[str]:
-    """What a response says with its last token and without it, which may have been a stop token."""
+    """The text of a response with and without its last token, which may be a stop token."""
     ids = turn.response_ids.tolist()
     return [reader.decode(ids), reader.decode(ids[:-1])]
 
@@ -163,7 +162,7 @@ def _say(
     groups: Sequence[Group],
     num_batches: int,
 ) -> None:
-    """What of the file is trained on, and how old it is."""
+    """Describes which part of the file is trained on, and its age."""
     versions = sorted({run.version for g in groups for t in g.trajectories for turn in t.turns for run in turn.versions})
     sampled_by = ", ".join(str(version) for version in dict.fromkeys([*versions[:1], *versions[-1:]])) or "unknown"
     logger.info(

@@ -1,4 +1,4 @@
-"""A run from its folder to its learning curve, whatever it trains."""
+"""A whole run of any kind, from its folder to its learning curve."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ P = TypeVar("P", AgenticPipeline, SFTPipeline)
 
 @contextmanager
 def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P], is_quiet: bool = False) -> Iterator[P]:
-    """The pipeline that `build` makes, to be run inside; `session` says what becomes of it. Prints where the run's folder, its
-    model and its curve are.
+    """Yields the pipeline that `build` makes, in a `session`. Prints the places of the run's folder, model and curve.
 
     Raises:
         KeyboardInterrupt: the run was interrupted.

@@ -1,4 +1,4 @@
-"""Text ↔ token ids, past what transformers does around its Rust tokenizers, which takes longer than they do."""
+"""Text ↔ token ids, without transformers' own work around its Rust tokenizers, which takes longer than theirs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TextCodec:
         self._backend = _plain_backend(tokenizer)
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """The ids of a text as they are behind the text `after`: some tokenizers begin every text with a blank of their own."""
+        """The ids of a text that follows the text `after`: some tokenizers begin every text with an extra blank."""
         if after and self._begins_texts:
             before, whole = self._ids(after), self._ids(after + text)
             if whole[: len(before)] == before:
@@ -42,24 +42,24 @@ class TextCodec:
 
     @cached_property
     def added_tokens(self) -> dict[int, str]:
-        """Tokens by id that are found in texts as a whole, registered as special or not."""
+        """Tokens by id that the tokenizer finds in texts as a whole, registered as special or not."""
         added = {index: token.content for index, token in self._tokenizer.added_tokens_decoder.items()}
         special = dict(zip(self._tokenizer.all_special_ids, self._tokenizer.all_special_tokens, strict=True))
         return {index: token for index, token in (added | special).items() if token.strip()}
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest entry of the vocabulary."""
+        """Number of characters of the vocabulary's longest entry."""
         return max(map(len, self._tokenizer.get_vocab()))
 
     @cached_property
     def _begins_texts(self) -> bool:
-        """Whether the ids of a text depend on whether anything stands before it (legacy SentencePiece's blank)."""
+        """Whether a text's ids depend on a text before it (legacy SentencePiece's blank)."""
         return self._ids("\nx") != [*self._ids("\n"), *self._ids("x")]
 
     def _ids(self, text: str) -> list[int]:
         backend = self._backend
-        # Any call of the tokenizer sets these for those after it.
+        # Any call of the tokenizer sets these for later calls.
         if backend is None or backend.truncation or backend.padding or backend.encode_special_tokens:
             return _encode(self._tokenizer, text)
         token_ids: list[int] = backend.encode(text, add_special_tokens=False).ids
@@ -67,7 +67,7 @@ class TextCodec:
 
 
 def _plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
-    """The Rust tokenizer, None where there is none or the class around it does something to texts or ids."""
+    """The Rust tokenizer; None if there is none, or if the class around it changes texts or ids."""
     if not tokenizer.is_fast:
         return None
     backend: Tokenizer = tokenizer.backend_tokenizer

@@ -1,4 +1,4 @@
-"""The token ledger of one context: every id that the server saw, in order, and nothing that it didn't see."""
+"""The token ledger of one context: exactly the ids that the server saw, in order."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FINISH_REASONS = get_args(FinishReason)
 
 
 class TokenConversation:
-    """A Conversation over an InferenceServer: append-only ids, one Turn a response. One `generate` at a time.
+    """A Conversation over an InferenceServer: append-only ids, one Turn per response. One `generate` at a time.
 
     `max_length` is the room of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
-    `sampling.seed` and k, so that it does not depend on what else the server is doing. `parent` is the index of the turn
-    whose context this one continues, where an agent rewrote history; it is kept on the first Turn. `opens_episode` says that
-    nothing was said before: a first prompt without room is then an error, and later a limit.
+    `sampling.seed` and k, so that it does not depend on what else the server is doing. If an agent rewrote history, `parent` is
+    the index of the turn whose context this one continues; the first Turn keeps it. With `opens_episode` this is the episode's
+    first context: a first prompt without room is an error here, and a limit in later contexts.
 
     >>> import asyncio
     >>> from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
@@ -63,15 +63,15 @@ class TokenConversation:
         self._tools = tools
         self._opens_episode = opens_episode
         self._is_closed = False
-        # Of numbers, not of Python objects: the collector of garbage reads every entry of a list, again and again.
+        # An array instead of a list: the garbage collector would scan every entry again and again.
         self._context_ids = array("q")
         self._media: list[Media] = []
 
     async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
         """Adds the messages, samples a response and returns it as an assistant message.
 
-        Returns None, adding and sampling nothing, where the context has no room for the messages and one token: a context
-        ends on sampled tokens. Nothing is added either when the server refuses the request.
+        Returns None, and adds and samples nothing, if the context has no room for the messages and one token: a context ends on
+        sampled tokens. Nothing is added if the server refuses the request.
 
         Raises:
             ChatTemplateError: the template refuses the messages.

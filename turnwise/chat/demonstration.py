@@ -19,8 +19,8 @@ def encode_demonstration(
 ) -> Sample:
     """A Sample [N] of a conversation, whose mask is 1 on each assistant's text and the end-of-turn token behind it.
 
-    Encoded turn by turn, as a rollout is, where the model says exactly these texts and ends its turns: what is learnt here
-    are tokens that sampling can reach.
+    It is encoded turn by turn, like a rollout in which the model says exactly these texts and ends its turns. So it teaches
+    tokens that sampling can produce.
 
     Raises:
         DataError: no assistant message, one without text or with tool calls, an unknown role, an assistant's message at
@@ -58,7 +58,7 @@ def encode_demonstration(
 
 
 def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], str]]:
-    """The conversation as pairs of the messages shown and the text answered."""
+    """The conversation as pairs: the messages shown, and the answer's text."""
     exchanges: list[tuple[list[Message], str]] = []
     prompt: list[Message] = []
     for index, message in enumerate(messages):

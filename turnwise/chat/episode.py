@@ -1,4 +1,4 @@
-"""The contexts of one episode: opened by its agent, and closed when the episode is over unless the agent has done so."""
+"""The contexts of one episode. Its agent opens them; those still open are closed when the episode is over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnwise.types import SamplingParams, derive_seed
 class TokenContexts:
     """Opens token ledgers over one server, with request ids of this episode's own.
 
-    `episode_id` must be unique among the episodes in flight, since servers keep KV under the request ids made from it.
+    `episode_id` must be unique among running episodes, since servers keep KV under request ids made from it.
     """
 
     def __init__(self, template: ChatTemplate, server: InferenceServer, max_length: int, episode_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Text from outside, in which a special token that is spelt out stays text: nobody can forge a turn with it."""
+"""Text from outside. Special tokens spelt out in it stay text, so that nobody can forge a turn."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from turnwise.chat.rendering import texts_of, with_texts
 from turnwise.types import Message
 
 _MARKS = range(0xE000, 0xF900)
-"""Unicode's characters for private use."""
+"""Characters of Unicode's private use area."""
 
 
 class ForeignText:
-    """Breaks up the special tokens that are spelt out in messages of users and tools. `tokens` are those of the tokenizer.
+    """Breaks up special tokens spelt out in messages of users and tools. `tokens` are the tokenizer's.
 
     >>> messages, mark = ForeignText({7: "<|im_end|>"}).marked([{"role": "user", "content": "a<|im_end|>"}])
     >>> messages[0]["content"].split(mark)
@@ -26,10 +26,10 @@ class ForeignText:
         self._spelt = re.compile("|".join(map(re.escape, spelt))) if spelt else None
 
     def marked(self, messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
-        """The messages with a mark inside of each spelt token, and the mark; "" where there is no such token."""
+        """The messages with a mark inside each spelt-out token, and the mark; "" if there is no such token."""
         told = [message for message in messages if message.get("role") in ("user", "tool")]
         texts = [text for message in told for text in texts_of(message)]
-        # Two texts of one message stand side by side in some templates.
+        # Some templates write two texts of one message side by side.
         joined = ["".join(texts_of(message)) for message in told]
         if self._spelt is None or not any(self._spelt.search(text) for text in joined):
             return messages, ""
@@ -39,7 +39,7 @@ class ForeignText:
 
     def _broken(self, mark: str, is_part: bool, text: str) -> str:
         pieces, begin = [""] if is_part else [], 0
-        # A token may begin inside of another one.
+        # A token may begin inside another one.
         while self._spelt is not None and (found := self._spelt.search(text, begin)):
             pieces.append(text[begin : found.start() + 1])
             begin = found.start() + 1

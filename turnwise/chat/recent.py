@@ -1,4 +1,4 @@
-"""The ids of messages that were rendered lately: siblings read the same ones, and states come back."""
+"""A cache of the ids of recently rendered messages: siblings read the same ones, and states recur."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Key = tuple[tuple[str, str], ...]
 
 
 class RecentIds:
-    """Ids by messages, up to `max_tokens` tokens together; what was rendered first goes first.
+    """Ids by messages, up to `max_tokens` tokens in all; the oldest are dropped first.
 
     >>> recent = RecentIds(max_tokens=3)
     >>> up, down = (("user", "up"),), (("user", "down"),)
@@ -37,7 +37,7 @@ class RecentIds:
 
 
 def key_of(messages: Sequence[Message]) -> Key | None:
-    """What tells messages apart that are a role and a text; None where they are more than that.
+    """The key of messages that are a role and a text; None if they hold more.
 
     >>> key_of([{"role": "user", "content": "Where to?"}])
     (('user', 'Where to?'),)

@@ -1,7 +1,7 @@
-"""A chat template's own writing, in which every message and tool that is passed in must show.
+"""Renders with a chat template, and makes sure that every message and tool shows in the result.
 
-Many published templates drop messages of some kind without a word. Each shape of conversation is therefore rendered once with
-made-up words in the place of its texts, calls and schemas, and is refused where a word doesn't come back.
+Many published templates silently drop messages of some kind. So each shape of conversation is rendered once with made-up words
+in place of its texts, calls and schemas, and is refused if a word is missing from the result.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Tools = Sequence[Mapping[str, Any]]
 SENTINEL = "turnwise8f1e6c0d5b7a4293sentinel"
 """One word of ASCII letters and digits: trimming, splitting at `</think>` and JSON escaping leave it as it is."""
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
-"""A tag of transformers' own, around what the assistant says; it writes nothing."""
+"""A tag of transformers around the assistant's text; it writes nothing."""
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
-"""Variables that every render sets."""
+"""Variables set at every render."""
 _FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
-"""What a template raises about messages that it doesn't know."""
+"""Exceptions of a template for messages that it doesn't know."""
 _MAX_SHAPES = 1024
 
 
@@ -53,14 +53,14 @@ class Renderer:
 
     @property
     def where(self) -> str:
-        """The template's file, as far as that is known."""
+        """The template's file, if known."""
         folder = Path(str(self._tokenizer.name_or_path or ""))
         names = ("chat_template.jinja", "tokenizer_config.json")
         found = next((str(folder / name) for name in names if folder.name and (folder / name).is_file()), "")
         return "the chat template that was given" if self._chat_template else f"the chat template {found}".rstrip()
 
     def sources(self) -> list[str]:
-        """The Jinja texts, of which a tokenizer may have one for tools."""
+        """The Jinja texts; a tokenizer may have a second one for tools."""
         if self._chat_template:
             return [self._chat_template]
         own = self._tokenizer.chat_template
@@ -68,7 +68,7 @@ class Renderer:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the template can read besides messages and tools."""
+        """Variables for the template besides messages and tools."""
         return {**self._tokenizer.special_tokens_map, **self._kwargs}
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, opens_answer: bool = True) -> str:
@@ -80,7 +80,7 @@ class Renderer:
         return self._render(messages, list(tools) or self._no_tools, opens_answer)
 
     def shown(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools = ()) -> str:
-        """The text of the messages, and with a `prefix` that ends with the sentinel only what follows the sentinel.
+        """The text of the messages; with a `prefix` that ends with the sentinel, only the text after the sentinel.
 
         Raises:
             ChatTemplateError: the template refuses the messages, or doesn't show all that they and the tools hold.
@@ -94,7 +94,7 @@ class Renderer:
         return text
 
     def takes(self, content: Any) -> bool:
-        """Whether a user's message may hold `content`, which has the sentinel in it."""
+        """Whether a user's message may hold `content`, which contains the sentinel."""
         try:
             text = self.render([{"role": "user", "content": content}])
         except ChatTemplateError:
@@ -126,7 +126,7 @@ class Renderer:
             except ChatTemplateError as error:
                 refusal = refusal or error
                 continue
-            # What opened the context has announced the tools.
+            # The messages that opened the context have announced the tools.
             expected = {word: what for word, what in words.items() if not (prefix and what.startswith("the schema"))}
             lost = next((what for word, what in expected.items() if word not in text), "")
             if not lost and not (is_parts and "'type'" in text):
@@ -175,7 +175,7 @@ class Renderer:
 
     @cached_property
     def _no_tools(self) -> list[Any] | None:
-        """What stands for no tools: None, or an empty list where the template reads `tools` at every render."""
+        """The value of `tools` without tools: None, or an empty list if the template reads `tools` at every render."""
         choices: tuple[list[Any] | None, ...] = (None, [])
         for tools in choices:
             for content in ("a", [{"type": "text", "text": "a"}]):
@@ -203,7 +203,7 @@ class Renderer:
 
 
 def texts_of(message: Message) -> Iterator[str]:
-    """The texts that a message's content holds.
+    """The texts in a message's content.
 
     >>> list(texts_of({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}))
     ['what?']
@@ -236,7 +236,7 @@ def _as_parts(message: Message) -> Message:
 
 
 def _shape(message: Message) -> tuple[Any, ...]:
-    """What a template may look at besides texts."""
+    """The parts of messages that a template may look at besides texts."""
     content = message.get("content")
     if len(message) == 2 and isinstance(content, str):
         return message.get("role"), bool(content)
@@ -246,7 +246,7 @@ def _shape(message: Message) -> tuple[Any, ...]:
 
 
 def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dict[str, Any]:
-    """A message or schema with words in the place of what must show; each is noted with `what` it stands for."""
+    """A message or schema with made-up words for everything that must show; each word is noted with `what` it stands for."""
 
     def word(_: str, what: str = what) -> str:
         made = f"turnwiseword{len(words)}x"
@@ -275,7 +275,7 @@ def _worded(message: Mapping[str, Any], what: str, words: dict[str, str]) -> dic
 
 
 def _is_in(said: str, text: str) -> bool:
-    """Whether a text shows, be it trimmed, with other white space, or written as JSON."""
+    """Whether a text shows, perhaps trimmed, with other white space, or as JSON."""
     if said.strip() in text:
         return True
     written = _letters(text)

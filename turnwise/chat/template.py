@@ -1,8 +1,8 @@
-"""A chat template as a machine that only ever appends: the first prompt, then what follows each sampled response.
+"""An append-only chat template: writes the first prompt, then the text after each sampled response.
 
-Sampled tokens are never decoded and encoded again. What comes after them is rendered behind a *sentinel* assistant message
-in a short made-up conversation and cut behind the sentinel, so that the end-of-turn token, separators and headers are
-exactly the template's, and the cost of a turn does not grow with the history. `docs/design/tokens.md` lists the traps.
+Sampled tokens are never decoded and encoded again. The text after them is rendered behind a *sentinel* assistant message in a
+short made-up conversation and cut behind the sentinel. So the end-of-turn token, separators and headers are exactly the
+template's, and the cost of a turn doesn't grow with the history. `docs/design/tokens.md` lists the traps.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _TEXT_FORMS: tuple[Callable[[str], Any], ...] = (str, as_part)
-"""How a message holds a text: as a string, or as a list of parts where a template of a vision model demands it."""
+"""The form of a message's text: a string, or a list of parts if a vision model's template demands it."""
 _OPENED_THINKING = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
 _CLOSED_THINKING = re.compile(r"<(?!/|\W*end)[^<>]*think[^<>/]*>\s*<(?=/|\W*end)[^<>]*think[^<>/]*>\s*\Z", re.IGNORECASE)
 _THINKING_TAGS = re.compile(r"\A(?:\s*<[^<>]*think[^<>]*>)+\s*", re.IGNORECASE)
 _THOUGHT = "turnwise8f1e6c0d5b7a4293thought"
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
-"""Keys under which published templates look for an assistant's thinking."""
+"""Keys in which published templates look for an assistant's thinking."""
 _BEFORE = "\n"
 """Stands for the sampled text before a tail: no vocabulary merges it with what follows."""
 
 
 class _Ends(NamedTuple):
-    """How a template ends an assistant's turn."""
+    """The end of an assistant's turn in a template."""
 
     closing: list[int]
-    """What stands between a text and the next message, up to the token that ends the turn; empty without such a token."""
+    """The text between an answer and the next message, up to the token that ends the turn; empty without such a token."""
     said: list[int]
-    """The same behind the last message of a conversation: what a model is taught to say."""
+    """The same after the last message of a conversation; fine-tuning teaches this one."""
 
 
 class ChatTemplate:
@@ -99,14 +99,14 @@ class ChatTemplate:
 
     @cached_property
     def without_special_tokens(self) -> Self:
-        """The same template, whose messages from users and tools can't spell a special token: it becomes ordinary ones."""
+        """The same template with special tokens in messages of users and tools encoded as ordinary text."""
         template = copy.copy(self)
         template._starts, template._tails = RecentIds(), RecentIds()
         template._foreign = ForeignText(self._codec.added_tokens)
         return template
 
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Ids of the first prompt: the messages, and the header of the response that is to be sampled.
+        """Ids of the first prompt: the messages, and the header of the next response.
 
         Raises:
             ChatTemplateError: the template refuses the messages or doesn't show them, or there are none.
@@ -116,7 +116,7 @@ class ChatTemplate:
         return self._ids(self._starts, (), messages, tools)
 
     def extend(self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Ids that follow a sampled response: what is missing to close its turn, the messages, the next response's header.
+        """Ids that follow a sampled response: the missing end of its turn, the messages, and the next response's header.
 
         A response that ends with the token by which the template ends the turn is closed already, and that token is not
         repeated. Any other response (cut by its budget, ended by another stop token or by a stop string) is closed with it.
@@ -131,7 +131,7 @@ class ChatTemplate:
             return tail
         num_closing = len(ends.closing)
         is_usual = tail[:num_closing] == ends.closing
-        # Where the next role's token ends a turn, a token of another role doesn't stand for it.
+        # If the next role's token ends a turn, another role's token can't replace it.
         end = num_closing - 1 if is_usual else self._first_added(tail)
         last = response_ids[-1]
         if end is None:
@@ -145,7 +145,8 @@ class ChatTemplate:
         """Ids of a response as the model would sample it in saying `content`, up to and including the end-of-turn token.
 
         Raises:
-            ChatTemplateError: the prompt ends within thinking, and neither `content` nor the template says where that ends.
+            ChatTemplateError: the prompt ends within thinking, and neither `content` nor the template shows the end of
+            thinking.
         """
         lead_in, opened = self._lead_in, _opened(self._header)
         if opened and content.lstrip().startswith(opened.strip()):
@@ -166,15 +167,15 @@ class ChatTemplate:
         return self._codec.decode(token_ids)
 
     def max_characters(self, num_tokens: int) -> int:
-        """No text of more characters fits into so many tokens: none of them stands for more than the longest entry."""
+        """The most characters that so many tokens can hold: no token is longer than the vocabulary's longest entry."""
         return num_tokens * self._codec.longest_token
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response: the template's end of turn, the tokenizer's end of text, those of the generation config.
+        """Ids that end a response: the template's end of turn, the tokenizer's end of text, and the generation config's.
 
-        A token that also ends a part of a response, thinking before the answer, is no end of turn unless the tokenizer or the
-        generation config says so.
+        A token that also ends a part of a response, such as thinking, counts only if the tokenizer or the generation config
+        names it.
         """
         end = self._ends.said[-1:]
         is_part = bool(end) and end[0] in self._between_thought_and_answer
@@ -185,7 +186,7 @@ class ChatTemplate:
         """Whether a fresh render of a conversation differs from the appended one: thinking is stripped, an empty think block
         is written into answers without thinking, the system prompt is moved.
 
-        Found by rendering conversations with a system prompt, where the template takes one.
+        Found by rendering conversations, with a system prompt if the template takes one.
         """
         user, sentinel = self._prefix
         form = _TEXT_FORMS[isinstance(user["content"], list)]
@@ -201,7 +202,7 @@ class ChatTemplate:
         return False
 
     def announce_rewrites(self) -> None:
-        """Says in the log, once, that contexts are appended to where the template would rewrite what is history."""
+        """Logs once that contexts are appended to although the template would rewrite the history."""
         if self._is_announced:
             return
         self._is_announced = True
@@ -237,7 +238,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_parts(self) -> bool:
-        """Whether lists of parts are read; a template for texts would print them as a Python list."""
+        """Whether the template reads lists of parts; a template for texts would print them as a Python list."""
         return self.renderer.takes(as_part(SENTINEL))
 
     def _check_parts(self, messages: Sequence[Message]) -> None:
@@ -253,9 +254,9 @@ class ChatTemplate:
 
     @cached_property
     def _ends(self) -> _Ends:
-        """What the template writes behind a message that is followed by another one and behind the last one.
+        """The text that the template writes after a message with a successor, and after the last message.
 
-        What they have in common ends the turn. Where they have nothing in common each has an end of its own.
+        Their common beginning ends the turn. Without one, each has its own end.
         """
         user = self._prefix[0]
         tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
@@ -279,9 +280,9 @@ class ChatTemplate:
 
     @cached_property
     def _lead_in(self) -> str | None:
-        """What the template puts between a response's header and its text: a blank, a channel, the end of opened thinking.
+        """The text between a response's header and its content: a blank, a channel, the end of opened thinking.
 
-        None where thinking is opened and the template doesn't say how it ends.
+        None if thinking is opened and the template doesn't show its end.
         """
         header = self._header
         rendered = (self.renderer.render([*self._prefix, self._prefix[0]]), self._text(self._prefix))
@@ -296,7 +297,7 @@ class ChatTemplate:
         return next((text for text in after if "think" in text.lower()), None)
 
     def _text(self, messages: Sequence[Message], is_last: bool = True) -> str:
-        """The messages, the last of which is an answer if `is_last`; "" where the template refuses them."""
+        """The rendered messages, the last of which is an answer if `is_last`; "" if the template refuses them."""
         try:
             return self.renderer.render(messages, opens_answer=not is_last)
         except ChatTemplateError:
@@ -307,7 +308,7 @@ class ChatTemplate:
         return next((index for index, token_id in enumerate(token_ids) if token_id in added), None)
 
     def _ids(self, recent: RecentIds, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
-        """The ids of the rendered messages, looked up in `recent` where they are texts alone."""
+        """The ids of the rendered messages; messages of plain text are looked up in `recent`."""
         key = None if tools else key_of(messages)
         found = None if key is None else recent.of(key)
         if found is not None:
@@ -323,7 +324,7 @@ class ChatTemplate:
         return token_ids
 
     def _pieces(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[str]:
-        """The rendered text, in pieces between which no special token can stand."""
+        """The rendered text in pieces; no special token may span two pieces."""
         if self._foreign is None:
             return [self.renderer.shown(prefix, messages, tools)]
         messages, mark = self._foreign.marked(messages)
@@ -332,7 +333,7 @@ class ChatTemplate:
 
 
 def num_characters_of(messages: Sequence[Message]) -> int:
-    """Characters of the messages' texts, without the white space around them, which some templates leave out."""
+    """Number of characters of the messages' texts, without surrounding white space, which some templates drop."""
     return sum(len(text.strip()) for message in messages for text in texts_of(message))
 
 
@@ -341,12 +342,12 @@ def _message(role: str, content: Any) -> Message:
 
 
 def _opened(header: str) -> str:
-    """The tag by which a header opens thinking, with the white space behind it; "" where it opens none."""
+    """The tag with which a header opens thinking, and the white space after it; "" if it opens none."""
     found = _OPENED_THINKING.search(header)
     return found.group() if found else ""
 
 
 def _closed(header: str) -> str:
-    """The empty thinking by which a header turns thinking off; "" where there is none."""
+    """The empty thinking with which a header turns thinking off; "" if there is none."""
     found = _CLOSED_THINKING.search(header)
     return found.group() if found else ""

@@ -1,4 +1,4 @@
-"""A Conversation with a model that is reached by text alone: nothing of it can be trained on."""
+"""A Conversation with a model that is reached by text alone. It can't be trained on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_LIMIT = 2**31
 
 
 class TextAnswer(NamedTuple):
-    """What such a model said."""
+    """The answer of such a model."""
 
     text: str
     finish_reason: FinishReason
@@ -26,7 +26,7 @@ Complete = Callable[[Sequence[Message], SamplingParams], Awaitable[TextAnswer]]
 
 
 class TextConversation:
-    """A Conversation over chat messages. Its turns hold texts and no tokens; how long its context is, nobody knows.
+    """A Conversation over chat messages. Its turns hold texts and no tokens, and its context length is unknown.
 
     >>> import asyncio
     >>> async def echo(messages, sampling):
@@ -70,4 +70,4 @@ class TextConversation:
         return _NO_LIMIT
 
     async def close(self) -> None:
-        """Nothing is kept for it anywhere."""
+        """Does nothing: no server keeps anything for it."""

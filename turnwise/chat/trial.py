@@ -1,4 +1,4 @@
-"""A chat template's trial: does it come to an end? In this process nothing could stop one that doesn't."""
+"""Tries whether a chat template ends, in another process: in this one nothing could stop a template that loops."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from turnwise.errors import ChatTemplateError
 _logger = logging.getLogger(__name__)
 
 CPU_S = 5
-"""Seconds of computing, for what takes a usual template a tenth of one."""
+"""Limit in CPU seconds; a usual template takes a tenth of a second."""
 _WALL_S = 60.0
 _BYTES = 2 * 2**30
 _PROGRAM = Path(__file__).with_name("trial_program.py")
 
 
 def tried(template: ChatTemplate) -> ChatTemplate:
-    """The template, after it has rendered conversations of every kind and of 100 turns in a process of its own.
+    """Returns the template after it has rendered conversations of every kind and of 100 turns in a process of its own.
 
     Raises:
         ChatTemplateError: it doesn't come to an end there, or takes all memory; the message names its file.
@@ -46,7 +46,7 @@ def tried(template: ChatTemplate) -> ChatTemplate:
 
 @lru_cache(maxsize=64)
 def _fault(asked: str) -> str:
-    """What went wrong in the trial, "" for nothing."""
+    """The error of the trial, "" for none."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", str(_PROGRAM)], input=asked, capture_output=True, text=True, timeout=_WALL_S, check=False

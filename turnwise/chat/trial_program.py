@@ -1,4 +1,4 @@
-"""Renders conversations of every kind with a chat template. A program of its own, which may be ended: `trial.py` starts it.
+"""Renders conversations of every kind with a chat template. `trial.py` starts it as a program that it may end.
 
 It imports neither turnwise nor transformers, so that it takes a tenth of a second.
 """
@@ -25,7 +25,7 @@ _TOOL = {
 
 
 def conversations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
-    """Messages and tools: every kind of message, in texts and in parts, and 100 turns."""
+    """Conversations with every kind of message, as texts and as parts, with tools, and of 100 turns."""
     user: dict[str, Any] = {"role": "user", "content": "a"}
     answer: dict[str, Any] = {"role": "assistant", "content": "<think>\nb\n</think>\n\nc"}
     system = {"role": "system", "content": "d"}

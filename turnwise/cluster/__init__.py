@@ -1,1 +1,1 @@
-"""Where the workers of a role live."""
+"""Clusters: the processes of a role's workers."""

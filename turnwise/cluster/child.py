@@ -1,4 +1,4 @@
-"""What runs in a process of its own: the workers of roles, and the answers to calls."""
+"""The child process: holds the workers of roles and answers calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from turnwise.runtime.stopwatch import Stopwatch
 
 
 class KeptStopwatch(Stopwatch):
-    """Keeps its spans until they are sent. What is done of the present work is sent at once, by `send`."""
+    """Keeps its spans until they are sent. `send` reports progress of the current work at once."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class KeptStopwatch(Stopwatch):
 
 
 class Wire:
-    """The connection to the process that asks, from any thread."""
+    """The connection to the calling process, usable from any thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -57,7 +57,7 @@ class Wire:
 
 
 class SentRecords(QueueHandler):
-    """Sends log records at once: what was said before a crash arrives."""
+    """Sends log records at once, so that messages before a crash arrive."""
 
     def __init__(self, wire: Wire) -> None:
         super().__init__(None)  # type: ignore[arg-type]
@@ -67,16 +67,16 @@ class SentRecords(QueueHandler):
         try:
             pickled = dumps(record)
             loads(pickled)
-        except Exception:  # boundary: whatever was put into its `extra`
+        except Exception:  # boundary: a record's `extra` may hold anything
             plain = ("name", "levelno", "levelname", "msg", "created", "pathname", "lineno", "module", "filename")
             pickled = dumps(logging.makeLogRecord({name: vars(record)[name] for name in plain}))
         self._wire.send(RECORD + pickled)
 
 
 def serve(connection: Connection, stacks: Connection) -> None:
-    """Answers the messages of a connection, one after the other, until its other end is closed. On SIGUSR1 the stacks of this
-    process are written to `stacks`."""
-    os.set_blocking(stacks.fileno(), False)  # nobody reads what a scheduler's signals write there
+    """Answers the messages of a connection one by one until its other end is closed. On SIGUSR1 it writes the process's stacks
+    to `stacks`."""
+    os.set_blocking(stacks.fileno(), False)  # nobody reads what a cluster scheduler's signals would write there
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
     wire = Wire(connection)
     logging.getLogger().handlers[:] = [SentRecords(wire)]
@@ -105,10 +105,10 @@ class Child:
         self._shared: dict[tuple[str, str], SharedTensors] = {}
         self._stopwatch = KeptStopwatch(send)
         self._unsent: tuple[SharedTensors, int] | None = None
-        """What is shared with the answer for the first time, and its descriptor."""
+        """Memory that the answer shares for the first time, and its descriptor."""
 
     def answer(self, message: bytes) -> tuple[bytes, int | None]:
-        """The pickled Reply to a pickled message, and a descriptor that goes with it."""
+        """The pickled Reply to a pickled message, and the descriptor that goes with it."""
         answer, descriptor = Reply(), None
         self._unsent = None
         try:
@@ -116,10 +116,10 @@ class Child:
             answer.value = getattr(self, command.method)(*command.args)
             answer.spans = self._stopwatch.spans
             pickled = dumps(answer)
-            # Only what is whole is sent, or the other end would read a descriptor that it doesn't expect.
+            # Nothing is sent by halves, or the other end would read a descriptor that it doesn't expect.
             if self._unsent is not None:
                 self._shared[answer.value.source], descriptor = self._unsent
-        except BaseException as error:  # boundary: the process that waits for the answer gets what was raised
+        except BaseException as error:  # boundary: the process that waits for the answer gets the exception
             pickled = dumps(Reply(error=portable(error)))
             if self._unsent is not None:
                 os.close(self._unsent[1])
@@ -127,7 +127,7 @@ class Child:
         return pickled, descriptor
 
     def set_up(self, set_up: SetUp) -> None:
-        """Makes the surroundings of this process those of the one that asks."""
+        """Copies the calling process's surroundings to this process."""
         os.environ.clear()
         os.environ.update(set_up.environment)
         sys.path[:] = set_up.path
@@ -162,7 +162,7 @@ class Child:
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error, or one that says the same where it can't be pickled or passed through a future, with where it was raised."""
+    """The error with its place; a copy of its text if it can't be pickled or pass through a future."""
     lines = traceback.format_exception(error)
     try:
         if isinstance(error, StopIteration):

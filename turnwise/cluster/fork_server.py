@@ -1,8 +1,8 @@
-"""Processes that start in milliseconds: forks of one that has imported what they need, and holds no threads, locks or devices.
+"""Starts processes in milliseconds, as forks of a process that has imported their modules and holds no threads, locks or
+devices.
 
-`multiprocessing`'s forkserver is one for the whole program: its start method, preloads and signal mask would be the user's too,
-and a daemon of its may have no children. This one is light to import, so that its imports run beside those of the process that
-asks for it.
+`multiprocessing` has one forkserver for the whole program: the user would share its start method, preloads and signal mask, and
+its daemons may have no children. This one is light to import, so that its imports run beside those of its starter.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _FORK, _REAP = b"f", b"r"
 _NUMBER = 8
 """Bytes of a number in a message."""
 _END_S = 5.0
-"""Seconds within which a fork server ends by itself after its connection was closed."""
+"""Seconds until a fork server ends by itself after its connection is closed."""
 _ANSWER_S = 600.0
-"""Seconds within which a fork server answers; before its first answer it imports."""
+"""Seconds to wait for a fork server's answer, imports included."""
 _IS_STARTER_THERE_S = 1.0
-"""Between two looks at it. A closed connection says it sooner, unless a fork of the starter holds its end."""
+"""Seconds between two looks at the starter. A closed connection tells sooner, unless a fork of the starter holds its end."""
 _SENT_TO_ALL = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-"""What a shell or a scheduler may send to all processes of a run: what becomes of the others is the first one's choice."""
+"""Signals that a shell or a cluster scheduler may send to all processes of a run. Only the main process acts on them."""
 
 
 class ForkServer:
-    """The process that forks, as seen by the process that started it. Killing the starter kills them all."""
+    """The forking process, as seen by its starter. Killing the starter kills all of them."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         if sys.platform == "win32":
@@ -48,8 +48,8 @@ class ForkServer:
             f"import sys; sys.path[:] = {[folder for folder in sys.path if isinstance(folder, str)]!r}\n"
             f"from turnwise.cluster.fork_server import main; main({theirs.fileno()}, {os.getpid()}, {list(modules)!r})"
         )
-        # Unbuffered, since forks may be killed. In a session of its own, since Ctrl-C in a terminal is for this process alone.
-        # Without OpenBLAS's threads, which a fork doesn't have.
+        # Unbuffered, since forks may be killed. In its own session, since only this process is to get a terminal's Ctrl-C.
+        # Without OpenBLAS's threads, which don't survive a fork.
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-c", code],
             pass_fds=[theirs.fileno()],
@@ -66,7 +66,7 @@ class ForkServer:
         self._process.kill()
 
     def fork(self, main: str, connections: Sequence[Connection]) -> int:
-        """The id of a new process, which calls the function `main` (`module:name`) with its ends of the connections.
+        """Starts a process that calls the function `main` (`module:name`) with its ends of the connections; returns its id.
 
         Raises:
             WorkerError: there can be none, since the fork server has ended or doesn't answer.
@@ -88,7 +88,7 @@ class ForkServer:
             ) from None
 
     def reap(self, process_id: int) -> int | None:
-        """How a forked process ended, which is waited for: its exit code, or minus a signal; None where nobody knows."""
+        """Waits for a forked process; its exit code, or minus a signal; None if unknown."""
         try:
             with self._talking():
                 self._control.sendall(_REAP + process_id.to_bytes(_NUMBER, "big"))
@@ -98,7 +98,7 @@ class ForkServer:
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        """One question and its answer. Left in between, by Ctrl-C as well, nothing can be asked any more."""
+        """One question and its answer. If it is interrupted in between, no more questions are possible."""
         with self._lock:
             try:
                 yield
@@ -115,11 +115,11 @@ class ForkServer:
 
 
 _fork_servers: dict[int, ForkServer] = {}
-"""By the process that has started it: one that was forked from it needs its own."""
+"""Fork servers by starting process: a fork of that process needs its own."""
 
 
 def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:
-    """The fork server of this process. A new one imports `modules`, or what the one before it had that has ended."""
+    """The fork server of this process. A new one imports `modules`, or the modules of its predecessor that has ended."""
     fork_server = _fork_servers.get(os.getpid())
     if fork_server is None or not fork_server.is_alive:
         known = fork_server.modules if fork_server is not None else ()
@@ -129,7 +129,7 @@ def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:
 
 
 def drop_processes() -> None:
-    """Ends a fork server that still imports, and would only then see that this process is gone."""
+    """Ends a fork server, which may still be importing and would see only later that this process is gone."""
     fork_server = _fork_servers.pop(os.getpid(), None)
     if fork_server is not None:
         fork_server.kill()
@@ -141,12 +141,13 @@ def main(descriptor: int, starter: int, modules: Sequence[str]) -> None:
     for name in _SENT_TO_ALL:
         if name in signal.Signals.__members__:
             signal.signal(signal.Signals[name], lambda *_: None)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it, and passed that on, can't wait for children
+    # A parent may have ignored SIGCHLD and passed that on; waiting for children would fail.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     control = socket.socket(fileno=descriptor)
     for module in modules:
         try:
             import_module(module)
-        except Exception:  # boundary: the main process, which imports it as well, says what is wrong with it
+        except Exception:  # boundary: the main process imports the module too and reports its error
             continue
     children: set[int] = set()
     try:
@@ -182,14 +183,14 @@ def main(descriptor: int, starter: int, modules: Sequence[str]) -> None:
 
 
 def _run(name: str, descriptors: Sequence[int]) -> None:
-    """In a forked process: calls the function, and ends."""
+    """Runs in a forked process: calls the function, and ends."""
     status = 1
     try:
         module, _, function = name.partition(":")
         called: Callable[..., None] = getattr(import_module(module), function)
         called(*(Connection(number) for number in descriptors))
         status = 0
-    except BaseException:  # boundary: nobody else says what has broken a process
+    except BaseException:  # boundary: nobody else would report the error
         traceback.print_exc()
     finally:
         os._exit(status)

@@ -12,7 +12,7 @@ from turnwise.runtime.watchdog import Watchdog
 
 
 class Done:
-    """The Pending of a call that has already run."""
+    """The Pending of a finished call."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -49,7 +49,8 @@ class LocalWorkers:
 
 
 class LocalCluster:
-    """Spawns each role as one object here. Its factory gets `stopwatch`. `watchdog` ends a call after `deadline_s`."""
+    """Spawns each role as one object of this process. Its factory gets `stopwatch`. `watchdog` ends a call after
+    `deadline_s`."""
 
     def __init__(
         self, stopwatch: Stopwatch | None = None, watchdog: Watchdog | None = None, deadline_s: float | None = None

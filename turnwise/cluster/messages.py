@@ -1,4 +1,4 @@
-"""What goes between the two processes, and how it is written."""
+"""The messages between the two processes, and their encoding."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import torch
 from turnwise.cluster.shared_tensors import TensorSlot
 
 RECORD = b"log"
-"""Before a pickled log record. What comes else is an Reply, which begins with a pickle's own first byte."""
+"""Prefix of a pickled log record. Any other message is a Reply, which begins with a pickle's own first byte."""
 DONE = b"did"
-"""Before the number of tokens of a micro-batch that is done, in decimal digits."""
+"""Prefix of the number of tokens of a finished micro-batch, in decimal digits."""
 _NUMPY_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
 
 
@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
 
 class SetUp(NamedTuple):
-    """What a process takes over from the one that starts it, and then calls."""
+    """Surroundings that a process takes over from its starter, and the function it then calls."""
 
     environment: dict[str, str]
     path: list[str]
@@ -42,8 +42,8 @@ class SetUp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Stands for named tensors in memory that both processes see. The first time, `places` say where in a buffer of
-    `num_bytes`, whose descriptor comes next."""
+    """Stands for named tensors in shared memory. The first time, `places` gives their positions in a buffer of `num_bytes`,
+    whose descriptor comes next."""
 
     source: tuple[str, str]
     num_bytes: int = 0

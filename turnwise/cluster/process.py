@@ -1,4 +1,4 @@
-"""Roles in one process beside this one, which turns the event loop while it waits for them."""
+"""Roles in one other process. This process turns its event loop while it waits for them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 
 RunAsync = Callable[[Coroutine[Any, Any, Any]], Any]
 _END_S = 60.0
-"""Seconds that the end of a run waits for the thread that talks to a process which is gone."""
+"""Seconds that the end of a run waits for the thread that talked to a dead process."""
 _STACK_S = 5.0
-"""Seconds within which a process writes where it is, if it can."""
+"""Seconds to wait for the stacks of a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuThreads:
-    """Threads that an operator uses on either side of a CPU which trainer and rollouts share, and those of both together."""
+    """Operator threads of trainer and rollouts on a shared CPU, and of both together."""
 
     train: int
     rollout: int
@@ -47,8 +47,8 @@ class CpuThreads:
 
 
 class TrainerProcess:
-    """The process, and the thread here that talks to it. No call comes after one that is past its deadline, that of whoever
-    awaits it or `deadline_s`, as long as it goes on."""
+    """The process, and this process's thread that talks to it. A call past its deadline (the caller's, or `deadline_s`) blocks
+    new calls until it returns."""
 
     def __init__(self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, deadline_s: float | None) -> None:
         self._run_async = run_async
@@ -56,7 +56,7 @@ class TrainerProcess:
         self._stopwatch = stopwatch
         self._deadline_s = deadline_s
         self._busy_with = ""
-        """The call that the process has been sent and hasn't answered."""
+        """The call that was sent to the process and isn't answered yet."""
         self._late = ""
         """A call that was past its deadline."""
         self._has_ended = False
@@ -87,7 +87,7 @@ class TrainerProcess:
         return Started(name, self._thread.start(self._ask, name, command), self)
 
     def wait_for(self, call: Started) -> Any:
-        """What the call returns. The event loop turns meanwhile, so that everything on it goes on."""
+        """The result of the call. The event loop turns meanwhile."""
         return self._run_async(self._wait_for(call))
 
     async def _wait_for(self, call: Started) -> Any:
@@ -95,14 +95,14 @@ class TrainerProcess:
             return await call
 
     def left(self) -> None:
-        """Nobody waits any more for a call that isn't done. Where a deadline is why, its error says where the process is."""
+        """Abandons an unfinished call. If its deadline has passed, the error shows the process's stacks."""
         wait = self._watchdog.expired()
         if wait is not None:
             self._late = self._busy_with
             wait.report = f"{wait.report}\n  the trainer's process:\n{indent(self._stack(), '    ')}"
 
     def end(self) -> None:
-        """Ends the process, whatever it does: who wants an answer has waited for it. Again is harmless."""
+        """Ends the process, whatever it does: callers have already waited for their answers. Calling it again is harmless."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -169,13 +169,13 @@ class TrainerProcess:
         return f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _stack(self) -> str:
-        """Where the process is."""
+        """The stacks of the process."""
         while self._stacks.poll(0) and os.read(self._stacks.fileno(), 65_536):
-            continue  # what somebody else's signal has made it write
+            continue  # drops stacks that somebody else's signal wrote
         with suppress(ProcessLookupError):
             os.kill(self._id, signal.SIGUSR1)
         text, end = b"", time.monotonic() + _STACK_S
-        # It writes line by line: it is whole when nothing more comes.
+        # It writes line by line, so the text is whole when nothing more comes.
         while self._stacks.poll(0.2 if text else max(0.0, end - time.monotonic())):
             more = os.read(self._stacks.fileno(), 65_536)
             if not more:
@@ -221,7 +221,7 @@ class Started:
         try:
             return await asyncio.wrap_future(self.future)
         except asyncio.CancelledError:
-            # One that waits behind another is cancelled, and never called.
+            # A call that waits behind another is cancelled and never made.
             if self.future.cancelled() or not self.future.done():
                 self.process.left()
             raise
@@ -244,12 +244,11 @@ class ProcessCluster:
     """Spawns each role as one object of one process, whose methods run there in the order in which they were called.
 
     Arguments and results are pickled. An iterator of `(name, tensor)` pairs comes back as `SharedTensors`, which the next call
-    of the same method overwrites; the first makes the iterator twice. What is logged there is logged here, and what its
-    stopwatch notes `stopwatch` does. No call takes longer than `deadline_s`.
+    of the same method overwrites; the first makes the iterator twice. Its log records are logged here, and its stopwatch's
+    notes go to `stopwatch`. No call takes longer than `deadline_s`.
 
-    `run_async` waits for a coroutine on the run's event loop. `set_num_threads` says how many threads the operators use that
-    are called from the calling thread: until `shutdown` `num_threads.rollout` here, and there `num_threads.train`. `set_up` is
-    called there first.
+    `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets the number of operator threads of the
+    calling thread: until `shutdown` `num_threads.rollout` here, and there `num_threads.train`. `set_up` is called there first.
     """
 
     def __init__(
@@ -280,7 +279,7 @@ class ProcessCluster:
         return ProcessWorkers(role, self._process)
 
     def take(self, value: Any) -> None:
-        """Sends something there, so that what can't arrive is known before it is needed.
+        """Sends a value there, to find out early whether it can arrive.
 
         Raises:
             Exception: whatever pickle raises, on either side.
@@ -288,13 +287,13 @@ class ProcessCluster:
         self._process.start("a trial", Command("take", (value,))).result()
 
     def shutdown(self) -> None:
-        """Ends the process. Nobody waits for what it still does."""
+        """Ends the process without waiting for its running call."""
         self._set_num_threads(self.num_threads.both)
         self._process.end()
 
 
 def _log(pickled: bytes) -> None:
-    """Logs here what was logged there."""
+    """Logs the process's records here."""
     try:
         record: logging.LogRecord = loads(pickled)
     except Exception as error:  # boundary: what was put into its `extra` may be of classes that aren't known here

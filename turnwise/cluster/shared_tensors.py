@@ -1,4 +1,4 @@
-"""Named tensors in memory that two processes see."""
+"""Named tensors in memory shared by two processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """Where in a buffer a tensor lies, in bytes."""
+    """A tensor's place in a buffer, in bytes."""
 
     start: int
     dtype: torch.dtype
@@ -27,8 +27,7 @@ class TensorSlot:
 
 
 class SharedTensors:
-    """`(name, tensor)` pairs in a file without a name that both processes map. It has no part of /dev/shm, which is small in
-    containers.
+    """`(name, tensor)` pairs in an unnamed file that both processes map. It doesn't use /dev/shm, which is small in containers.
 
     >>> tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
     >>> places, num_bytes = layout(tensors)
@@ -44,7 +43,7 @@ class SharedTensors:
         self._buffer = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
 
     def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Takes over the values of tensors on any device.
+        """Copies in the values of tensors on any device.
 
         Raises:
             WorkerError: they aren't the tensors that there is a place for.
@@ -70,7 +69,7 @@ class SharedTensors:
 
 
 def layout(tensors: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, TensorSlot], int]:
-    """A place for each tensor, and the bytes of all. None is kept."""
+    """A place for each tensor, and the bytes of all. Keeps no tensor."""
     places, size = {}, 0
     for name, tensor in tensors:
         places[name] = TensorSlot(size, tensor.dtype, tensor.shape)
@@ -79,7 +78,7 @@ def layout(tensors: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, TensorSlot]
 
 
 def new_buffer(num_bytes: int) -> int:
-    """The descriptor of a file without a name, in memory where the system has such files."""
+    """The descriptor of an unnamed file, in memory if the system has such files."""
     if sys.platform == "linux":
         descriptor = os.memfd_create("turnwise weights")
     else:
