@@ -51,7 +51,7 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    class Shown(Figure):
+    class CurveFigure(Figure):
         """A notebook shows other figures only where pyplot has been set up for it."""
 
         def _repr_png_(self) -> bytes:
@@ -60,7 +60,7 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
 
     is_fine_tuning = bool(_series(rows, r"sft/loss"))
     small = _panels(rows)
-    figure = Shown(figsize=(8, 6 if small else 4))
+    figure = CurveFigure(figsize=(8, 6 if small else 4))
     FigureCanvasAgg(figure)
     shape = (2, len(small)) if small else (1, 1)
     grid = figure.add_gridspec(*shape, height_ratios=[2, 1] if small else None)
