@@ -15,7 +15,7 @@ from turnwise.data.tables import TableRow
 from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.protocols import Reward, RewardResult
 from turnwise.runtime.foreign import Foreign
-from turnwise.runtime.threads import DaemonThread
+from turnwise.runtime.threads import DaemonPool
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Group, Message, Trajectory
 
@@ -65,6 +65,7 @@ class FunctionReward:
     prompt_key: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """More arguments of the config."""
+    _pool: DaemonPool = field(default_factory=lambda: DaemonPool("reward"))
     wanted: Wanted = field(init=False)
     _given: tuple[str, ...] = field(init=False)
 
@@ -97,7 +98,7 @@ class FunctionReward:
             arguments["messages"] = [messages_of(run[-1], self.prompt_key) for run in runs]
         if "prompts" in self._given:
             arguments["prompts"] = [group.task.payload.get(self.prompt_key, run[0].turns[0].observation) for run in runs]
-        values = await _called(self.function, self.name, group.task.id, arguments)
+        values = await _called(self.function, self.name, group.task.id, arguments, self._pool)
         return RewardResult(_numbers(values, len(runs), self.name))
 
 
@@ -107,9 +108,10 @@ class GroupReward:
 
     name: str
     reward: Callable[[Group], Any]
+    _pool: DaemonPool = field(default_factory=lambda: DaemonPool("reward"))
 
     async def __call__(self, group: Group) -> RewardResult:
-        found = await _called(self.reward, self.name, group.task.id, {"group": group})
+        found = await _called(self.reward, self.name, group.task.id, {"group": group}, self._pool)
         result = found if isinstance(found, RewardResult) else RewardResult(found)
         num_runs = len(runs_of(group))
         scores = _numbers(result.scores, num_runs, self.name)
@@ -125,7 +127,7 @@ class GroupReward:
         )
 
 
-async def _called(function: Callable[..., Any], name: str, task_id: str, arguments: Mapping[str, Any]) -> Any:
+async def _called(function: Callable[..., Any], name: str, task_id: str, arguments: Mapping[str, Any], pool: DaemonPool) -> Any:
     """What the function returns, in a thread unless it is a coroutine function.
 
     Raises:
@@ -141,14 +143,7 @@ async def _called(function: Callable[..., Any], name: str, task_id: str, argumen
         if is_async:
             with Foreign(f"data.reward {name}", task_id):
                 return await function(**arguments)
-        thread = DaemonThread(f"reward {name}")
-        pending = thread.start(call)
-        thread.end()
-        try:
-            result = await asyncio.wrap_future(pending)
-        except asyncio.CancelledError:
-            thread.interrupt()
-            raise
+        result = await pool.call(call)
         return await result if inspect.isawaitable(result) else result
     except (EnvironmentFault, asyncio.CancelledError):
         raise

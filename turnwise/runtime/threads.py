@@ -5,6 +5,7 @@ The standard executor's threads are joined at exit: one stuck call hangs the pro
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import threading
 from collections.abc import Callable
@@ -64,6 +65,29 @@ class DaemonThread:
                 return self._calls.get()
             except SystemExit:  # an `interrupt` of a call that has just returned by itself
                 continue
+
+
+class DaemonPool:
+    """Threads for calls of one kind: as many as go on at the same time, each used again."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._idle: list[DaemonThread] = []
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The result of a call in a thread. One that is given up, cancelled or past its deadline, is interrupted."""
+        thread = self._idle.pop() if self._idle else DaemonThread(self._name)
+        try:
+            result = await asyncio.wrap_future(thread.start(function, *args))
+        except asyncio.CancelledError:
+            thread.end()
+            thread.interrupt()
+            raise
+        except BaseException:
+            self._idle.append(thread)
+            raise
+        self._idle.append(thread)
+        return result
 
 
 class DaemonExecutor(ThreadPoolExecutor):
