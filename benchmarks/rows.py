@@ -3,8 +3,9 @@
     python benchmarks/rows.py --trl-python PYTHON
 
 PYTHON is an interpreter of an environment of its own (`pip install -c constraints.txt -e . trl==1.16.0`). Both sides have the
-same rows, reward function, random model, batch (64 completions of at most 64 tokens, in groups of 8), optimiser and schedule, one
-optimiser step a batch, fp32, on the same cores. Each pair of runs is 20 steps of each side in a fresh process.
+same rows, reward function, random model, batch (64 completions of at most 64 tokens, in groups of 8), optimiser and schedule,
+one optimiser step a batch, fp32, on the same cores. Each pair of runs is 20 steps of each side in a fresh process.
+"""
 
 from __future__ import annotations
 
