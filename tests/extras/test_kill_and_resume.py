@@ -3,7 +3,6 @@ goes on each time ends with the metrics, trajectories and weights of one that wa
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -15,14 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from small_runs import LETTERS, measured, played, training
 from transformers import AutoModelForCausalLM
 
 from turnwise.models.make import make_model
-from turnwise.tracking.jsonl import read_metrics
+from turnwise.pipelines.run_folder import RunFolder
 
 NUM_KILLS = 20 if os.environ.get("TURNWISE_FULL") else 3
 PHASES = ("rollout", "train", "checkpoint", "adv", "model_update", "val")
-TIMES = ("time/", "system/tps")
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 
 DRIVER = """
@@ -67,25 +66,10 @@ def job(tmp_path):
         "add_token_level_kl": True,
         "init_kl_coef": 0.05,
         "target_kl": 0.02,
-        "actor_train": {
-            "training_args": {
-                "learning_rate": 1e-3,
-                "per_device_train_batch_size": 4,
-                "lr_scheduler_type": "cosine",
-                "warmup_steps": 3,
-            }
-        },
+        "actor_train": training(lr_scheduler_type="cosine", warmup_steps=3),
         "train_env_manager": {"num_env_groups": 2, "group_size": 4},
         "val_env_manager": {"num_env_groups": 2, "group_size": 4},
-        "custom_envs": {
-            "Letters": {
-                "env_type": "turnwise.testing.toy_envs:LettersEnv",
-                "max_steps": 3,
-                "max_tokens_per_step": 4,
-                "agent_template": "{observation}",
-                "action_pattern": None,
-            }
-        },
+        "custom_envs": {"Letters": {**LETTERS, "max_steps": 3}},
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(config))
     return tmp_path
@@ -114,12 +98,9 @@ def kill_in(phase, process, sign, rng):
 
 def result(job, output_dir):
     [run] = (job / output_dir / "kill").iterdir()
-    rows = [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in read_metrics(run / "metrics.jsonl")]
-    played = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
-    for turn in (turn for trajectory in played for turn in trajectory["turns"]):
-        del turn["generate_s"], turn["step_s"]
+    folder = RunFolder(run)
     newest = max((run / "checkpoints").iterdir(), key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
-    return rows, played, AutoModelForCausalLM.from_pretrained(newest).state_dict()
+    return measured(folder), played(folder), AutoModelForCausalLM.from_pretrained(newest).state_dict()
 
 
 def test_kills_change_no_bit(job: Path):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from small_runs import run_small, small_config, training
 
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.cross_entropy import CrossEntropy
@@ -34,41 +32,32 @@ class Unlearner:
 
 
 def train(tiny_model, tmp_path, flip, max_steps=35, **model_args):
-    values = {
-        "pretrain": str(tiny_model),
-        "output_dir": str(tmp_path),
-        "max_steps": max_steps,
-        "save_steps": 0,
-        "rollout_batch_size": 64,
-        "sequence_length": 96,
-        "track_with": [],
-        "actor_train": {
-            "model_args": model_args,
-            "training_args": {"learning_rate": 1e-2, "per_device_train_batch_size": 64},
-        },
-        "train_env_manager": {"num_env_groups": 8, "group_size": 8},
-        "custom_envs": {
-            "Bandit": {
-                "env_type": "turnwise.testing.toy_envs:BanditEnv",
-                "env_config": {"arms": ["Left", "Right"], "best": "Right"},
-                "max_steps": 1,
-                "max_tokens_per_step": 1,
-                "agent_system_template": "",
-                "agent_template": "P",
-                "action_pattern": None,
-            }
-        },
+    bandit = {
+        "env_type": "turnwise.testing.toy_envs:BanditEnv",
+        "env_config": {"arms": ["Left", "Right"], "best": "Right"},
+        "max_steps": 1,
+        "max_tokens_per_step": 1,
+        "agent_system_template": "",
+        "agent_template": "P",
+        "action_pattern": None,
     }
-    config, _ = parse_config(values, AgenticConfig)
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    if flip:
-        pipeline.algorithm = Unlearner(pipeline.algorithm)
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
-    return [row["rollout/score/mean"] for row in read_metrics(folder.metrics)]
+    config = small_config(
+        tiny_model,
+        tmp_path,
+        max_steps=max_steps,
+        save_steps=0,
+        rollout_batch_size=64,
+        sequence_length=96,
+        actor_train={"model_args": model_args, **training(1e-2, 64)},
+        train_env_manager={"num_env_groups": 8, "group_size": 8},
+        custom_envs={"Bandit": bandit},
+    )
+
+    def change(pipeline):
+        if flip:
+            pipeline.algorithm = Unlearner(pipeline.algorithm)
+
+    return [row["rollout/score/mean"] for row in read_metrics(run_small(config, change).folder.metrics)]
 
 
 @pytest.mark.parametrize("flip", [False, True])

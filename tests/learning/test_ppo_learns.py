@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from small_runs import LETTERS, run_small, small_config, training
 
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.tracking.jsonl import read_metrics
 
 
@@ -24,43 +22,28 @@ class Flipped:
 
 def train(tiny_model, tmp_path, granularity, flip):
     """The metrics of the steps: letters are worth their share of lower-case ones, in two turns."""
-    training = {"learning_rate": 1e-2, "per_device_train_batch_size": 64}
-    values = {
-        "pretrain": str(tiny_model),
-        "output_dir": str(tmp_path),
-        "max_steps": 15,
-        "save_steps": 0,
-        "rollout_batch_size": 64,
-        "sequence_length": 128,
-        "track_with": [],
-        "adv_estimator": "gae",
-        "gae_granularity": granularity,
-        "critic_warmup": 2,
-        "whiten_advantages": True,
-        "actor_train": {"training_args": training},
-        "critic": {"training_args": training | {"per_device_train_batch_size": 16}},
-        "train_env_manager": {"num_env_groups": 64, "group_size": 1},
-        "custom_envs": {
-            "Letters": {
-                "env_type": "turnwise.testing.toy_envs:LettersEnv",
-                "max_steps": 2,
-                "max_tokens_per_step": 1,
-                "agent_system_template": "",
-                "agent_template": "{observation}",
-                "action_pattern": None,
-            }
-        },
-    }
-    config, _ = parse_config(values, AgenticConfig)
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    if flip:
-        pipeline.algorithm.loss = Flipped(pipeline.algorithm.loss)
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
-    return read_metrics(folder.metrics)
+    config = small_config(
+        tiny_model,
+        tmp_path,
+        max_steps=15,
+        save_steps=0,
+        rollout_batch_size=64,
+        sequence_length=128,
+        adv_estimator="gae",
+        gae_granularity=granularity,
+        critic_warmup=2,
+        whiten_advantages=True,
+        actor_train=training(1e-2, 64),
+        critic=training(1e-2, 16),
+        train_env_manager={"num_env_groups": 64, "group_size": 1},
+        custom_envs={"Letters": {**LETTERS, "max_tokens_per_step": 1, "agent_system_template": ""}},
+    )
+
+    def change(pipeline):
+        if flip:
+            pipeline.algorithm.loss = Flipped(pipeline.algorithm.loss)
+
+    return read_metrics(run_small(config, change).folder.metrics)
 
 
 @pytest.mark.parametrize(("granularity", "flip"), [("token", False), ("turn", False), ("turn", True)])

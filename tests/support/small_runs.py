@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -39,8 +40,10 @@ def small_config(model: object, output_dir: object, /, **changes: Any) -> Agenti
     return parse_config({"pretrain": str(model), "output_dir": str(output_dir), **_SMALL, **changes}, AgenticConfig)[0]
 
 
-def run_small(config: AgenticConfig, **options: Any) -> AgenticPipeline:
-    """The pipeline after its run; it is closed."""
+def run_small(
+    config: AgenticConfig, change: Callable[[AgenticPipeline], object] = lambda pipeline: None, **options: Any
+) -> AgenticPipeline:
+    """The pipeline after its run, before which `change` was called with it; it is closed."""
     folder = start_run(config)
     try:
         pipeline = build_agentic(config, folder, **options)
@@ -48,6 +51,7 @@ def run_small(config: AgenticConfig, **options: Any) -> AgenticPipeline:
         folder.discard()
         raise
     with closing(pipeline):
+        change(pipeline)
         pipeline.run()
     return pipeline
 

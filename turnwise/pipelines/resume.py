@@ -70,8 +70,8 @@ def find_resume_point(config: Config) -> ResumePoint | None:
         try:
             verify(path)
         except CheckpointError as fault:
-            whole = _whole_siblings(path)
-            raise CheckpointError(f"{fault}; {whole[0]} is whole" if whole else str(fault)) from fault
+            whole = next((sibling for sibling in reversed(all_checkpoints(path.parent)) if _fault(sibling) is None), None)
+            raise CheckpointError(f"{fault}; {whole} is whole" if whole else str(fault)) from fault
         return ResumePoint(path, _run_of(config, path))
     found = [*all_checkpoints(path), *(_checkpoints_of(config, path) if path.is_dir() else ())]
     if not found:
@@ -166,12 +166,10 @@ def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
     """
     faults = []
     for folder in sorted(found, key=_saved_at, reverse=True):
-        try:
-            verify(folder)
-        except CheckpointError as fault:
-            faults.append(f"{fault}; going back to the one before")
-        else:
+        fault = _fault(folder)
+        if fault is None:
             return folder, faults
+        faults.append(f"{fault}; going back to the one before")
     listed = "".join(f"\n  - {fault}" for fault in faults)
     raise CheckpointError(f"no checkpoint is whole:{listed}\nStart from the beginning with resume_from_checkpoint=false")
 
@@ -184,24 +182,20 @@ def _saved_at(folder: Path) -> tuple[float, int]:
     return 0.0, number_of(folder)
 
 
-def _whole_siblings(checkpoint: Path) -> list[Path]:
-    """The whole checkpoints beside one, the newest first."""
-    whole = []
-    for folder in reversed(all_checkpoints(checkpoint.parent)):
-        try:
-            verify(folder)
-        except CheckpointError:
-            continue
-        whole.append(folder)
-    return whole
+def _fault(checkpoint: Path) -> CheckpointError | None:
+    """What is wrong with it, None where it is whole."""
+    try:
+        verify(checkpoint)
+    except CheckpointError as fault:
+        return fault
+    return None
 
 
 def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
     """Whether whole checkpoints of more steps stand beside it, or it isn't one of its folder's."""
-    if checkpoint not in all_checkpoints(checkpoint.parent):
-        return True
-    later = [folder for folder in all_checkpoints(checkpoint.parent) if number_of(folder) > num_done]
-    return bool(later) and _whole_siblings(checkpoint)[0] != checkpoint
+    siblings = all_checkpoints(checkpoint.parent)
+    later = (sibling for sibling in siblings if number_of(sibling) > num_done)
+    return checkpoint not in siblings or any(_fault(sibling) is None for sibling in later)
 
 
 def _describe_changes(config: Config, point: ResumePoint) -> str:

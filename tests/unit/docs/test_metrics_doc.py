@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from small_runs import LETTERS
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
@@ -27,15 +28,7 @@ PLAIN = {
     "track_with": [],
     "train_env_manager": {"num_env_groups": 2, "group_size": 2},
     "val_env_manager": {"num_env_groups": 2},
-    "custom_envs": {
-        "Letters": {
-            "env_type": "turnwise.testing.toy_envs:LettersEnv",
-            "max_steps": 3,
-            "max_tokens_per_step": 4,
-            "agent_template": "{observation}",
-            "action_pattern": None,
-        }
-    },
+    "custom_envs": {"Letters": {**LETTERS, "max_steps": 3}},
 }
 KL = {"use_kl_loss": True, "add_token_level_kl": True, "init_kl_coef": 0.1, "ppo_epochs": 2}
 CORRECTION = {"train_infer_correction": {"is_weight": {}, "filters": [{}]}}
@@ -48,8 +41,7 @@ BANDIT = {
     "max_tokens_per_step": 2,
 }
 FILTERED = {"group_filter": "non_zero_variance", "custom_envs": {**PLAIN["custom_envs"], "Bandit": BANDIT}}
-LETTERS = PLAIN["custom_envs"]["Letters"] | {"action_pattern": "<answer>(.*)</answer>"}
-UNPARSABLE = {"max_steps": 3, "custom_envs": {"Letters": LETTERS}}
+UNPARSABLE = {"max_steps": 3, "custom_envs": {"Letters": LETTERS | {"max_steps": 3, "action_pattern": "<answer>(.*)</answer>"}}}
 STEPS = {"adv_estimator": "gigpo", "reward_clip": 0.5}
 
 

@@ -6,57 +6,37 @@ import json
 
 import pytest
 from safetensors.torch import load_file
+from small_runs import LETTERS, run_small, small_config
 
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
 from turnwise.build.saved import evaluate_model
-from turnwise.config import parse_config
 from turnwise.errors import CheckpointError, ConfigError
 from turnwise.models.load import write_weights
 from turnwise.pipelines.by_validation import BestValue, ByValidation
 from turnwise.tracking.jsonl import read_metrics
 
-LETTERS = {
-    "env_type": "turnwise.testing.toy_envs:LettersEnv",
-    "max_steps": 3,
-    "max_tokens_per_step": 4,
-    "agent_template": "{observation}",
-    "action_pattern": None,
-}
-
 
 @pytest.fixture
 def make_config(tiny_model, tmp_path):
     def make(**changes):
-        values = {
-            "pretrain": str(tiny_model),
-            "output_dir": str(tmp_path),
+        own = {
             "max_steps": 4,
-            "save_steps": 1,
-            "max_ckpt_to_keep": 0,
             "eval_steps": 1,
             "rollout_batch_size": 4,
             "val_batch_size": 2,
-            "sequence_length": 256,
-            "track_with": [],
             "actor_train": {"training_args": {"learning_rate": 1e-2}},
             "train_env_manager": {"num_env_groups": 2, "group_size": 2},
             "val_env_manager": {"num_env_groups": 2},
-            "custom_envs": {"Letters": LETTERS},
+            "custom_envs": {"Letters": {**LETTERS, "max_steps": 3}},
         }
-        return parse_config(values | changes)[0]
+        return small_config(tiny_model, tmp_path, **own | changes)
 
     return make
 
 
 def run(config):
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
-    return folder
+    return run_small(config).folder
 
 
 def test_a_value_is_the_best_in_its_direction_and_by_enough():

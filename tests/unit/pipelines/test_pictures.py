@@ -9,12 +9,10 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 from PIL import Image
+from small_runs import run_small, small_config
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
-from turnwise.build.agentic import build_agentic
-from turnwise.build.run import start_run
 from turnwise.build.saved import evaluate_model
-from turnwise.config import AgenticConfig, parse_config
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.recording import EpisodeRecording, View
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures, frames
@@ -131,30 +129,22 @@ def test_nothing_is_recorded_where_nothing_is_asked_for(sibling, tmp_path):
 
 def config_of(tiny_model, tmp_path, name, **changes):
     lake = {"env_type": "frozen_lake", "env_config": {"size": 3}, "max_steps": 3, "max_tokens_per_step": 4}
-    values = {
-        "pretrain": str(tiny_model),
+    own = {
         "exp_name": name,
-        "output_dir": str(tmp_path / "runs"),
         "max_steps": 1,
         "eval_steps": 1,
         "rollout_batch_size": 4,
         "val_batch_size": 12,
         "sequence_length": 512,
-        "track_with": [],
         "train_env_manager": {"num_env_groups": 2, "group_size": 2},
         "val_env_manager": {"num_env_groups": 6, "group_size": 2},
         "custom_envs": {"Lake": lake},
     }
-    return parse_config(values | changes, AgenticConfig)[0]
+    return small_config(tiny_model, tmp_path / "runs", **own | changes)
 
 
 def validated(config):
-    folder = start_run(config)
-    pipeline = build_agentic(config, folder)
-    try:
-        pipeline.run()
-    finally:
-        pipeline.close()
+    folder = run_small(config).folder
     return folder, [{k: v for k, v in row.items() if k.startswith("val/")} for row in read_metrics(folder.metrics)]
 
 

@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 import signal
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 import torch
@@ -54,10 +54,8 @@ def other_tests_need_no_determinism():
 
 def run(config, build=build_agentic):
     pipeline = build(config, start_run(config))
-    try:
+    with closing(pipeline):
         pipeline.run()
-    finally:
-        pipeline.close()
     return pipeline
 
 
