@@ -164,7 +164,7 @@ def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
     Raises:
         CheckpointError: none is.
     """
-    faults = []
+    faults: list[str] = []
     for folder in sorted(found, key=_saved_at, reverse=True):
         fault = _fault(folder)
         if fault is None:
