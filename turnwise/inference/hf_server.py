@@ -1,7 +1,7 @@
 """The plain reference server: transformers' own `generate`, one request after another, one token a call.
 
-A token a call keeps the event loop alive between tokens, so that aborts and deadlines work without a thread, and gives
-every token its own seed. What is sampled, and from what, is transformers' business alone.
+One token per call keeps the event loop turning, so that aborts and deadlines work without a thread, and gives every token its
+own seed. Only transformers decides how a token is sampled.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class HFServer:
             raise ServerError(f"the hf server is closed; conversation {request_id!r} can't be served")
 
     async def _run(self, request: Request) -> FinishReason | None:
-        """Samples until the request is over; None where a suspension made it step back."""
+        """Samples until the request is over; None if a suspension interrupted it."""
         cache = None
         while True:
             self._refuse_if_closed(request.request_id)

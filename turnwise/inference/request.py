@@ -20,7 +20,7 @@ def no_logprobs() -> FloatArray:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One response to be sampled for the conversation `request_id`, and what was sampled of it before an interruption."""
+    """One response to be sampled for the conversation `request_id`, and its tokens from before an interruption."""
 
     request_id: str
     prompt_ids: IntArray

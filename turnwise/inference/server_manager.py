@@ -1,4 +1,4 @@
-"""What conversations call: several replicas behind the signature of one."""
+"""Several replicas behind the interface of one server."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SETTING = "deadlines.request_s"
 
 
 class LLMServerManager:
-    """Routes requests over replicas: a conversation stays where its cache is, a new one goes where the least is in flight.
+    """Routes requests over replicas: a conversation stays with the replica that has its cache, a new one goes to the least
+    loaded replica.
 
-    Load is counted in tokens, prompt and budget, of requests that are really running or waiting. A replica that breaks is
-    dead: its requests are retried elsewhere with the same prompt and seed. `request_s` bounds every wait for a replica, in
-    seconds: one that doesn't answer ends the run, and isn't asked for anything more. `max_conversations` bounds the memory of
-    who is where.
+    Load is the number of tokens, prompt and budget, of running and waiting requests. A broken replica is dead: its requests are
+    retried elsewhere with the same prompt and seed. `request_s` bounds every wait for a replica, in seconds: one that doesn't
+    answer ends the run, and isn't asked for anything more. `max_conversations` bounds the memory of who is where.
 
     Every method raises DeadlineError where a replica takes longer than `request_s`.
 
@@ -78,7 +78,7 @@ class LLMServerManager:
                 raise
             except TurnwiseError:
                 raise
-            except Exception as error:  # boundary: whatever else a replica raises means that it is broken
+            except Exception as error:  # boundary: any other exception means that the replica is broken
                 self._bury(replica, error)
             finally:
                 self._tokens_in_flight[replica] -= num_tokens
@@ -114,7 +114,7 @@ class LLMServerManager:
         await self._ask_all("the end of the run", "close", lambda server: server.close())
 
     def info(self) -> ServerInfo:
-        """What the first live replica runs; all are built alike."""
+        """The info of the first live replica; all are built alike."""
         return next(iter(self._servers.values())).info()
 
     async def _ask_all(self, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[None]]) -> None:

@@ -1,4 +1,4 @@
-"""What every server refuses, and says in the same words."""
+"""Checks common to all servers, with the same messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_request(
 
 
 def refuse_all_but_cache(kinds: Iterable[MemoryKind]) -> None:
-    """Raises NotAvailableError where a server in the trainer's process is to free more than its cache."""
+    """Raises NotAvailableError if a server in the trainer's process is asked to free more than its cache."""
     others = sorted(set(kinds) - {"kv_cache"})
     if others:
         raise NotAvailableError(

@@ -20,8 +20,8 @@ Weights = Iterable[tuple[str, Tensor]]
 class InProcessTransfer:
     """Makes servers sample from the trainer's current weights: `protocols.WeightTransfer` for servers of this process.
 
-    Servers that read the trainer's own parameters only need to be suspended and resumed: they drop their caches, and what they
-    keep of the weights in another order. `copies` are the servers' models that are not the trainer's (another dtype, device or
+    Servers that read the trainer's own parameters only need to be suspended and resumed: they drop their caches and their
+    reordered copies of the weights. `copies` are the servers' models that are not the trainer's (another dtype, device or
     process): they are written in place from `weights`, which gives the trainer's `(Hugging Face name, tensor)` pairs, or
     something to await that does, as another process needs. An update may take `timeout_s` seconds.
 

@@ -1,7 +1,6 @@
 """Compiles the C kernels when they are first needed, with the compiler that the machine has, and keeps the result.
 
-A second is what it takes. Without a compiler, or where `TURNWISE_KERNELS=off` is set, there are none, and torch's operations
-do the same work in more passes.
+That takes a second. Without a compiler, or with `TURNWISE_KERNELS=off`, torch's operations do the same work in more passes.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _LOCK = Lock()
 
 
 def load_kernels() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where there are none; why is logged once.
+    """The compiled kernels, or None; the reason is logged once.
 
     Raises:
         ConfigError: `TURNWISE_KERNELS` is neither on nor off.
@@ -79,7 +78,7 @@ def _load() -> ctypes.CDLL | None:
 
 
 def _compilers() -> Iterator[list[str]]:
-    """Commands of C compilers: `$CC` alone where it's set, else cc, gcc and clang, as far as they are there."""
+    """Commands of C compilers: `$CC` alone if it is set, else those of cc, gcc and clang that exist."""
     try:
         named = shlex.split(os.environ.get("CC", ""))
     except ValueError:

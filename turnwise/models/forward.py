@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 8
 _CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings of transformers' architectures for what happens between projection and logits."""
+"""Settings of transformers' architectures for the steps between projection and logits."""
 
 
 def make_forward(model: PreTrainedModel, temperature: float = 1.0) -> PackedForward:
@@ -35,9 +35,9 @@ def make_forward(model: PreTrainedModel, temperature: float = 1.0) -> PackedForw
 
 
 class PackedForward(ABC):
-    """What a model says of the trained tokens of a batch of tensors; 0 elsewhere. The model is in evaluation mode.
+    """A model's outputs at the trained tokens of a batch of tensors; 0 elsewhere. The model is in evaluation mode.
 
-    Packed where the model's attention can keep sequences apart, else padded: the numbers are the same.
+    Sequences are packed if the model's attention can keep them apart, else padded; the numbers are the same.
     """
 
     gives: ClassVar[frozenset[Output]]
@@ -73,8 +73,8 @@ class PackedForward(ABC):
         return self._packed(batch, with_logits) if self.is_packed else self._padded(batch, with_logits)
 
     def _packed(self, batch: Batch, with_logits: bool) -> Tensor:
-        """Prefixes that sequences share are computed once; not on a GPU, whose varlen kernels see whole sequences, and not
-        where equal tokens may stand for different media."""
+        """Shared prefixes are computed once, but not on a GPU, whose varlen kernels see whole sequences, and not if equal
+        tokens may stand for different media."""
         device = batch.token_ids.device
         can_merge = self._has_own_attention and device.type == "cpu" and not batch.media
         tree = merge_prefixes(batch.token_ids, batch.lengths) if can_merge else None
@@ -161,7 +161,7 @@ class ValueForward(PackedForward):
 
 
 def _aligned(values: Tensor, batch: Batch, trained: Tensor) -> Tensor:
-    """What was computed of the trained tokens as [N], 0 elsewhere."""
+    """Outputs of the trained tokens as [N], 0 elsewhere."""
     return values.new_zeros(batch.num_tokens).index_copy(0, trained, values)
 
 
@@ -181,7 +181,7 @@ def _logprobs_of(logits: Tensor, targets: Tensor, temperature: float, with_entro
 def _has_plain_head(model: PreTrainedModel) -> bool:
     """Whether logits = hidden · weightᵀ, without a bias, a scale or a cap; tried on the model itself."""
     settings = model.config.to_dict()
-    # A cap can't be seen while logits are far below it, as those of a new model are.
+    # A cap has no effect while logits are far below it, as in a new model.
     if any(settings.get(name) not in (None, 1, 1.0) for name in _CHANGES_LOGITS):
         return False
     weight = model.get_output_embeddings().weight

@@ -31,7 +31,7 @@ class FusedLinear(NamedTuple):
 
 
 def fast_path_obstacle(model: PreTrainedModel) -> str | None:
-    """Why the model's forward pass isn't the plain Llama shape with plain projections, or None where it is."""
+    """The reason why the model's forward pass isn't the plain Llama shape with plain projections; None if it is."""
     name = type(model).__name__
     if name not in _MODEL_CLASSES:
         return f"{name} is none of {', '.join(_MODEL_CLASSES)}"
@@ -91,7 +91,7 @@ def fuse_projections(model: PreTrainedModel) -> None:
 
 
 def load_fused(path: str, **options: Any) -> PreTrainedModel:
-    """`load_model`, with its projections fused where the model has the shape for it."""
+    """`load_model`, with fused projections if the model has the shape for it."""
     model = load_model(path, **options)
     if supports_fast_path(model):
         fuse_projections(model)
@@ -147,7 +147,7 @@ def _lay_together(parameters: Sequence[Tensor]) -> None:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The tensors as one, without a copy and without gradients; None where they don't lie one after another."""
+    """The tensors as one, without a copy and without gradients; None if they aren't contiguous."""
     return _joined(tensors) if _are_together(tensors) else None
 
 

@@ -190,7 +190,7 @@ def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> N
 
 
 def stop_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    """The tokens that end a response by the model's generation config; none where it names none."""
+    """The tokens that end a response by the model's generation config, if any."""
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
     if eos is None:
         return ()
@@ -235,7 +235,7 @@ def write_weights(model: PreTrainedModel, folder: Path) -> None:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Keeps transformers' bars out of a terminal where each step has its line."""
+    """Turns off transformers' progress bars."""
     was_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -247,9 +247,9 @@ def _no_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """An empty folder to write into, which takes the name `folder` when all is written, in place of what was there.
+    """An empty folder to write into; when all is written it is renamed to `folder`, replacing an old one.
 
-    Where writing fails, `folder` stays as it was and nothing else is left behind. What has the name is on the disk.
+    If writing fails, `folder` stays as it was and nothing else is left behind. The data are on the disk before the renaming.
     """
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -264,7 +264,7 @@ def written_whole(folder: Path) -> Iterator[Path]:
 
 
 def replace_folder(partial: Path, folder: Path) -> None:
-    """Renames `partial` to `folder`, removing what was there."""
+    """Renames `partial` to `folder`, replacing an old one."""
     if folder.exists():
         old = folder.with_name(folder.name + ".old")
         shutil.rmtree(old, ignore_errors=True)
@@ -307,7 +307,7 @@ def _attention(name: str) -> str | None:
 
 
 def load_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedConfig:
-    """What the config.json of a model folder says, or of an adapter's base model.
+    """The config.json of a model folder, or of an adapter's base model.
 
     Raises:
         ModelError: no such folder, or transformers can't use it.
@@ -326,7 +326,7 @@ def load_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedConfig:
 
 @contextmanager
 def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
-    """Says which folder it was, whatever a library raises for what is in it."""
+    """Adds the folder's name to errors of libraries that read it."""
     try:
         yield
     except TurnwiseError:
@@ -346,7 +346,7 @@ def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
 
 
 def trusted_already(thing: PreTrainedModel | PreTrainedConfig | PreTrainedTokenizerBase) -> Trust:
-    """Whoever has an object of a folder's own code has run that code."""
+    """An object of a class from a folder's own code means that the code has run."""
     return Trust(remote_code=type(thing).__module__.startswith(_REMOTE_MODULES))
 
 

@@ -1,6 +1,6 @@
 """LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: W x + (alpha / rank) · B A x, of which A and B alone are trained.
 
-peft is imported here and nowhere else, and only where adapters are used: that takes seconds.
+Only this module imports peft, and only if adapters are used: the import takes seconds.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from turnwise.models.freeze import frozen_names
 from turnwise.types import derive_seed
 
 BASE_FINGERPRINT = "base_fingerprint.txt"
-"""Says in an adapter's folder on which weights it was trained."""
+"""File in an adapter's folder that names the weights it was trained on."""
 ALL_LINEAR = "all"
 _NAME = "default"
 """peft's name of the one adapter of a model."""
 _VALUE_TASK = "TOKEN_CLS"
-"""What peft calls the task of a value model."""
+"""peft's name of the task of a value model."""
 _FINGERPRINT_VALUES = 64
 _PEFT_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError)
-"""What peft raises for folders that it can't use."""
+"""peft's exceptions for folders that it can't use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,12 @@ up to `_SHORT` that is nothing (CPU, torch 2.13). Beyond `_LONGEST` the mask wou
 class PrefixTree:
     """U distinct tokens of N, laid out branch after branch.
 
-    A branch is what a sequence adds to the prefix that it shares with an earlier one, and its path all tokens from the root to
-    its end: `path_lengths[i] − branch_lengths[i]` of them come before the branch.
+    A branch is the part of a sequence after the prefix that it shares with an earlier one; its path is all tokens from the root
+    to its end: `path_lengths[i] − branch_lengths[i]` of them come before the branch.
     """
 
     tokens: Tensor
-    """int64 [U]: the position in the batch where each distinct token stands first."""
+    """int64 [U]: the first position of each distinct token in the batch."""
     nodes: Tensor
     """int64 [N]: the distinct token that each token of the batch is."""
     branch_lengths: tuple[int, ...]
@@ -40,7 +40,7 @@ class PrefixTree:
 
 
 def merge_prefixes(token_ids: Tensor, lengths: Sequence[int]) -> PrefixTree | None:
-    """The tree of sequences with these `lengths` in `token_ids` [N]; None where they share too little.
+    """The tree of sequences with these `lengths` in `token_ids` [N]; None if they share too little.
 
     >>> tree = merge_prefixes(torch.tensor([5, 6, 7, 5, 6, 8, 9, 5, 6, 7]), [3, 4, 3])
     >>> tree.tokens.tolist(), tree.nodes.tolist()

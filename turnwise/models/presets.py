@@ -34,7 +34,7 @@ PRESETS: dict[str, ModelPreset] = {
             "head_dim": 32,
             "intermediate_size": 384,
             "max_position_embeddings": 4096,
-            # The usual 0.02 leaves the logits of so small a model flat: it learns where to look several times more slowly.
+            # The usual 0.02 leaves a small model's logits flat, so its attention learns several times more slowly.
             "initializer_range": 0.06,
             "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
             "tie_word_embeddings": True,

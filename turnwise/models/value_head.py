@@ -85,7 +85,7 @@ def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def value_head(model: PreTrainedModel) -> nn.Linear | None:
-    """The scalar head of a value model, None where the model is a policy."""
+    """The scalar head of a value model, None for a policy."""
     for name, module in model.named_children():
         if name != model.base_model_prefix and isinstance(module, nn.Linear) and module.out_features == 1:
             return module
@@ -94,7 +94,7 @@ def value_head(model: PreTrainedModel) -> nn.Linear | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' table of tensors that a folder lacks: a missing head is what is expected here."""
+    """Hides transformers' table of missing tensors, since a missing head is expected here."""
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:

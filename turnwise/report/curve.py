@@ -38,7 +38,7 @@ def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mappi
 
 
 def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float] | None = None) -> Figure:
-    """Draws what a run was about over its steps, in training and on validation tasks, and below it how it went there.
+    """Draws a run's main metric over its steps, in training and in validation, and below it the metrics of its health.
 
     Success in validation has its 95% Wilson interval, which takes episodes as independent. Panels without figures are left out.
     A notebook shows the figure.
@@ -70,7 +70,7 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
     else:
         _draw_success(main, rows, baselines or {})
     main.set_title(title)
-    # Where the group filter left nothing to train on there may be no curve.
+    # If the group filter left nothing to train on, there may be no curve.
     if main.get_legend_handles_labels()[0]:
         main.legend(loc="upper right" if is_fine_tuning else "lower right", fontsize=8)
     for column, (name, draw) in enumerate(small.items()):
@@ -193,7 +193,7 @@ def _lines(names: Mapping[str, str], top: float | None) -> Panel:
 
 
 def _draw_times(axes: Axes, rows: Sequence[Row]) -> None:
-    """The longest phases of a step on top of each other."""
+    """The longest phases of a step, stacked."""
     times = {phase: [row.get(f"time/step_{phase}", 0.0) for row in rows] for phase in _PHASES}
     shown = {phase: values for phase, values in times.items() if sum(values) > 0.01 * sum(map(sum, times.values()))}
     axes.stackplot([row["step"] for row in rows], list(shown.values()), labels=shown, colors=_COLORS, linewidth=0, step="mid")

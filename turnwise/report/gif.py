@@ -1,4 +1,4 @@
-"""Animated pictures of episodes: what was seen, beside what was said and done."""
+"""Animated pictures of episodes: each frame with the observation, the answer and the action."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PICTURE_SIDE = 320
 """Pixels of a picture's longer side: smaller ones are enlarged by whole numbers, larger ones shrunk."""
 FRAME_MS, LAST_FRAME_MS = 900, 2500
 MAX_LINES = 9
-"""Lines of one text of a caption; what is left out is counted."""
+"""Most lines of one text of a caption; further lines are counted."""
 
 _COLUMNS = 46
 _TEXT_SIZE, _LINE_HEIGHT, _MARGIN, _LABEL_WIDTH = 13, 18, 16, 64

@@ -28,9 +28,9 @@ def wilson_interval(num_successes: float, num_trials: float, z: float = 1.959964
 def clustered_interval(num_successes: Sequence[int], num_trials: Sequence[int], z: float = 1.959964) -> tuple[float, float]:
     """The interval of a success rate over tasks of which each was tried several times, by default at 95%.
 
-    Trials of one task resemble each other, so that they count for less than as many tasks. The Wilson interval is taken for an
-    effective number of trials p(1−p)/V, where V is the variance of the rate with tasks as clusters (Kish 1965, chapter 5),
-    never below the number of tasks nor above that of trials. With one trial a task it is `wilson_interval`.
+    Trials of one task resemble each other, so they count for less than trials of different tasks. The Wilson interval is taken
+    for an effective number of trials p(1−p)/V, where V is the variance of the rate with tasks as clusters (Kish 1965, chapter
+    5), never below the number of tasks nor above that of trials. With one trial a task it is `wilson_interval`.
 
     >>> clustered_interval([1, 0, 1], [1, 1, 1]) == wilson_interval(2, 3)
     True
@@ -45,7 +45,7 @@ def clustered_interval(num_successes: Sequence[int], num_trials: Sequence[int], 
     squares = sum((c - p * n) ** 2 for c, n in zip(num_successes, num_trials, strict=True))
     variance = squares / total**2 * num_tasks / max(num_tasks - 1, 1)
     num_effective = p * (1 - p) / variance if variance else float(total)
-    # Where all trials came out alike nothing says how much those of one task resemble each other.
+    # If all trials have the same result, the resemblance within a task is unknown.
     if p in (0.0, 1.0):
         num_effective = num_tasks
     num_effective = min(max(num_effective, num_tasks), total)

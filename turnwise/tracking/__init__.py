@@ -1,1 +1,1 @@
-"""Metrics reduced once, and where they go."""
+"""Reduces metrics once and hands them to trackers."""

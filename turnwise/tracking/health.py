@@ -1,4 +1,4 @@
-"""Why a run may learn nothing: conditions over the reduced metrics of its finished steps, each said once, with what to do.
+"""Why a run may learn nothing: conditions over the reduced metrics of finished steps, each reported once, with advice.
 
 Nothing here looks at a single step alone. A share is compared over several steps in a row, and a rise or fall only counts where
 it exceeds several standard errors. These come from how much neighbouring steps differ: they play different tasks, which a
@@ -21,9 +21,9 @@ MAX_QUOTE = 80
 """Characters of an answer that a sentence shows."""
 
 FEW, SOME, BLOCK = 3, 5, 10
-"""So many steps in a row are looked at: for what is either so or not, for a level, and for a mean that is compared."""
+"""Numbers of steps in a row: for a yes-or-no condition, for a level, and for a mean that is compared."""
 IS_SOLVED = 0.9
-"""A success at which certainty, and groups that all score alike, are what one wants."""
+"""Above this success, low entropy and equal scores are desired."""
 MOSTLY = 0.9
 """The share of answers that a sentence calls nearly all."""
 MIN_NATS = 0.1
@@ -56,7 +56,7 @@ class Outcomes(NamedTuple):
 
 
 class Figures(dict[str, float]):
-    """A step's metrics, NaN where one wasn't measured: comparisons with it are false."""
+    """A step's metrics; NaN if not measured, so comparisons are false."""
 
     def __missing__(self, name: str) -> float:
         return math.nan
@@ -71,7 +71,7 @@ class Validation(NamedTuple):
 
 
 class History:
-    """What the conditions look at, of all steps so far."""
+    """The input of the conditions, over all steps so far."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -115,7 +115,7 @@ class History:
         return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / BLOCK) if len(recent) > 1 else math.inf
 
     def is_solved(self, number: int) -> bool:
-        """Whether the last steps succeeded nearly always; not where nothing says so."""
+        """Whether the last steps nearly always succeeded; False if unknown."""
         known = self.successes(-number)
         return bool(known) and fmean(known) >= IS_SOLVED
 
@@ -124,7 +124,7 @@ Check = Callable[[History], str | None]
 
 
 class Condition(NamedTuple):
-    """One thing that may be wrong: `check` says what was seen, the page explains it under `heading`, `advice` is what to do."""
+    """One possible problem: `check` returns the observation, the page explains it under `heading`, `advice` says what to do."""
 
     name: str
     check: Check
@@ -141,7 +141,7 @@ def condition(heading: str, advice: str) -> Callable[[Check], Condition]:
     "Start from a model that sometimes succeeds, or take other tasks, larger groups, or rewards for part of the way.",
 )
 def groups_alike(history: History) -> str | None:
-    # Where groups have differed before, or nearly all succeed, they may be alike by chance for a while.
+    # If groups differed before, or nearly all succeed, they may be alike by chance for a while.
     last = history.last(BLOCK if history.has_differed or history.is_solved(FEW) else FEW)
     if not last or not all(point["alike"] for point in last):
         return None
@@ -270,7 +270,7 @@ def validation_falls(history: History) -> str | None:
 
 
 def _no_better_than(play: Callable[[], Outcomes | None]) -> Condition:
-    """The check against a random player, who is asked to play once, and only where the run hasn't risen since it began."""
+    """The check against a random player, which plays once, and only if success hasn't risen since the start."""
     played: list[Outcomes | None] = []
 
     @condition(
@@ -307,7 +307,7 @@ CONDITIONS = (
 
 
 class Health:
-    """Says of each condition once that it holds.
+    """Reports each condition once.
 
     Args:
         play_at_random: successes of a player that draws its actions, None where that can't be measured.
@@ -319,7 +319,7 @@ class Health:
         self._said: set[str] = set()
 
     def replay(self, rows: Iterable[Row]) -> None:
-        """Takes over the steps that a run goes on from, in which it may have said something already."""
+        """Takes over the steps before a resume, and the sentences that were already reported."""
         for row in rows:
             self._history.add(row)
             self._said |= {name.removeprefix("health/") for name in row if name.startswith("health/")}
@@ -348,7 +348,7 @@ def _figures(row: Row) -> Figures:
     low, high = (
         figures[name] for name in (names if figures["is_critic"] else ("critic/advantages/min", "critic/advantages/max"))
     )
-    # Where a filter has left nothing, all groups were rejected.
+    # If a filter has left nothing, all groups were rejected.
     is_empty = row.get("rollout/filtered", 0) > 0 and "rollout/score/mean" not in row
     figures["alike"] = is_empty or (low == high and (bool(figures["is_critic"]) or low == 0))
     usable = (figures["rollout/parsed"], _mean_of(row, "env/", "/action_is_valid"))
@@ -364,7 +364,7 @@ def _mean(points: Iterable[Figures], name: str) -> float:
 
 
 def _mean_of(row: Row, start: str, end: str) -> float:
-    """The mean over the tags; NaN where there is none."""
+    """The mean over the tags; NaN without tags."""
     values = [value for name, value in row.items() if name.startswith(start) and name.endswith(end)]
     return fmean(values) if values else math.nan
 

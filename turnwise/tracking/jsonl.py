@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SENTENCES = "health"
-"""The one key of a row whose value is no number: sentences by condition."""
+"""The only key of a row whose value is no number: sentences by condition."""
 
 
 class JsonlTracker:
-    """Appends `{"step": …, name: value, …}` and flushes, so that the file is whole after every step. What was said
-    of the step's health stands in its row as well, by condition."""
+    """Appends `{"step": …, name: value, …}` and flushes, so that the file is whole after every step. The step's row also has
+    the sentences about its health, by condition."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")

@@ -24,7 +24,7 @@ REFRESH_PER_S = 2
 
 
 class LiveTracker:
-    """One screen that stays where it is; what is printed or logged while it is up appears above it.
+    """One screen that stays in place; output printed or logged meanwhile appears above it.
 
     It goes up with the first phase or step, and comes down with `close` or with the process, whichever is first: its last
     state stays on the terminal and the cursor is back.
@@ -68,7 +68,7 @@ class LiveTracker:
 
 
 class _Frame:
-    """The screen as it is now, and what of it was drawn last."""
+    """The current screen, and its last drawn frame."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -81,13 +81,13 @@ class _Frame:
         yield text
 
     def num_wrapped(self, width: int) -> int:
-        """Lines that a terminal of that width has made of what was drawn, beyond those that were drawn."""
+        """Number of extra lines into which a terminal of that width has wrapped the last frame."""
         return sum(-(-line // width) - 1 for line in self._widths if line)
 
 
 class _ResizableLive(Live):
-    """Where a terminal became narrower it has wrapped the last frame, which then has more lines than rich knows of: they are
-    removed as well. One that cuts lines instead (xterm) loses as many lines above."""
+    """A terminal that became narrower has wrapped the last frame into more lines than rich knows of; they are removed too. A
+    terminal that cuts lines instead (xterm) loses as many lines above."""
 
     def __init__(self, frame: _Frame, **options: Any) -> None:
         super().__init__(frame, **options)
@@ -102,7 +102,7 @@ class _ResizableLive(Live):
 def stdout_tracker(
     title: str, columns: MetricColumns, num_steps: int, every: int, console: Console | None = None, pace: Pace | None = None
 ) -> Tracker:
-    """The live view where standard output is a terminal that can move its cursor, plain lines elsewhere."""
+    """The live view if standard output is a terminal that can move its cursor, else plain lines."""
     console = console or Console()
     if console.file.isatty() and not console.is_dumb_terminal:
         return LiveTracker(Screen(title, columns, num_steps, pace=pace), console)

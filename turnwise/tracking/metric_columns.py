@@ -1,4 +1,4 @@
-"""Which of a run's metrics people look at, and how they are written."""
+"""The metrics that a run shows to people, and their formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class MetricColumn(NamedTuple):
     name: str
 
     def read(self, metrics: Mapping[str, float]) -> float | None:
-        """The mean over the metrics that fit, None where there is none.
+        """The mean over the matching metrics, None without a match.
 
         >>> column = MetricColumn("success", "{:.2f}", "env/*/success")
         >>> column.read({"env/A/success": 1.0, "env/B/success": 0.5, "env/A/score": 0.0})

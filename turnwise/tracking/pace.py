@@ -1,4 +1,4 @@
-"""How far the present phase of a run is, and how long its steps take: no clock and no terminal in here."""
+"""Progress of a run's current phase, and the duration of its steps. It reads no clock and no terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turnwise.runtime.stopwatch import Stopwatch, Work
 logger = logging.getLogger(__name__)
 
 LONG_STEP_S = 120.0
-"""A step that takes longer is worth a sentence about smaller ones."""
+"""Seconds from which a step gets advice about smaller sizes."""
 _SURE_S = 15.0
 """A phase must have lasted so long before that sentence may rest on it."""
 _NUM_RECENT = 20
@@ -18,7 +18,7 @@ _BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")
 
 
 class Pace:
-    """The steps of a run and the phase that goes on. Times are seconds of any one clock, handed in by the caller.
+    """The steps of a run and its current phase. Times are seconds of any clock, passed in by the caller.
 
     `stopwatch` knows the work of the phase. `tokens_per_episode` is what one can sample at most, 0 where that isn't known.
     `advice` says what makes a step smaller; it is given once, where a step takes minutes.
@@ -70,7 +70,7 @@ class Pace:
         return len(self._ends) > 1
 
     def describe(self, now: float) -> list[str]:
-        """The phase, its time, and what is known of its work: how much of it is done, how fast, and what is left."""
+        """The phase, its time, and the progress, speed and rest of its work, as far as known."""
         work, tokens, elapsed = self._stopwatch.work, self._num_tokens, now - self._phase_began
         parts = [f"{self.phase.replace('_', ' ')} {elapsed:.1f} s"]
         if work.total:
@@ -97,7 +97,7 @@ class Pace:
         return f"about {left} left" if self.phase == "train" else f"about {left} + training left"
 
     def advise(self, now: float) -> None:
-        """Warns, once, of steps that take minutes, with what makes them smaller."""
+        """Warns once of steps that take minutes, with smaller sizes."""
         if self.has_step:
             step_s, what = self._ends[1] - self._ends[0], "the first step took"
         elif (estimate := self._first_step_s(now)) is not None and now - self._phase_began >= _SURE_S:
@@ -123,7 +123,7 @@ class Pace:
         return elapsed * max(1 / done - 1, 0.0) if done and elapsed >= 1.0 else None
 
     def _first_step_s(self, now: float) -> float | None:
-        """What the step takes up to the end of its present phase."""
+        """Estimated seconds of the step up to the end of its current phase."""
         left = self._phase_left(now)
         if self._step_began is None or left is None or self.phase in _BESIDE_STEPS:
             return None

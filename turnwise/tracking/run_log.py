@@ -23,7 +23,7 @@ PUBLISHED_PHASES = {"ref_log_probs": "ref_log_probs_values_reward"}
 
 @runtime_checkable
 class Watcher(Protocol):
-    """What a tracker for people adds: it is told within a step what goes on."""
+    """Extra method of a tracker for people: it learns of phases within a step."""
 
     def begin_phase(self, name: str) -> None: ...
 
@@ -34,14 +34,14 @@ class Watcher(Protocol):
 
 @runtime_checkable
 class TakesSentences(Protocol):
-    """What a tracker adds that keeps text: it is told what is said of a step before the step's metrics come."""
+    """Extra method of a tracker that keeps text: it gets a step's sentences before the step's metrics."""
 
     def say(self, sentences: Mapping[str, str]) -> None: ...
 
 
 @runtime_checkable
 class KeepsTexts(Protocol):
-    """What a tracker adds that keeps sample texts."""
+    """Extra method of a tracker that keeps sample texts."""
 
     def keep(self, text: str) -> None: ...
 
@@ -56,7 +56,8 @@ class PhaseTime:
 class RunLog:
     """Collects the metrics of a step, reduces them once and hands them to every tracker.
 
-    With a `stopwatch`, which the parts of the run share, a step also says where its time went; with `health`, what is wrong.
+    With a `stopwatch`, which the parts of the run share, a step also reports how its time was spent; with `health`, what is
+    wrong.
 
     >>> class Printer:
     ...     def log(self, step, metrics): print(step, metrics)
@@ -132,7 +133,7 @@ class RunLog:
         self._totals = {} if self._stopwatch is None else dict(self._stopwatch.totals)
 
     def _add_shares(self, step: int, stopwatch: Stopwatch, began: float) -> None:
-        """Where the time went since the end of the step before."""
+        """How the time since the end of the previous step was spent."""
         stopwatch.add("steps", f"step {step}", began)
         totals = {track: seconds - self._totals.get(track, 0.0) for track, seconds in stopwatch.totals.items()}
         now = Stopwatch.now()

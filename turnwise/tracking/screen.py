@@ -1,4 +1,4 @@
-"""What the live view of a run shows, as text: no clock and no terminal in here."""
+"""The live view of a run as text. It reads no clock and no terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PHASE_STYLES = ("cyan", "blue", "magenta", "yellow", "green", "red")
 
 
 class Screen:
-    """The state of one run and its picture. Times are seconds of any one clock, handed in by the caller; `pace` has a stopwatch
+    """The state of one run and its picture. Times are seconds of any clock, passed in by the caller; `pace` has a stopwatch
     that knows how far a phase is.
 
     The part that changes with a step is laid out once a step; `render` adds the lines that a clock moves.
@@ -46,7 +46,7 @@ class Screen:
         self.pace.begin_phase(name, now)
 
     def show(self, text: str) -> None:
-        """Keeps the first lines of `text`; what a terminal would take for a command is written out."""
+        """Keeps the first lines of `text`, with a terminal's control characters written out."""
         printable = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
         lines = printable.splitlines()[:MAX_SHOWN_LINES]
         self._shown = Text("\n" if lines else "")
@@ -54,13 +54,13 @@ class Screen:
             self._shown.append(f"\n{line}", "bold" if number == 0 else "")
 
     def log(self, step: int, metrics: Mapping[str, float], now: float) -> None:
-        """Takes over the figures of a step that is done."""
+        """Takes over the figures of a finished step."""
         interval_s = self.pace.end_step(step, now)
         for column in self._columns.all:
             value = column.read(metrics)
             if value is not None:
                 self._history.setdefault(column.name, []).append((step, value))
-        # What comes after the last step is its validation: the phases stay those of a step.
+        # After the last step comes its validation: the phases shown stay the step's.
         if step < self.pace.num_steps or not self._last_step[0]:
             self._last_step = metrics, interval_s
         self._body_width = 0
@@ -69,7 +69,7 @@ class Screen:
         self._closed_at = now
 
     def render(self, now: float, width: int = 120) -> Text:
-        """The whole screen for a terminal of that width. What doesn't fit goes to a line of its own, or is cut."""
+        """The whole screen for a terminal of that width. Parts that don't fit go to a line of their own, or are cut."""
         text = Text(no_wrap=True, overflow="ellipsis")
         self._add_header(text, now, width)
         if self._closed_at is None:

@@ -1,4 +1,4 @@
-"""Where the time of a step went and what waited for what: two partitions of its wall time, from what a stopwatch added up."""
+"""How a step spent its time and what waited for what: two partitions of its wall time, from a stopwatch's totals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PHASES = {
     "train": "update",
     "model_update": "weights",
 }
-"""What the phases of the pipeline are to the trainer."""
+"""The trainer's activity in each phase of the pipeline."""
 
 
 def time_shares(elapsed_s: float, phases: Mapping[str, float], totals: Mapping[str, float]) -> dict[str, float]:

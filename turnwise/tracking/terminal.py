@@ -17,7 +17,7 @@ from turnwise.tracking.metric_columns import MetricColumn, MetricColumns
 from turnwise.tracking.pace import Pace
 
 SILENCE_S = 30.0
-"""A phase that goes on says how far it is when nothing was printed for so long."""
+"""Seconds of silence after which a phase prints its progress."""
 _TICK_S = 1.0
 
 
@@ -48,8 +48,8 @@ def _tick(call: weakref.WeakMethod[Callable[[], None]], ended: threading.Event) 
 
 
 class TerminalTracker:
-    """Prints the columns that a step has, every `every` steps and whenever something was validated. Where nothing was printed
-    for a while, it prints how far the present phase is."""
+    """Prints the columns that a step has, every `every` steps and whenever something was validated. After a silence it prints
+    the progress of the current phase."""
 
     def __init__(
         self, columns: MetricColumns, num_steps: int, every: int = 1, file: TextIO | None = None, pace: Pace | None = None
@@ -104,8 +104,8 @@ class TerminalTracker:
 class TerminalHandler(logging.Handler):
     """Warnings on what standard error is at that moment: a live view takes its place and prints them above itself.
 
-    Those that are alike but for numbers (episodes, seeds, attempts) are printed once, then only counted: the count stands with
-    the 10th, 100th, … and, with `close`, at the end. A message of which `MAX_KINDS` kinds were printed is counted as well.
+    Warnings that differ only in numbers (episodes, seeds, attempts) are printed once, then only counted: the count is printed
+    at the 10th, 100th, … and, with `close`, at the end. A message of which `MAX_KINDS` kinds were printed is counted as well.
     """
 
     MAX_KINDS = 5
@@ -115,7 +115,7 @@ class TerminalHandler(logging.Handler):
         self._kinds: dict[str, set[str]] = {}
         self._counts: dict[str, int] = {}
         self._repeated: dict[str, str] = {}
-        """The first of those that came again since their count was said."""
+        """Kind → its first text, for kinds repeated since their count was printed."""
 
     def emit(self, record: logging.LogRecord) -> None:
         line = self.format(record)

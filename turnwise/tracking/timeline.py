@@ -15,7 +15,7 @@ from turnwise.runtime.stopwatch import Stopwatch
 logger = logging.getLogger(__name__)
 
 MAX_SPANS = 200_000
-"""About 25 MB. What comes later is counted and left out."""
+"""About 25 MB. Later spans are counted and left out."""
 MAX_LANES = 16
 """Rows for overlapping spans of one track; further ones are only counted."""
 _SHORT_S, _GAP_S = 2e-4, 2e-4
@@ -25,7 +25,7 @@ environments are a block between two steps of the engine."""
 
 @dataclass(slots=True)
 class TimedSpan:
-    """What ran on a track from `start` to `end`, in seconds; `calls` is how many short ones it stands for."""
+    """Something that ran on a track from `start` to `end`, in seconds; it stands for `calls` short calls."""
 
     name: str
     start: float
@@ -103,7 +103,7 @@ def _is_next(last: TimedSpan, started: float, ended: float) -> bool:
 
 
 def _lanes(spans: Iterable[TimedSpan]) -> tuple[list[list[TimedSpan]], int]:
-    """Spans that may overlap, each in the first lane where nothing else runs; how many found no room."""
+    """Puts spans that may overlap into the first free lane each; returns also how many found no room."""
     lanes: list[list[TimedSpan]] = []
     num_left_out = 0
     for span in sorted(spans, key=lambda span: span.start):

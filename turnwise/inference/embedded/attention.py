@@ -29,7 +29,7 @@ class AttentionGroup:
     """Pieces of rows with similar numbers of new tokens: a padded block of `R` pieces × `width` queries over `length` keys."""
 
     slots: slice | Tensor
-    """The pieces' slots in the cache; a slice where they lie together and nothing needs copying."""
+    """The pieces' slots in the cache; a slice if they are adjacent and nothing needs copying."""
     num_rows: int
     width: int
     length: int

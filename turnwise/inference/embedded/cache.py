@@ -48,7 +48,7 @@ class KVCache:
 
     @property
     def num_slots(self) -> int:
-        # Of the tensor that is grown last: where memory was too short for all of them, the next call grows the rest.
+        # Taken from the tensor that is grown last: if memory was too short for all, the next call grows the rest.
         return self.values[-1].shape[0]
 
     @property
@@ -64,7 +64,7 @@ class KVCache:
         if (slots, tokens) == (self.num_slots, self.length):
             return
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            # Both or none: where memory is too short, a layer's keys and values still have one shape.
+            # Both or none: if memory is too short, a layer's keys and values still have one shape.
             self.keys[layer], self.values[layer] = _grown(keys, slots, tokens), _grown(values, slots, tokens)
         self.prefixes.reserve(slots)
 

@@ -1,7 +1,7 @@
 """The synchronous core of the embedded server: requests in, tokens out, one step at a time.
 
-A step takes what running rows have not computed yet, the token sampled last as well as the tail of a new prompt or a chunk of
-a long one, through one forward pass, and samples one token for each row that is complete. No clock, no thread, no text.
+A step takes the uncomputed tokens of running rows through one forward pass: the last sampled token, the tail of a new prompt,
+or a chunk of a long one. It samples one token for each completed row. No clock, no thread, no text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class StepSize(NamedTuple):
-    """What a step has computed: rows, and of their tokens those of prompts and those that were sampled."""
+    """The size of a step: its rows, and their tokens from prompts and from sampling."""
 
     batch_size: int
     prefill_tokens: int
@@ -44,10 +44,10 @@ class StepSize(NamedTuple):
 
 
 class Engine:
-    """Continuous batching over a runner, with the cache of a conversation kept for its next request.
+    """Continuous batching over a runner. A conversation's cache is kept for its next request.
 
-    A forward pass computes one token of each row that is decoded, and of prompts what is left of `max_step_tokens`.
-    What is cached depends on token ids and weights alone, so a slot's content is good for whoever shares a prefix with it.
+    A forward pass computes one token of each decoding row, and prompt tokens up to the rest of `max_step_tokens`. A cache
+    depends on token ids and weights alone, so any conversation with the same prefix can use it.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Engine:
         self.last_step = StepSize(0, 0, 0)
         self.is_admitting = True
         self.admissions: Admissions | None = None
-        """What the next step is to admit, and where; None = first come, first served."""
+        """Requests that the next step is to admit, and their slots; None = first come, first served."""
         self.admitted: Admissions = ()
-        """What the last step has admitted, and where."""
+        """Requests that the last step admitted, and their slots."""
         self.num_steps = 0
         """Steps that have computed something."""
         self.num_sampled = 0
@@ -120,7 +120,7 @@ class Engine:
         return self._advance(slots, token_ids, logprobs)
 
     def abort(self, request_id: str) -> Finished | None:
-        """Ends the conversation's request with the tokens it has; None where it has no request."""
+        """Ends the conversation's request with the tokens it has; None if it has no request."""
         waiting = self._scheduler.withdraw(request_id)
         if waiting is not None:
             return Finished(waiting, "aborted")
@@ -154,7 +154,7 @@ class Engine:
         return requests
 
     def update(self, version: int) -> None:
-        """The weights are now those of `version`; drops what was cached under others. No request may be running."""
+        """Drops the caches of other weights; the weights are now those of `version`. No request may be running."""
         self._drop_prefixes()
         self._runner.refresh()
         self.version = version
@@ -173,7 +173,7 @@ class Engine:
         self._prefill.forget_all()
 
     def _plan(self) -> None:
-        """Decides what the next forward pass computes: first come, first served, but decoded rows wait for nobody."""
+        """Decides what the next forward pass computes: first come, first served, but decoding rows never wait."""
         self.admitted = ()
         num_decoded = self.num_running - len(self._prefill)
         budget = self._prefill.plan(max(self._max_step_tokens - num_decoded, 1))

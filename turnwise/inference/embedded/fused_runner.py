@@ -1,4 +1,4 @@
-"""The fast path: an own forward pass of the Llama, Qwen2, Qwen3 and Mistral shape over fused projections.
+"""The fast path: turnwise's own forward pass of the Llama, Qwen2, Qwen3 and Mistral shape over fused projections.
 
 It reads the parameters of the model it was given. Those of a small model in float32 on a CPU are copied at every `refresh`,
 into the order in which own kernels read them.
@@ -24,7 +24,7 @@ from turnwise.models.fused import FusedLinear, fuse_projections, fused_gate_up, 
 from turnwise.spec import MAX_PACKED_BYTES
 
 _BLOCK_TOKENS = 1024
-"""Tokens that go through all layers together on a CPU: what a layer makes of them stays in its caches then."""
+"""Tokens that go through all layers together on a CPU, so that a layer's output stays in the CPU's caches."""
 
 
 class FusedRunner:

@@ -17,8 +17,8 @@ from turnwise.inference.embedded.runner import Step
 class GenericRunner:
     """Forward passes through `model(input_ids, past_key_values)`.
 
-    What an architecture caches (windows, recurrent states) can't be cut back in general, so a prefix is used whole or not
-    at all. The memory bound counts as many key heads as there are query heads.
+    Caches of some architectures (windows, recurrent states) can't be cut back, so a prefix is used whole or not at all. The
+    memory bound counts as many key heads as there are query heads.
 
     Raises:
         ConfigError: `kv_cache_bytes` has no room for one sequence of `max_length` tokens.

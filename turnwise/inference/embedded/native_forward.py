@@ -57,7 +57,7 @@ class _Step(ctypes.Structure):
 class NativeForward:
     """Forward passes over a copy of the weights as they are when this is made, in panels that the kernels read in order.
 
-    What comes of a token depends neither on the number of threads nor on what else is in the batch.
+    A token's result depends neither on the number of threads nor on the rest of the batch.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class NativeForward:
         self._length = len(rotary)
         self._vocab_size, self._num_embeddings = len(unembedding), len(embedding)
         self._kept: list[Tensor] = []
-        """What the structures point to."""
+        """Keeps alive the memory that the structures point to."""
         self._layers = (_Layer * len(layers))(*(self._layer(layer) for layer in layers))
         self._decoder = _Decoder(
             layers=self._layers,

@@ -1,4 +1,5 @@
-"""What of its prompt each new row computes in a step: a chunk within a budget, and nothing that another row has computed."""
+"""Chooses the prompt tokens that each new row computes in a step: a chunk within a budget, and no token that another row has
+computed."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ _WORTH_SHARING = 16
 class Prefill:
     """The rows whose prompts aren't computed yet, in the order of their admission.
 
-    A prompt that begins like what another slot has cached copies that. One that begins like a prompt that is being computed
-    waits, and copies in the next step: so siblings of a group compute their common prompt once. No row waits that has begun
-    to compute, hence no two rows wait for each other.
+    A prompt copies a prefix that another slot has cached. If another row is computing that prefix, the prompt waits and copies
+    it in the next step, so that siblings of a group compute their common prompt once. A row that has begun to compute never
+    waits, so no two rows wait for each other.
     """
 
     def __init__(self, rows: Rows, runner: Runner) -> None:
@@ -29,10 +30,10 @@ class Prefill:
         return len(self._slots)
 
     def start(self, slot: int, request: Request, max_length: int) -> None:
-        """Loads a request into a slot, keeping what its cache has in common with it."""
+        """Loads a request into a slot and keeps the cached prefix that they share."""
         rows, context_ids = self._rows, request.context_ids
         num_cached = int(rows.state["cached"][slot])
-        # The last token is always computed: its logits are what is sampled from.
+        # The last token is always computed: sampling needs its logits.
         num_common = min(rows.common_prefix(slot, context_ids), num_cached, len(context_ids) - 1)
         self._index.discard(slot)
         rows.load(slot, request, self._runner.usable_prefix(slot, num_cached, num_common), max_length)
@@ -43,14 +44,14 @@ class Prefill:
         self._slots.pop(slot, None)
 
     def end_step(self) -> None:
-        """Rows whose prompts are computed are decoded from now on: a token a step."""
+        """Moves rows with computed prompts to decoding: one token per step."""
         state = self._rows.state
         for slot in [slot for slot in self._slots if state["cached"][slot] == state["length"][slot]]:
             state["num_new"][slot] = 1
             del self._slots[slot]
 
     def forget(self, slot: int) -> None:
-        """What the slot has cached can't be used any more."""
+        """Invalidates the slot's cache."""
         self._slots.pop(slot, None)
         self._index.discard(slot)
 

@@ -37,7 +37,7 @@ class PrefixIndex:
         insort(self._keys, (key, slot))
 
     def discard(self, slot: int) -> None:
-        """The slot's context is no longer what it was."""
+        """Removes the slot's context."""
         key = self._key_of.pop(slot, None)
         if key is not None:
             del self._keys[bisect_left(self._keys, (key, slot))]

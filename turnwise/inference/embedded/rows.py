@@ -93,7 +93,7 @@ class Rows:
         self.stop_ids[slot, :num_stops] = sampling.stop_token_ids
 
     def clear(self, slot: int) -> None:
-        """Forgets what is cached in a slot."""
+        """Drops a slot's cache."""
         self.state[slot] = np.zeros((), ROW)
 
     def computing(self) -> IntArray:

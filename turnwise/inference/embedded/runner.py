@@ -1,4 +1,4 @@
-"""What a runner is: the model behind the engine, one forward pass at a time."""
+"""The protocol of a runner: the model behind the engine, one forward pass at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Step:
     token_ids: IntArray
     """[N]"""
     ends_context: NDArray[np.bool_]
-    """[B] whether the row's context is computed to its end: what comes next can be sampled."""
+    """[B] whether the row's context is fully computed, so that its next token can be sampled."""
     last_tokens: IntArray
     """[C] index in the pack of the last token of each such row."""
 
@@ -70,7 +70,7 @@ class Step:
         return Step(slots, positions, ones, order, order * 0, positions, token_ids, ones.astype(np.bool_), order)
 
     def cut(self, max_tokens: int) -> Iterator[Step]:
-        """The same rows in order, in steps of at most so many tokens; a row with more is one by itself."""
+        """The same rows in order, in steps of at most so many tokens; a longer row is a step of its own."""
         ends = np.cumsum(self.counts)
         first, num_before = 0, 0
         while first < len(ends):
@@ -100,21 +100,21 @@ class Runner(Protocol):
     max_slots: int
     """Sequences of the greatest length that the memory bound has room for."""
     name: str
-    """Whose forward pass it is, for the table at the start of a run."""
+    """Name of the forward pass, for the table at the start of a run."""
     can_copy: bool
-    """Whether what is cached in one slot can be copied to another."""
+    """Whether one slot's cache can be copied to another."""
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Makes room for at least this many slots and tokens a slot, keeping what is cached."""
         ...
 
     def usable_prefix(self, slot: int, num_cached: int, num_common: int) -> int:
-        """How many of the `num_common` tokens that the next context shares with the slot's `num_cached` can stay. What lies
-        beyond them is overwritten from now on."""
+        """Number of cached tokens that can stay, if the next context shares `num_common` of the slot's `num_cached`. The rest
+        is overwritten."""
         ...
 
     def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
-        """Slot `target` has from now on what slot `source` has cached of positions `start` to `stop`, where `can_copy`."""
+        """Copies the cache of positions `start` to `stop` from slot `source` to slot `target`, if `can_copy`."""
         ...
 
     def forward(self, step: Step) -> Tensor:
@@ -122,7 +122,7 @@ class Runner(Protocol):
         ...
 
     def refresh(self) -> None:
-        """The weights have changed or moved; what is cached is no longer used."""
+        """Handles changed or moved weights; old caches are no longer used."""
         ...
 
     def free(self) -> None:

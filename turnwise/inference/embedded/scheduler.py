@@ -1,4 +1,4 @@
-"""Which request runs when, and in which slot."""
+"""Decides which request runs when, and in which slot."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Scheduler:
         return slot, request
 
     def admit_to(self, request_id: str, slot: int) -> tuple[int, Request]:
-        """Starts a waiting request in this slot, whoever comes first; an idle conversation that owns it loses it."""
+        """Starts the first waiting request in this slot; an idle conversation that owns the slot loses it."""
         own = self._slots.pop(request_id, None)
         if own is not None:
             heapq.heappush(self._free, own)
@@ -111,7 +111,7 @@ class Scheduler:
         return slots
 
     def release(self, request_id: str) -> int | None:
-        """Frees the slot of an idle conversation and returns it; None where it has none or runs."""
+        """Frees the slot of an idle conversation and returns it; None if it has none or is running."""
         if request_id not in self._idle:
             return None
         del self._idle[request_id]

@@ -34,12 +34,11 @@ _QUIET_ROUNDS = 3
 class EmbeddedServer:
     """Samples from a Hugging Face causal LM in this process, on its device and in its dtype.
 
-    It samples with the parameters as they were at its construction or at the last `resume`: who changes them in place suspends
-    it before and resumes it afterwards.
-    Up to `max_concurrency` requests are decoded together, in contexts of up to `max_length` tokens (default: the model's
-    own). `kv_cache_bytes` bounds the cache of running and idle conversations. `decode` turns ids into text, for stop strings.
-    `replay_log` notes what each step admits, or says it.
-    Responses include the stop token, or the token that completed a stop string.
+    It samples with the parameters at its construction or at the last `resume`: suspend it before changing them in place, and
+    resume it afterwards. Up to `max_concurrency` requests are decoded together, in contexts of up to `max_length` tokens
+    (default: the model's own). `kv_cache_bytes` bounds the cache of running and idle conversations. `decode` turns ids into
+    text, for stop strings. `replay_log` notes what each step admits, or says it. Responses include the stop token, or the token
+    that completed a stop string.
 
     Raises:
         ConfigError: `kv_cache_bytes` has no room for one sequence of `max_length` tokens.
@@ -156,7 +155,7 @@ class EmbeddedServer:
         refuse_all_but_cache(kinds)
 
     async def close(self) -> None:
-        """Fails what is in flight, and refuses new requests."""
+        """Fails running requests, and refuses new ones."""
         self._is_closed = True
         if self._driver is not None:
             self._driver.cancel()
@@ -190,7 +189,7 @@ class EmbeddedServer:
             self._driver = None
 
     def _end(self, driver: asyncio.Task[None]) -> None:
-        """Nobody waits for a driver: what breaks it (a full disk under the replay log) is told to those who wait for tokens."""
+        """Nobody awaits a driver, so its error (a full disk under the replay log, say) goes to those who wait for tokens."""
         fault = None if driver.cancelled() else driver.exception()
         for request_id in list(self._futures) if fault is not None else ():
             self._engine.abort(request_id)
@@ -200,7 +199,7 @@ class EmbeddedServer:
 
     @property
     def _may_step(self) -> bool:
-        """Whether a step would do something, and is the next that is to happen: all that it admits has come."""
+        """Whether a step has work and its turn has come: all requests that it admits are there."""
         if not self._replay_log.is_followed:
             return self._engine.has_work
         admissions = self._replay_log.admissions
@@ -231,7 +230,7 @@ class EmbeddedServer:
             finished = self._engine.step()
             self._stopwatch.add(ENGINE, "step", started, **self._engine.last_step._asdict())
             self._stopwatch.num_sampled += self._engine.num_sampled - num_sampled
-        except Exception as error:  # boundary: whatever the model raises fails the requests of this batch, not the server
+        except Exception as error:  # boundary: an exception of the model fails the requests of this batch, not the server
             for request in self._engine.fail_running():
                 failure = ServerError(f"the engine failed on the batch of conversation {request.request_id!r}: {error}")
                 failure.__cause__ = error
@@ -255,7 +254,7 @@ class EmbeddedServer:
 
 
 def make_runner(model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int) -> Runner:
-    """The fast path where the model has its shape, else its own forward pass, and says why."""
+    """The fast path if the model has the shape for it, else the model's own forward pass, with the reason in the log."""
     obstacle = fast_path_obstacle(model)
     if obstacle is None:
         return FusedRunner(model, max_length=max_length, kv_cache_bytes=kv_cache_bytes)

@@ -14,10 +14,10 @@ Copy = Callable[[int, int, int, int], None]
 
 
 class SharedPrefixes:
-    """Siblings that begin with one prompt keep its keys and values once: they are read from memory once a step, too.
+    """Siblings with the same prompt store its keys and values once, and read them from memory once per step.
 
     Slot `s` finds its positions below `splits[s]`, a multiple of `LANES`, in slot `bases[s]`, and the others in itself. A base
-    reads from no other slot. Before what it lends is overwritten, `keep` gives it to a borrower.
+    reads from no other slot. Before a lent part is overwritten, `keep` copies it to a borrower.
 
     >>> moved = []
     >>> prefixes = SharedPrefixes(lambda *what: moved.append(what))

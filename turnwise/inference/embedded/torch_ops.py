@@ -1,4 +1,4 @@
-"""What a decoder layer does between its matrix products, by torch: any device and dtype."""
+"""A decoder layer's work between its matrix products, in torch: any device and dtype."""
 
 from __future__ import annotations
 
