@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from turnwise.errors import ConfigError, ServerError
 from turnwise.inference.embedded import cache
@@ -13,28 +13,15 @@ from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.runner import Step
 from turnwise.inference.request import Finished, Request
+from turnwise.testing.toy_model import toy_model
 from turnwise.types import SamplingParams
 
 VOCAB = 50
 SLOT_BYTES = 2 * 2 * 2 * 8 * 4 * 512  # keys and values × layers × kv heads × head dim × fp32 × max_length
 
 
-def make_model() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        tie_word_embeddings=True,
-    )
-    model = Qwen3ForCausalLM(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 0.0, 0.3)
-    return model
+def make_model() -> PreTrainedModel:
+    return toy_model(vocab_size=VOCAB, max_position_embeddings=512)
 
 
 class CountingRunner(FusedRunner):

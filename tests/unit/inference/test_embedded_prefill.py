@@ -6,11 +6,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from turnwise.inference.embedded import attention
 from turnwise.inference.embedded.engine import Engine
@@ -20,28 +19,14 @@ from turnwise.inference.embedded.runner import Step
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.request import Finished, Request
 from turnwise.testing.server_contract import assert_logprobs
+from turnwise.testing.toy_model import toy_model
 from turnwise.types import Completion, SamplingParams
 
 VOCAB = 50
 
 
-def make_model() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-    )
-    model = Qwen3ForCausalLM(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 0.0, 0.3)
-    return model
+def make_model() -> PreTrainedModel:
+    return toy_model(vocab_size=VOCAB, max_position_embeddings=2048)
 
 
 MODEL = make_model()

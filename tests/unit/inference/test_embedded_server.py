@@ -13,8 +13,7 @@ from transformers import (
     GemmaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
+    PreTrainedModel,
 )
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
@@ -23,26 +22,12 @@ from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.weight_transfer import InProcessTransfer
 from turnwise.replay_log import Admissions, ReplayLog
 from turnwise.testing.server_contract import assert_logprobs
+from turnwise.testing.toy_model import toy_model
 from turnwise.types import SamplingParams, VersionRun
 
 
-def make_model(seed: int = 0) -> Qwen3ForCausalLM:
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-    )
-    model = Qwen3ForCausalLM(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 0.0, 0.3)
-    return model
+def make_model(seed: int = 0) -> PreTrainedModel:
+    return toy_model(seed, vocab_size=50, max_position_embeddings=128)
 
 
 async def play(server: EmbeddedServer, name: str, num_turns: int) -> list[int]:
