@@ -220,6 +220,9 @@ def test_an_object_is_recorded_compared_and_asked_for(keys, capsys, tmp_path):
     (tmp_path / "config.yaml").write_text(file.read_text().replace("object_", "object_0"))
     with pytest.raises(ConfigError, match=r"an object that a Trainer was given in Python; go on there"):
         Trainer.from_config(tmp_path / "config.yaml")
+    capsys.readouterr()
+    assert main(["train", str(tmp_path / "config.yaml"), "resume_from_checkpoint=true"]) == 2
+    assert "the object and Trainer(…, resume_from_checkpoint=True)" in capsys.readouterr().err
 
 
 def test_closures_of_one_source_stay_apart(keys):
