@@ -49,7 +49,7 @@ def load_function(
 
 
 def load_object(entry_point: str, key: str, error: type[TurnwiseError]) -> Any:
-    """Whatever object an entry point names; the rest as `load_class`."""
+    """Loads any object that an entry point names; otherwise like `load_class`."""
     return _load(entry_point, key, error, object, "object", "names")
 
 

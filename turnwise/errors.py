@@ -19,7 +19,7 @@ class NotAvailableError(TurnwiseError):
 
 
 class ModelError(TurnwiseError):
-    """A model folder that is missing or can't be used as asked."""
+    """A model folder that is missing or unusable."""
 
 
 class EnvironmentFault(TurnwiseError):
@@ -31,11 +31,11 @@ class BlockingFault(EnvironmentFault):
 
 
 class ChatTemplateError(TurnwiseError):
-    """A chat template that can't be rendered or can't be extended without touching what is there."""
+    """A chat template that can't be rendered, or can't be extended without changing earlier text."""
 
 
 class DataError(TurnwiseError):
-    """A data file that is missing, cut or not of the form that was asked for."""
+    """A data file that is missing, cut or in a wrong form."""
 
 
 class RolloutError(TurnwiseError):
@@ -51,7 +51,7 @@ class ParityError(TurnwiseError):
 
 
 class CheckpointError(TurnwiseError):
-    """A checkpoint that can't be written, found or continued from. What was saved before is still there."""
+    """A checkpoint that can't be written, found or continued from. Earlier checkpoints remain."""
 
 
 class ServerError(TurnwiseError):
@@ -59,7 +59,7 @@ class ServerError(TurnwiseError):
 
 
 class WorkerError(TurnwiseError):
-    """A process of a role that has ended, or that can't be given what it should work on."""
+    """A process of a role that has ended, or that can't receive its input."""
 
 
 class ReplicasDeadError(ServerError):
@@ -67,7 +67,7 @@ class ReplicasDeadError(ServerError):
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """A hint for a misspelt name, empty where nothing is near.
+    """A hint for a misspelt name, empty if no name is near.
 
     >>> nearest("FrozenLak", ["frozen_lake", "FrozenLake"])
     " Did you mean 'FrozenLake'?"

@@ -1,6 +1,6 @@
 """Model names of the Hugging Face hub: from `ORG/NAME` to a folder on this machine, downloaded once.
 
-A name is looked up only where it can be no folder's, and only its weights, config, tokenizer and template are fetched.
+A name is looked up only if it can't be a folder's, and only its weights, config, tokenizer and template are fetched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def looks_like_hub_name(name: str) -> bool:
 
 
 def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = False) -> Path | None:
-    """The folder of a hub name in the hub's cache, None where it isn't there whole. Nothing is downloaded."""
+    """The folder of a hub name in the hub's cache, None if it isn't complete. Nothing is downloaded."""
     if Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return None
     from huggingface_hub import snapshot_download
@@ -49,7 +49,7 @@ def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = Fals
 
 
 def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool = False) -> Path:
-    """The folder of a path or a hub name. What isn't in the hub's cache is downloaded, with its progress on stderr; an
+    """The folder of a path or a hub name. Files missing in the hub's cache are downloaded, with progress on stderr; an
     interrupted download goes on where it stopped. `allow_code` fetches the repository's Python files too, `allow_pickle`
     pickled weights where it has no others.
 
@@ -74,7 +74,7 @@ def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool 
 
 
 def how_to_fetch(name: str) -> str:
-    """What to do on a machine without network."""
+    """Advice for a machine without network."""
     folder = name.rpartition("/")[2]
     return (
         f"on a machine with network run `hf download {name} --local-dir {folder}`, copy the folder {folder} here and set "
@@ -117,7 +117,7 @@ def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
         ) from error
     except OfflineModeIsEnabled as error:
         raise ModelError(f"{name}: isn't on this machine, and HF_HUB_OFFLINE is set; {how_to_fetch(name)}") from error
-    except Exception as error:  # boundary: whatever goes wrong between two machines
+    except Exception as error:  # boundary: anything can go wrong between two machines
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             raise ModelError(f"{name}: the hub ({site}) refuses it to you; run `hf auth login` (or set HF_TOKEN)") from error
         reason = str(error).strip().split("\n")[0] or type(error).__name__
@@ -146,7 +146,7 @@ def _patterns(name: str, files: dict[str, int], allow_code: bool, allow_pickle: 
 
 
 def _progress() -> type[Any]:
-    """Bars on a terminal; elsewhere (a log file, a job) a line every few seconds."""
+    """Progress bars on a terminal; elsewhere (a log file, a job) a line every few seconds."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Progress(tqdm):  # type: ignore[misc, unused-ignore]

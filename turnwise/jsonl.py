@@ -1,4 +1,4 @@
-"""JSONL files of others: a JSON object a line, and every fault with file and line."""
+"""Reads JSONL files, one JSON object per line, and reports every fault with file and line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnwise.errors import DataError
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each object with its place, `FILE, line N`; empty lines are none.
+    """Each object with its place, `FILE, line N`; empty lines are skipped.
 
     Raises:
         DataError: there is no such file, or a line isn't UTF-8, no JSON, no object, or holds half a character.

@@ -1,4 +1,4 @@
-"""What can be known of a model folder without loading it, and without torch: files that can't be read, sizes that can't be.
+"""Checks a model folder without loading it and without torch: unreadable files, impossible sizes.
 
 `turnwise config` and every load ask the same.
 """
@@ -47,12 +47,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What a model folder may do that can run somebody's code: nothing, unless a setting says so."""
+    """Trust in a model folder: nothing in it runs code unless a setting allows it."""
 
     remote_code: bool = False
     """Python files of the folder are run (`model_args.trust_remote_code`)."""
     pickle: bool = False
-    """Weights are unpickled where there are no safetensors (`model_args.allow_pickle`)."""
+    """Weights are unpickled if there are no safetensors (`model_args.allow_pickle`)."""
 
     def folder(self, name: str | Path) -> Path:
         """`model_folder` with what this trusts."""
@@ -83,7 +83,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def base_of_adapter(path: str | Path) -> str | None:
-    """The base model that the folder of a LoRA adapter names; None where the path is no such folder.
+    """The base model that the folder of a LoRA adapter names; None if the path is no such folder.
 
     Raises:
         ModelError: it names none, or one that isn't there, or itself, or there are no weights beside it.
@@ -122,13 +122,13 @@ def _named_base(folder: Path) -> str:
 
 
 def folder_here(name: str | Path) -> Path | None:
-    """The folder of a path or hub name, where it is on this machine."""
+    """The folder of a path or hub name, if it is on this machine."""
     path = Path(name).expanduser()
     return path if path.is_dir() else cached_folder(str(name))
 
 
 def check_model(name: str, trust: Trust = NOTHING) -> None:
-    """`check_folder` of a model where it is on this machine; an adapter's base model with it.
+    """`check_folder` of a model that is on this machine, and of an adapter's base model.
 
     Raises:
         ModelError: it can't be loaded.
@@ -146,7 +146,7 @@ def check_model(name: str, trust: Trust = NOTHING) -> None:
 
 
 def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
-    """Refuses a model folder that can't be loaded, as far as its small files and the headers of its weights say so.
+    """Refuses a model folder if its small files or the headers of its weights show that it can't be loaded.
 
     Raises:
         ModelError: with the file, what it holds, and what to change.
@@ -166,7 +166,7 @@ def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
 
 
 def text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config.json, those of the language model where it has several parts."""
+    """The values of a config.json; the language model's if it has several parts."""
     text_config = config.get("text_config")
     return {**config, **(text_config if isinstance(text_config, dict) else {})}
 
@@ -213,7 +213,7 @@ def _check_pickles(folder: Path, trust: Trust) -> None:
 
 
 def _shapes(folder: Path, index: Mapping[str, Any] | None) -> Shapes:
-    """The shape of every tensor in the safetensors files; none where there are none."""
+    """The shape of every tensor in the safetensors files, if any."""
     if (folder / _WEIGHTS).is_file():
         return _header(folder / _WEIGHTS)
     if index is None:
@@ -241,7 +241,7 @@ def _header(file: Path) -> Shapes:
 
 
 def _check_weights(file: Path, sizes: Mapping[str, Any], shapes: Shapes) -> None:
-    """Compares with the weights what would otherwise be found after the whole model was built."""
+    """Compares sizes with the weights; otherwise a mismatch would show only after the whole model is built."""
     layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
     asked = sizes.get("num_hidden_layers")
     if layers and isinstance(asked, int) and asked > max(layers) + 1:
@@ -256,7 +256,7 @@ def _check_weights(file: Path, sizes: Mapping[str, Any], shapes: Shapes) -> None
 
 
 def _num_ids(tokenizer: Mapping[str, Any]) -> int:
-    """One more than the highest id of a tokenizer.json, 0 where its form is unknown."""
+    """One more than the highest id of a tokenizer.json, 0 if its form is unknown."""
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     ids = [*vocab.values()] if isinstance(vocab, dict) else [len(vocab) - 1] if isinstance(vocab, list) else []

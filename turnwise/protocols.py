@@ -68,7 +68,7 @@ class Env(Protocol):
 
 @runtime_checkable
 class HasStateKey(Protocol):
-    """An environment that names its true state, where equal observations may hide different states (GiGPO)."""
+    """An environment that names its true state, because equal observations may hide different states (GiGPO)."""
 
     def state_key(self) -> Hashable: ...
 
@@ -125,9 +125,9 @@ class OpenConversation(Protocol):
 
 @runtime_checkable
 class AgentLoop(Protocol):
-    """Plays one task. Returns one trajectory, or several for sub-agents and compaction (they weigh together as one).
+    """Plays one task. Returns one trajectory, or several for sub-agents and compaction, whose weights add up to 1.
 
-    What fails inside an environment or a tool is raised; the scheduler records it, retries, and goes on.
+    Failures of an environment or a tool are raised; the scheduler records them, retries, and goes on.
     """
 
     async def run(
@@ -225,11 +225,11 @@ class WeightTransfer(Protocol):
 
 
 class Loss(Protocol):
-    """What a strategy minimises. It returns a *sum already divided by the step's denominators*, so that the losses and
+    """The function that a strategy minimises. It returns a *sum already divided by the step's denominators*, so that losses and
     gradients of micro-batches and ranks simply add up."""
 
     outputs: frozenset[Output]
-    """What the forward pass must compute for it."""
+    """The outputs that the forward pass must compute for it."""
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]: ...
 
@@ -267,7 +267,7 @@ class TrainStrategy(Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, Any]]:
-        """`(Hugging Face name, tensor)` of the policy, gathered where it is sharded."""
+        """`(Hugging Face name, tensor)` of the policy, gathered if it is sharded."""
         ...
 
     def save(self, folder: Path) -> None: ...
@@ -382,7 +382,7 @@ class Workers(Protocol):
 
 
 class Cluster(Protocol):
-    """Where roles live: in this process, in one beside it, or as Ray actors."""
+    """Spawns roles: in this process, in another one, or as Ray actors."""
 
     def spawn(self, role: str, factory: Callable[[Stopwatch], Any], devices: Sequence[int] | None = None) -> Workers:
         """Starts a role. Each rank calls `factory` with a stopwatch that reports to the run's own."""

@@ -1,4 +1,4 @@
-"""What time decides in an asynchronous run: written down, and followed by a run that repeats it (`turnwise train --replay`).
+"""Records the decisions of an asynchronous run that depend on time, for a run that repeats it (`turnwise train --replay`).
 
 Tokens and weights follow from the config but for three things: which requests each engine step admitted and into which slot,
 between which steps the weights changed, and which groups each batch took. `docs/design/asynchronous.md` says why that is all.
@@ -15,25 +15,25 @@ from turnwise.errors import DataError
 from turnwise.jsonl import read_jsonl
 
 Admissions = tuple[tuple[str, int], ...]
-"""`(request id, slot)` of the requests that a step of the engine admits, in their order."""
+"""`(request id, slot)` of the requests that an engine step admits, in order."""
 
 
 class EngineSteps(NamedTuple):
-    """EngineSteps of the engine, one after the other, of which the first admits requests."""
+    """Consecutive steps of the engine, the first of which admits requests."""
 
     admissions: Admissions
     num_steps: int
 
 
 class Taken(NamedTuple):
-    """The groups of a batch, by the parts in which they came, and those that had been rejected since the batch before."""
+    """The groups of a batch, by part, and the groups rejected since the previous batch."""
 
     parts: list[list[int]]
     rejected: list[int]
 
 
 class ReplayLog:
-    """Writes what happens to a file, and says what is to happen next where there is a `recorded` file to follow.
+    """Writes events to a file and, if there is a `recorded` file to follow, gives the next event.
 
     >>> replay_log = ReplayLog()
     >>> replay_log.is_followed, replay_log.batch(0)
@@ -70,12 +70,12 @@ class ReplayLog:
 
     @property
     def admissions(self) -> Admissions | None:
-        """Admissions of the engine's next step; None where a weight update comes first, or the record is at its end."""
+        """Admissions of the engine's next step; None if a weight update comes first, or at the record's end."""
         return self._next.admissions if isinstance(self._next, EngineSteps) else None
 
     @property
     def update(self) -> int | None:
-        """The version that the weights are to become now; None where steps come before.
+        """The version of the weight update that is due now; None if engine steps come first.
 
         Raises:
             DataError: the record is at its end.
@@ -85,7 +85,7 @@ class ReplayLog:
         return self._next if isinstance(self._next, int) else None
 
     def batch(self, step: int) -> Taken | None:
-        """What a step takes; None where there is no record to follow.
+        """The groups that a step takes; None without a record to follow.
 
         Raises:
             DataError: the record ends before that step.
@@ -97,7 +97,7 @@ class ReplayLog:
         return self._batches[step]
 
     def task_version(self, index: int) -> int | None:
-        """The version of the tasks' state that group `index` was admitted with; None where there is no record to follow."""
+        """The version of the tasks' state that group `index` was admitted with; None without a record to follow."""
         return self._task_versions.get(index, 0) if self.is_followed else None
 
     def begin_validation(self) -> None:
@@ -119,7 +119,7 @@ class ReplayLog:
     # What has happened
 
     def begin(self, conditions: Mapping[str, Any]) -> None:
-        """Before the first event: what the process computes with, by name. Bits are the same only where that is.
+        """Written before the first event: the machine's properties by name. Bits are the same only if they are.
 
         Raises:
             DataError: the record was made with something else.
@@ -134,7 +134,7 @@ class ReplayLog:
         self._write({"on": dict(conditions)})
 
     def stepped(self, admissions: Admissions) -> None:
-        """The engine has made a step, and admitted these in it."""
+        """Records a step of the engine and the requests it admitted."""
         if admissions:
             self._flush()
         self._pending = EngineSteps(admissions or self._pending.admissions, self._pending.num_steps + 1)
@@ -143,21 +143,21 @@ class ReplayLog:
             self._next = EngineSteps((), num_left) if num_left else next(self._events, None)
 
     def updated(self, version: int) -> None:
-        """The weights are now those of this version."""
+        """Records that the weights are now this version's."""
         self._flush()
         self._write({"update": version})
         if self._next == version:
             self._next = next(self._events, None)
 
     def took(self, step: int, taken: Taken) -> None:
-        """A step has taken these groups."""
+        """Records the groups that a step took."""
         self._num_taken += 1
         parts, rejected = taken
         event = {"parts": parts} if len(parts) > 1 else {"groups": parts[0]}
         self._write({"batch": step, **event, **({"rejected": rejected} if rejected else {})})
 
     def admitted(self, index: int, version: int) -> None:
-        """A group was admitted whose task follows from this version of the tasks' state. Version 0 isn't written."""
+        """Records an admitted group's version of the tasks' state. Version 0 isn't written."""
         if version:
             self._write({"task": index, "version": version})
 
@@ -166,7 +166,7 @@ class ReplayLog:
         self._write({"validation": self._num_taken})
 
     def resumed(self) -> None:
-        """What comes now was not played from the start, so that the file can't be followed."""
+        """Records that this run went on from a checkpoint, so the file can't be followed."""
         self._write({"resumed": True})
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is really loaded and run, whatever the config asked for: read off the objects, for the table at the start of a run."""
+"""Describes what is really loaded and run, read off the objects, for the table at the start of a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StrategyInfo:
     """The optimiser with its schedule; empty for a frozen model."""
     recomputes_activations: bool = False
     adapters: str = ""
-    """Rank, scale and modules of what is trained in place of the model's own parameters; empty where those are."""
+    """Rank, scale and modules of trained adapters; empty if the model's own parameters are trained."""
     saved_bytes: int = 0
     """Bytes that `save` writes, about."""
     counts: TokenCounts = field(default_factory=TokenCounts)
@@ -51,4 +51,4 @@ class ServerInfo:
     max_concurrency: int
     """Requests that are decoded together."""
     cache_bytes: int = 0
-    """Bound of the keys and values that it keeps; 0 where it keeps none between requests."""
+    """Bound of its cached keys and values in bytes; 0 if it keeps none between requests."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TokenCounts(NamedTuple):
-    """What went through a model.
+    """Counts of tokens that went through a model.
 
     >>> TokenCounts(given=100, distinct=60, computed=80).padding_share
     0.25

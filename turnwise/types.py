@@ -1,4 +1,4 @@
-"""The nouns of turnwise: what passes between rooms.
+"""The nouns of turnwise: the data that pass between rooms.
 
 Standard library and numpy only. Every array is one-dimensional; `N` is a number of tokens, `R` a number of sampled tokens.
 The nesting is `Group → Trajectory → Turn → token`; a `Sample` is the flat view of one context on which forward passes,
@@ -58,7 +58,7 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment shows at one turn: a text, and images where it renders them."""
+    """An environment's output at one turn: a text, and images if it renders them."""
 
     text: str
     media: tuple[Media, ...] = ()
@@ -122,7 +122,7 @@ class Completion:
 
 @dataclass(slots=True)
 class Turn:
-    """One model response and what came before and after it.
+    """One model response, with the prompt before it and the environment's result.
 
     `prompt_ids` [P] are the ids that were *added* to the context before this response (the whole first prompt, later only
     template glue and the new observation), `response_ids` [R] the sampled ones. The context that the server saw is the
@@ -143,7 +143,7 @@ class Turn:
     observation: str = ""
     media: tuple[Media, ...] = ()
     action: str | None = None
-    """What was handed to the environment, None where nothing could be parsed."""
+    """The action given to the environment, None if nothing could be parsed."""
     reward: float = 0.0
     state_key: Hashable = None
     """Identity of the true state in which this turn was taken (GiGPO)."""
@@ -161,7 +161,7 @@ class Turn:
 
 
 class TurnSpan(NamedTuple):
-    """Where the sampled tokens of turn `turn` of a trajectory lie in a Sample: positions `start` to `stop` (exclusive)."""
+    """The positions `start` to `stop` (exclusive) of a turn's sampled tokens in a Sample."""
 
     turn: int
     start: int
@@ -227,8 +227,8 @@ class Sample:
 class Trajectory:
     """One episode: its turns, its samples and how it ended. A failure is data here, not an exception.
 
-    `limit` says what cut a `truncated` episode. Limits of the task itself (`max_steps`, `sequence_length`) terminate it for
-    credit; a cut from outside (`environment`, `time`) bootstraps where the estimator has values.
+    `limit` names the limit that cut a `truncated` episode. For credit, the task's own limits (`max_steps`, `sequence_length`)
+    terminate it; after a cut from outside (`environment`, `time`) an estimator with values bootstraps.
     """
 
     task: Task
@@ -276,7 +276,7 @@ class Group:
 
 
 class Denominators(NamedTuple):
-    """What the losses of one *optimiser step* are divided by, known before its first micro-batch.
+    """The divisors of the losses of one *optimiser step*, known before its first micro-batch.
 
     `num_tokens` = Σ weight·tokens of the loss mask, `num_sequences` = Σ weight over samples that have one, `num_turns` =
     Σ weight·turns that have one, all over all micro-batches and all ranks; `max_length` is the constant `sequence_length`.
@@ -354,7 +354,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutputs:
-    """What a strategy hands to a loss: tensors [N], aligned with the tokens of the batch, 0 where they don't apply."""
+    """A strategy's input to a loss: tensors [N], aligned with the tokens of the batch, 0 where they don't apply."""
 
     logprobs: Any = None
     entropy: Any = None

@@ -1,4 +1,4 @@
-"""Checks that constructors of environments share. Each says what was got and what is allowed."""
+"""Argument checks for constructors of environments. Each error says what was got and what is allowed."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ class TextEnv(ABC):
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType({})
     relays_foreign_text: ClassVar[bool] = False
-    """Whether observations hold text that somebody else wrote (a web page, a data set, a player's words): special tokens in it
-    then stay ordinary text, unless the config says `encode_special_tokens: true`."""
+    """Whether observations hold foreign text (a web page, a data set, a player's words). Special tokens in it then stay
+    ordinary text, unless the config says `encode_special_tokens: true`."""
 
     shows_pictures: bool = False
     """Whether this environment's observations hold pictures, which a model of texts can't see."""
@@ -40,5 +40,5 @@ class TextEnv(ABC):
         return None
 
     def close(self) -> None:
-        """Frees what the environment holds; called once an episode, on every path."""
+        """Frees the environment's resources; called once per episode, on every path."""
         return None

@@ -1,4 +1,4 @@
-"""What an environment returned, checked once where it enters: wrong shapes and NaN never reach the training."""
+"""Checks an environment's results once, as they arrive: wrong shapes and NaN never reach the training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turnwise.protocols import Env, HasStateKey
 from turnwise.types import Media, Observation, Reduction
 
 PROMPT_KEYS = ("env_instruction", "suffix")
-"""What prompts take from `info`."""
+"""Keys of `info` that prompts use."""
 
 LARGEST = 1e30
 """The largest reward or metric: it fits into a float32, and its square and sums of many fit into a float64."""
@@ -34,7 +34,7 @@ class StepResult(NamedTuple):
 def check_shape(env: Env) -> None:
     """
     Raises:
-        EnvironmentFault: it lacks a method of an environment, or declares metrics otherwise than the contract says.
+        EnvironmentFault: it lacks a method of an environment, or declares metrics against the contract.
     """
     name = type(env).__name__
     missing = [member for member in ("reset", "step", "close", "metric_reductions") if not hasattr(env, member)]
@@ -91,7 +91,7 @@ def read_step(result: Any, env_name: str, turn: int, reductions: Mapping[str, Re
 
 
 def read_state_key(env: Env) -> Hashable:
-    """The environment's own name of its state, None where it gives none.
+    """The environment's own name of its state, None if it gives none.
 
     Raises:
         EnvironmentFault: the name isn't hashable.
@@ -100,7 +100,7 @@ def read_state_key(env: Env) -> Hashable:
 
 
 def ask_state_key(env: HasStateKey) -> Hashable:
-    """The same of an environment that is known to name its state.
+    """The same for an environment that is known to name its state.
 
     Raises:
         EnvironmentFault: the name isn't hashable.

@@ -1,4 +1,4 @@
-"""Training and validation kept apart by what their tasks are, for environments that know seeds only."""
+"""Keeps training and validation apart by their tasks' content, for environments that know seeds only."""
 
 from __future__ import annotations
 

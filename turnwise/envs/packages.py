@@ -37,7 +37,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def needs(package: str, extra: str) -> Iterator[None]:
-    """Around the import of an optional package: where it is missing, the error names the extra that brings it.
+    """Wraps the import of an optional package: if it is missing, the error names the extra to install.
 
     Raises:
         NotAvailableError: `package` isn't installed.

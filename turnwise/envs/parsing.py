@@ -27,7 +27,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def without_thoughts(text: str) -> str | None:
-    """The text outside think blocks, None where one was opened and never closed.
+    """The text outside think blocks, None if a block was opened and never closed.
 
     Some chat templates open the block in the prompt, so a lone `</think>` ends a thought that began before the text.
 
@@ -43,7 +43,7 @@ def without_thoughts(text: str) -> str | None:
 
 
 def parse_action(text: str, pattern: str | None) -> str | None:
-    """The stripped action in a response, None where there is none.
+    """The stripped action in a response, None if there is none.
 
     It is the last group of the first match of `pattern` outside think blocks, or the whole match of a pattern without
     groups; `pattern` None takes the whole text. A pattern that names `<think>` itself sees the text with its thoughts.
@@ -66,7 +66,7 @@ def parse_action(text: str, pattern: str | None) -> str | None:
 
 
 def as_answer(action: str, pattern: str | None) -> str | None:
-    """A response in which `pattern` finds the action, None where no way of writing it fits; a text that fits is left as it is.
+    """A response in which `pattern` finds the action; None if no form fits. A text that already fits is unchanged.
 
     >>> as_answer("Right", r"<answer>(.*?)</answer>"), as_answer("Up", None), as_answer("Up", "[0-9]+")
     ('<answer>Right</answer>', 'Up', None)

@@ -61,7 +61,7 @@ class BlindPlayer:
 
 
 class ExpertPlayer:
-    """Does what the environment's own expert does."""
+    """Plays like the environment's own expert."""
 
     def __init__(self, env: ExpertEnv) -> None:
         self.actions = env.actions
@@ -88,7 +88,7 @@ class ErringPlayer:
 
 
 class GivingUpPlayer:
-    """Another player that gives up where `is_lost`: what anybody does where nothing helps teaches nothing."""
+    """Another player that gives up if `is_lost`: actions in a lost state teach nothing."""
 
     def __init__(self, player: Player, is_lost: Callable[[], bool]) -> None:
         self.actions = player.actions

@@ -27,18 +27,18 @@ RUNS_ANSWERS = frozenset(
 """Datasets of version 0.1.25 whose scorers run an answer as Python code, by `eval` or by sympy's `parse_expr`."""
 
 UNREPEATABLE = frozenset({"isomorphic_strings", "list_functions", "polynomial_multiplication", "ransom_note"})
-"""Data sets whose tasks don't follow from their seed: they depend on Python's hash seed, or on what was drawn before."""
+"""Data sets whose tasks don't follow from their seed: they depend on Python's hash seed, or on earlier draws."""
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError)
-"""What scorers raise on answers that they didn't expect."""
+"""Exceptions of scorers for unexpected answers."""
 
 
 class ReasoningGymEnv(TextEnv):
     """Asks one question of `dataset`; the package's own scorer says how good an answer is, in [0, 1].
 
-    The episode ends with a perfect answer or after `num_attempts`. An attempt earns by how much it beats the best one before
-    it, so that an episode's rewards add up to its best score. An answer that couldn't be parsed is an attempt too: it scores 0
-    and costs `format_penalty` (≤ 0).
+    The episode ends with a perfect answer or after `num_attempts`. An attempt's reward is its improvement over the best one
+    before it, so an episode's rewards add up to its best score. An answer that couldn't be parsed is an attempt too: it scores
+    0 and costs `format_penalty` (≤ 0).
 
     Args:
         dataset: a name of `reasoning_gym.factory.DATASETS`.

@@ -75,13 +75,13 @@ def _takes_split(cls: type) -> bool:
 
 
 def relays_foreign_text(env_type: str) -> bool:
-    """Whether its class says that observations hold what somebody else wrote."""
+    """Whether its class declares that observations hold foreign text."""
     cls = env_class(env_type)
     return issubclass(cls, TextEnv) and cls.relays_foreign_text
 
 
 def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
-    """An environment with the arguments of `env_config`, and `split` where it takes one and the config doesn't say.
+    """An environment with the arguments of `env_config`, and with `split` if it takes one and the config has none.
 
     Raises:
         EnvironmentFault: the constructor doesn't take the arguments; the message names those that it takes.

@@ -84,7 +84,7 @@ class TextArenaEnv(TextEnv):
             made = textarena.make(id, **self._kwargs)
         is_wrapped = isinstance(made, textarena.Wrapper)
         self._wants_brackets = is_wrapped and made.is_wrapped_with(textarena.wrappers.ActionFormattingWrapper)
-        # Its wrappers tell the whole history at every turn; here a turn tells what is new.
+        # Its wrappers repeat the whole history at every turn; here a turn shows only the new part.
         while isinstance(made, textarena.Wrapper):
             made = made.env
         self._game = made
@@ -145,7 +145,7 @@ class TextArenaEnv(TextEnv):
         return fingerprint(self._path)
 
     def _news(self) -> tuple[str, str]:
-        """The rules, and what else the game has said since it was asked last; the player's own words are left out."""
+        """The rules, and the game's other messages since the last call, without the player's own words."""
         _, messages = self._game.get_observation()
         rules = [text for _, text, kind in messages if kind is self._kinds.PROMPT]
         news = [text for _, text, kind in messages if kind not in (self._kinds.PROMPT, self._kinds.PLAYER_ACTION)]
@@ -164,7 +164,7 @@ class TextArenaEnv(TextEnv):
 
 @contextmanager
 def _takes(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Around what fails where a game's arguments don't fit together."""
+    """Wraps calls that fail if a game's arguments don't fit together."""
     try:
         yield
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -174,7 +174,7 @@ def _takes(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
 def _check_game(env_id: str, registry: Mapping[str, Any]) -> None:
     """
     Raises:
-        EnvironmentFault: turnwise can't play this game; the message says why, and which it can.
+        EnvironmentFault: turnwise can't play this game; the message says why, and lists the games that it can.
     """
     game = env_id.partition("-v")[0]
     if env_id in registry and game in GAMES:

@@ -1,4 +1,4 @@
-"""What can be seen of an environment after one call, so that two episodes can be compared."""
+"""The visible results of one call of an environment, for comparing two episodes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class CallResult(NamedTuple):
 
 
 def start_result(observation: Observation, info: Mapping[str, Any], state_key: Hashable = None) -> CallResult:
-    """What a `reset` shows."""
+    """The visible result of a `reset`."""
     return CallResult(observation.text, _images(observation), _prompt(info), 0.0, False, False, (), state_key)
 
 
 def step_result(step: StepResult, state_key: Hashable = None) -> CallResult:
-    """What a `step` shows."""
+    """The visible result of a `step`."""
     return CallResult(
         text=step.observation.text,
         images=_images(step.observation),
@@ -50,16 +50,16 @@ def step_result(step: StepResult, state_key: Hashable = None) -> CallResult:
 
 
 class Mismatch(NamedTuple):
-    """Where two episodes part."""
+    """The first difference of two episodes."""
 
     name: str
-    """The field of `CallResult` that differs first; "end" where only one episode is over."""
+    """The first differing field of `CallResult`; "end" if only one episode is over."""
     told: str
     """The same in a few words, with turn and values."""
 
 
 def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) -> Mismatch | None:
-    """Where two episodes part, None where they are equal.
+    """The first difference of two episodes, None if they are equal.
 
     >>> start = start_result(Observation("P _"), {})
     >>> first_difference([start], [start._replace(text="_ P")])
@@ -87,7 +87,7 @@ def _prompt(info: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _shown(first: object, second: object) -> list[str]:
-    """Two different values, of long ones the part where they begin to differ."""
+    """Two different values; of long ones, the part where they begin to differ."""
     texts = [repr(first), repr(second)]
     num_same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
     start = 0 if max(map(len, texts)) <= _MAX_SHOWN else max(num_same - _MAX_SHOWN // 2, 0)

@@ -29,7 +29,7 @@ NUM_REPLAYED = 8
 """Episodes that are played again, to see whether they come out the same."""
 NUM_SIBLINGS = 4
 UNREADABLE = ("", "no such action {%√\n")
-"""What a model may say: nothing that could be parsed, and something that is no action."""
+"""Two bad answers of a model: an unparsable one, and one that is no action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class CheckSettings:
     play_s: float = 30.0
     """Seconds after which a check begins no further episode; two it always plays."""
     actions: tuple[str, ...] = ()
-    """The random player's, where the environment has no `actions`."""
+    """The random player's actions, if the environment has no `actions`."""
     count_tokens: Callable[[str], int] | None = None
     token_budget: int | None = None
     """Tokens of a context."""
@@ -53,7 +53,7 @@ class CheckSettings:
 
 
 class Examination:
-    """One kind of environment under examination. Each check gives its findings and keeps what later ones need."""
+    """One kind of environment under examination. Each check returns its findings and keeps data for later checks."""
 
     def __init__(self, make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> None:
         self.name = "the environment"
@@ -79,7 +79,7 @@ class Examination:
 
     @property
     def is_played(self) -> bool:
-        """Whether somebody knew an action, so that what follows from actions was examined."""
+        """Whether any action was known, so that the effects of actions were examined."""
         return bool(self._played)
 
     @property
@@ -93,7 +93,7 @@ class Examination:
 
     def _starts(self) -> Iterator[Finding]:
         """The class itself, and the starts of both splits."""
-        # Imports are paid once, by the first constructor: they are no part of what an episode costs.
+        # Only the first constructor pays for imports, so they don't count as an episode's cost.
         with self._opened(clock=CallTimes()) as first:
             self.name = first.name
             self._reductions = dict(first.reductions)
@@ -143,7 +143,7 @@ class Examination:
         yield Finding("same seed", "ok", f"{num_replayed} episodes come out the same, in new environments and after a reset")
 
     def _side_by_side(self) -> Iterator[Finding]:
-        """Siblings of a group, stepped in turns as they are in training."""
+        """Siblings of a group, stepped in turns as in training."""
         num_groups = 0
         for episode in self._in_time(self._replayable()):
             with ExitStack() as opened:
@@ -223,7 +223,7 @@ class Examination:
         yield from times(self._clock, sum(counts) / len(counts), os.cpu_count() or 1)
 
     def _episodes(self, choose: Callable[[CheckedEnv, int], Choose | None]) -> list[CheckedEpisode]:
-        """One episode a seed, each in an environment of its own; none where `choose` finds no player."""
+        """One episode per seed, each in an environment of its own; none if `choose` finds no player."""
         episodes: list[CheckedEpisode] = []
         for seed in self._seeds("train"):
             with self._opened() as env:
@@ -238,7 +238,7 @@ class Examination:
         return episodes
 
     def _replayable(self) -> list[CheckedEpisode]:
-        """Some of the episodes; where nobody could play, one unparsed action each."""
+        """Some of the episodes; without a player, one unparsed action each."""
         if not self._played:
             with self._opened() as env:
                 seeds = [self._seed("train", index) for index in range(NUM_REPLAYED)]
@@ -249,7 +249,7 @@ class Examination:
         yield from self._in_time([self._seed(split, index) for index in range(self._settings.num_episodes)])
 
     def _in_time(self, items: Sequence[T]) -> Iterator[T]:
-        """The items of a check until its time is up, two of them whatever they take."""
+        """The items of a check until its time is up, but at least two."""
         deadline = time.monotonic() + self._settings.play_s
         for index, item in enumerate(items):
             if index >= 2 and time.monotonic() > deadline:

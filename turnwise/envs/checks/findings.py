@@ -1,4 +1,4 @@
-"""What follows from the episodes of an examination: pure functions from what was seen to findings."""
+"""Findings from the episodes of an examination, as pure functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Finding:
     figures: Mapping[str, Any] = field(default_factory=dict)
     """The numbers behind `result`, for programs."""
     trace: tuple[str, ...] = ()
-    """The calls that led to what was raised, innermost last."""
+    """The calls that led to the exception, innermost last."""
 
     def to_json(self) -> dict[str, Any]:
         row = {"check": self.check, "verdict": self.verdict, "result": self.result, "advice": self.advice}
@@ -72,7 +72,7 @@ def starts(call_results: Sequence[CallResult]) -> Finding:
 def splits(
     train: Sequence[CallResult], val: Sequence[CallResult], takes_split: bool, is_given: bool = False, plays_all: bool = False
 ) -> Finding:
-    """Whether validation starts occur among those of training, by content. A `split` that `is_given` is the same for
+    """Whether validation starts occur among training starts, by content. A `split` that `is_given` is the same for
     both; an environment that `plays_all` has too few tasks to hold any out."""
     known = {content(call_result) for call_result in train}
     num_shared = sum(content(call_result) in known for call_result in val)
@@ -114,14 +114,14 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
-    """What text that is no action gets: less than most actions, or it is what training learns to say."""
+    """The reward of text that is no action. It should be less than most actions', or training learns to say such text."""
     told = [f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers]
     steps, scores = [step.reward for episode in episodes for step in episode.steps], [episode.score for episode in episodes]
     result = ", ".join(told)
     if not steps:
         return Finding("no action", "ok", f"{result}; what actions get wasn't examined")
     for name, call_result in answers:
-        # What ends the episode saves all that would have followed.
+        # An action that ends the episode also avoids all later penalties.
         what, beside = ("episodes", scores) if call_result.is_over else ("actions", steps)
         worse = _share(call_result.reward > value for value in beside)
         if worse > 0.5:
@@ -149,7 +149,7 @@ def metrics(episodes: Sequence[CheckedEpisode], reductions: Mapping[str, Reducti
 def observations(
     episodes: Sequence[CheckedEpisode], count_tokens: Callable[[str], int] | None = None, budget: int | None = None
 ) -> Finding:
-    """Length of what is shown: a turn's in characters and tokens, an episode's against the budget of its context."""
+    """Length of observations: a turn's in characters and tokens, an episode's against the budget of its context."""
     shown = [[" ".join((*m.prompt, m.text)) if i == 0 else m.text for i, m in enumerate(e.call_results)] for e in episodes]
     lengths = [len(text) for texts in shown for text in texts]
     figures: dict[str, Any] = {"mean_characters": _mean(lengths), "max_characters": max(lengths), "budget": budget}
@@ -176,7 +176,7 @@ def observations(
 
 
 def lengths(episodes: Sequence[CheckedEpisode], max_steps: int) -> Finding:
-    """How long episodes are, and what ends them."""
+    """Length of episodes, and what ends them."""
     counts = [len(episode.actions) for episode in episodes]
     last = [episode.call_results[-1] for episode in episodes]
     ended, cut = _share(m.is_terminated for m in last), _share(m.is_truncated and not m.is_terminated for m in last)
@@ -245,7 +245,7 @@ def state_keys(episodes: Sequence[CheckedEpisode]) -> Finding:
 
 
 def content(call_result: CallResult) -> Hashable:
-    """What makes a start a task of its own: all that is shown, and the true state where it has a name."""
+    """The identity of a start: everything shown, and the true state if it has a name."""
     return call_result.prompt, call_result.text, call_result.images, call_result.state_key
 
 

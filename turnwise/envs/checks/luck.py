@@ -39,7 +39,7 @@ def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: in
 
 
 def _play(make: Callable[[], Env], seed: int, max_steps: int) -> bool | None:
-    """One episode, None where it can't say whether it succeeded."""
+    """One episode, None if its success is unknown."""
     env = CheckedEnv(make, CALL_TIMEOUT_S, CallTimes())
     try:
         choose = random_of(env.env, seed)

@@ -12,18 +12,18 @@ from turnwise.protocols import HasExpert
 from turnwise.types import derive_seed
 
 Choose = Callable[[], str]
-"""The next action of the episode that is played."""
+"""The next action of the current episode."""
 
 
 @dataclass(slots=True)
 class Words:
-    """Actions that somebody names for an environment that doesn't."""
+    """Actions given for an environment that names none."""
 
     actions: tuple[str, ...]
 
 
 def actions_of(env: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
-    """The action words: those given, else the environment's own `actions`; empty where nobody names any.
+    """The action words: the given ones, else the environment's own `actions`; perhaps empty.
 
     Raises:
         EnvironmentFault: its `actions` aren't words.
@@ -40,7 +40,7 @@ def actions_of(env: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def random_of(env: Any, seed: int, given: Sequence[str] = ()) -> Choose | None:
-    """A player that draws from the environment's actions, or from those given; None where nobody names any.
+    """A player that draws from the environment's actions, or from the given ones; None without actions.
 
     Raises:
         EnvironmentFault: its `actions` aren't words.
@@ -50,7 +50,7 @@ def random_of(env: Any, seed: int, given: Sequence[str] = ()) -> Choose | None:
 
 
 def expert_of(env: Any) -> Choose | None:
-    """The environment's own expert, None where it has none.
+    """The environment's own expert, None if it has none.
 
     Raises:
         EnvironmentFault: (when asked) its action is no word.

@@ -1,4 +1,4 @@
-"""Examines an environment before anybody trains in it: what is wrong, what to change, and the figures that show it."""
+"""Examines an environment before training: its faults, what to change, and the figures that show it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Report:
     env: str
     findings: tuple[Finding, ...]
     is_played: bool = True
-    """Whether any action was tried that the environment understands."""
+    """Whether any valid action was tried."""
 
     @property
     def verdict(self) -> Verdict:
-        """`skipped` where nothing is wrong with what was examined, and hardly anything was."""
+        """`skipped` if nothing is wrong but hardly anything was examined."""
         verdicts = {finding.verdict for finding in self.findings}
         if "error" in verdicts or not self.is_played:
             return "error" if "error" in verdicts else "skipped"
@@ -35,10 +35,10 @@ class Report:
 
 
 def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> Report:
-    """Plays an environment and says what was found. A call that hangs ends the examination, any other fault only its check.
+    """Plays an environment and returns the findings. A call that hangs ends the examination, any other fault only its check.
 
     Args:
-        takes_split: whether the environment keeps training and validation tasks apart by what `make_env` is told.
+        takes_split: whether the environment separates training and validation tasks by an argument of `make_env`.
 
     Raises:
         TurnwiseError: the constructor refuses its arguments.
@@ -52,7 +52,7 @@ def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: Che
     rows: list[Finding] = []
     for check in examination.checks:
         try:
-            # Whatever a check has found before its call broke is kept.
+            # Keeps what a check found before its call broke.
             rows += check()
         except BrokenCall as broken:
             if not any(row.result == broken.problem for row in rows):

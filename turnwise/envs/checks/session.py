@@ -1,4 +1,4 @@
-"""One environment under examination: every call timed, with a deadline, and whatever goes wrong told as one kind of fault."""
+"""One environment under examination: every call is timed and has a deadline, and every fault becomes one exception."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BrokenCall(EnvironmentFault):
         self.method = method
         self.problem = problem
         self.trace = trace
-        """The calls of the environment that led to what was raised."""
+        """The calls of the environment that led to the exception."""
         self.hangs = hangs
         self.is_raised = is_raised
 
@@ -114,13 +114,13 @@ class CheckedEnv:
         self.call("close", lambda: self.env.close())
 
     def end(self) -> None:
-        """Ends the thread, after a call that is stuck should that ever return."""
+        """Ends the thread; after a stuck call, only if it ever returns."""
         if self._runner is not None:
             self._thread.start(self._runner.close)
         self._thread.end()
 
     def call(self, method: str, function: Callable[[], Any]) -> Any:
-        """What a function returns, or what its coroutine does."""
+        """The result of a function or of its coroutine."""
         line = CALLS.begin(f"{method} of the environment that is examined")
         call = self._thread.start(self._timed, self._clock.of(method), function)
         try:

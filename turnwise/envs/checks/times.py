@@ -1,4 +1,4 @@
-"""How long the calls of an environment take, and what that means for how it is called."""
+"""The duration of an environment's calls, and the resulting way to call it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from turnwise.envs.checks.findings import Finding
 from turnwise.envs.checks.session import CallTimes, Timings
 
 COOPERATIVE_S = 1e-3
-"""Seconds of a turn, its share of constructor and reset included, that may be spent between two steps of the sampler."""
+"""Most seconds of a turn, with its share of constructor and reset, between two steps of the sampler."""
 TAIL_S = 1e-2
-"""Seconds of a step that one in a hundred may take there."""
+"""Most seconds of the slowest step in a hundred."""
 BLOCK_S = 0.1
 """Seconds of one call, whichever, that may hold up all other episodes."""
 NUM_WAITING = 16
@@ -38,7 +38,7 @@ def duration(seconds: float) -> str:
 def _judged(
     step_row: Finding, start_row: Finding, step: Timings, start: Timings, mean_steps: float, num_cores: int
 ) -> list[Finding]:
-    """The rows with their verdict: what blocks is named, the step or the start."""
+    """The rows with their verdict, which names the blocking part: step or start."""
     start_s = _median(start.wall_s)
     turn_s = step_row.figures["mean_s"] + start_s / max(mean_steps, 1.0)
     is_step_quick = step_row.figures["mean_s"] <= COOPERATIVE_S and step_row.figures["p99_s"] <= TAIL_S

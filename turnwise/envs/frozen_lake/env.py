@@ -110,10 +110,10 @@ class FrozenLakeEnv(TextEnv):
         self.rows: Rows = ()
         """The map of the current episode."""
         self.position = 0
-        """Where the player is: row · width + column."""
+        """The player's cell: row · width + column."""
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        """Draws the map of `seed`. Without a seed it is the one that follows the last episode's."""
+        """Draws the map of `seed`; without a seed, the next one after the last episode's."""
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         self.rows = self._fixed_rows or random_map(self._seed, self._size, self._p, self._split)
         self._letters = "".join(self.rows)
@@ -146,7 +146,7 @@ class FrozenLakeEnv(TextEnv):
         return self._observe(), float(is_new and letter == "G") + penalty, letter in "GH", False, info
 
     def state_key(self) -> str:
-        """The map and the position: what there is to know, however little the observation shows."""
+        """The map and the position: the full state, however little the observation shows."""
         return f"{self._map_id}:{self.position}"
 
     def expert_action(self) -> str:

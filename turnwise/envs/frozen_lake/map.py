@@ -46,7 +46,7 @@ def neighbours(height: int, width: int) -> tuple[tuple[int, int, int, int], ...]
 
 
 def shortest_path(rows: Sequence[str], start: int | None = None) -> list[int] | None:
-    """The fewest actions that lead from `start` (default: S) to the goal on firm ice, None where no way exists.
+    """The fewest actions that lead from `start` (default: S) to the goal on firm ice, None if there is no way.
 
     >>> shortest_path(("SH", "FG"))
     [1, 2]
@@ -74,7 +74,7 @@ def shortest_path(rows: Sequence[str], start: int | None = None) -> list[int] | 
 
 
 def map_hash(rows: Sequence[str]) -> int:
-    """A hash in [0, 2⁶⁴) of what is on the map: the same in every process."""
+    """A hash in [0, 2⁶⁴) of the map's content, the same in every process."""
     return int.from_bytes(hashlib.blake2b("\n".join(rows).encode(), digest_size=8).digest(), "little")
 
 
