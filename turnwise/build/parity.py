@@ -46,7 +46,6 @@ def build_parity_gate(
             score=partial(actor_train.forward, output="logprobs"),
             weights=weights,
             model_config=policy.model.config,
-            template=policy.template,
             temperature=sampling.temperature,
             trainer_dtype=config.actor_train.model_args.dtype,
             sampler_dtype=config.actor_infer.model_args.dtype,

@@ -18,7 +18,7 @@ import numpy as np
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ParityError
 from turnwise.pipelines.parity_diagnosis import Evidence, Suspects, diagnose
-from turnwise.pipelines.parity_probe import CheckedConversation, Probe, Prompt, differences
+from turnwise.pipelines.parity_probe import Probe, Prompt, differences
 from turnwise.protocols import InferenceServer
 from turnwise.types import FloatArray, Metric, Sample, SamplingParams, TurnSpan, derive_seed
 
@@ -85,7 +85,7 @@ class ParityGate:
                 raise ParityError(diagnose(self._evidence(version, played, new), self._suspects))
         if self._last is None:
             logger.info("parity: sampler and trainer differ by %.2g nats a token", measured.mean())
-        self._last = version, [conversation.sample() for conversation in new]
+        self._last = version, new
         return [
             Metric("parity/logprob_diff_mean", float(measured.mean()), weight=len(measured)),
             Metric("parity/logprob_diff_max", float(measured.max()), "max"),
@@ -93,7 +93,7 @@ class ParityGate:
             Metric("time/parity_s", time.perf_counter() - started, "sum"),
         ]
 
-    async def _play(self, version: int) -> tuple[list[CheckedConversation], list[CheckedConversation]]:
+    async def _play(self, version: int) -> tuple[list[Sample], list[Sample]]:
         new = await asyncio.gather(*(_two_turns(probe) for probe in self._new))
         kept = await asyncio.gather(*(_next_turn(probe) for probe in self._kept))
         if self._forgets:
@@ -102,31 +102,27 @@ class ParityGate:
             await self._server.resume(version)
         return new, kept
 
-    def _differences(self, played: Sequence[CheckedConversation]) -> FloatArray:
-        return self._distances([conversation.sample() for conversation in played])
-
-    def _distances(self, samples: Sequence[Sample]) -> FloatArray:
+    def _differences(self, samples: Sequence[Sample]) -> FloatArray:
         return differences(samples, self._suspects.score(samples))
 
-    def _evidence(self, version: int, played: Sequence[CheckedConversation], new: Sequence[CheckedConversation]) -> Evidence:
+    def _evidence(self, version: int, played: Sequence[Sample], new: Sequence[Sample]) -> Evidence:
         # One replica alone may be at fault, so the conversations that agree are no evidence.
-        failing = [conversation for conversation in played if not self._differences([conversation]).mean() <= self._max_diff]
+        failing = [sample for sample in played if not self._differences([sample]).mean() <= self._max_diff]
         ask_afresh = partial(self._ask_afresh, version, played)
         return Evidence(version, failing or played, self._max_diff, ask_afresh, self._change_since_last(new))
 
-    def _change_since_last(self, new: Sequence[CheckedConversation]) -> tuple[int, float] | None:
+    def _change_since_last(self, new: Sequence[Sample]) -> tuple[int, float] | None:
         if self._last is None:
             return None
         version, before = self._last
-        now = [conversation.sample() for conversation in new]
-        if not all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(before, now, strict=True)):
+        if not all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(before, new, strict=True)):
             return None
-        return version, float(differences(now, [sample.rollout_logprobs for sample in before]).mean())
+        return version, float(differences(new, [sample.rollout_logprobs for sample in before]).mean())
 
-    def _ask_afresh(self, version: int, played: Sequence[CheckedConversation]) -> float:
+    def _ask_afresh(self, version: int, played: Sequence[Sample]) -> float:
         """The mean difference of the worst conversation where last turns are answered again by a server with nothing cached."""
-        answered = self._run_async(self._answer_uncached(version, [conversation.sample() for conversation in played]))
-        return max(float(self._distances([sample]).mean()) for sample in answered)
+        answered = self._run_async(self._answer_uncached(version, played))
+        return max(float(self._differences([sample]).mean()) for sample in answered)
 
     async def _answer_uncached(self, version: int, samples: Sequence[Sample]) -> list[Sample]:
         await self._server.suspend()
@@ -150,15 +146,15 @@ class ParityGate:
         )
 
 
-async def _two_turns(probe: Probe) -> CheckedConversation:
+async def _two_turns(probe: Probe) -> Sample:
     probe.start_over()
     await probe.speak()
     await probe.speak()
-    return probe.played(num_scored=probe.num_turns)
+    return probe.sample(num_scored=probe.num_turns)
 
 
-async def _next_turn(probe: Probe) -> CheckedConversation:
+async def _next_turn(probe: Probe) -> Sample:
     if probe.num_turns == _MAX_TURNS or not await probe.speak():
         probe.start_over()
         await probe.speak()
-    return probe.played(num_scored=1)
+    return probe.sample(num_scored=1)

@@ -10,18 +10,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import add
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TurnwiseError
-from turnwise.models.load import load_model, load_tokenizer, parse_dtype, trusted_already
+from turnwise.models.load import load_model, parse_dtype, trusted_already
 from turnwise.models.plain import plain_logprobs, plain_model
-from turnwise.pipelines.parity_probe import CheckedConversation, differences
+from turnwise.pipelines.parity_probe import differences
 from turnwise.types import FloatArray, Sample
 
 ScoreSamples = Callable[[Sequence[Sample]], list[FloatArray]]
@@ -44,7 +42,6 @@ class Suspects:
     score: ScoreSamples
     weights: Callable[[], Iterable[tuple[str, Tensor]]]
     model_config: PreTrainedConfig
-    template: ChatTemplate
     temperature: float
     trainer_dtype: str
     sampler_dtype: str
@@ -67,7 +64,7 @@ class Evidence:
     """
 
     version: int
-    played: Sequence[CheckedConversation]
+    samples: Sequence[Sample]
     max_diff: float
     ask_afresh: Callable[[], float]
     change_since: tuple[int, float] | None
@@ -88,7 +85,7 @@ Trial = Callable[[], Iterator[Fault]]
 
 def diagnose(evidence: Evidence, suspects: Suspects) -> str:
     """The message of a ParityError: how much, why, what to do, and what was tried."""
-    samples = [conversation.sample() for conversation in evidence.played]
+    samples = evidence.samples
     found = differences(samples, suspects.score(samples))
     faults: list[Fault] = []
     for name, trial in _trials(evidence, suspects, samples):
@@ -122,9 +119,6 @@ def _trials(evidence: Evidence, suspects: Suspects, samples: Sequence[Sample]) -
     yield "weights not transferred", partial(_stale_weights, evidence)
     yield "adapter not loaded", partial(_adapter, suspects, samples)
     yield "temperature", partial(_temperature, suspects, samples)
-    yield "template, other tokens", partial(_other_tokens, evidence, suspects)
-    for folder in suspects.folders:
-        yield f"template of {folder}", partial(_template, evidence, suspects, folder)
     for folder in suspects.folders:
         yield f"model of {folder}", partial(_folder, suspects, samples, folder)
     yield "trainer", partial(_trainer, suspects, samples)
@@ -169,41 +163,6 @@ def _temperature(suspects: Suspects, samples: Sequence[Sample]) -> Iterator[Faul
         )
         plain = suspects.score_plainly(samples, 1.0, suspects.sampler_dtype)
         yield Fault("temperature 1", _distance(samples, plain), advice)
-
-
-def _other_tokens(evidence: Evidence, suspects: Suspects) -> Iterator[Fault]:
-    """A server that puts a token before the prompt, or takes one away, where the template has written all there is."""
-    tokenizer, [(first_id, *_), *_] = suspects.template.tokenizer, evidence.played[0].prompts
-    advice = "The ids that a server gets are the whole prompt: turn off that it {} (add_special_tokens)"
-    for token_id in dict.fromkeys([tokenizer.bos_token_id, *tokenizer.encode("")[:1], first_id]):
-        if token_id is not None:
-            rest = _distance_after(evidence, suspects, partial(add, [token_id]))
-            token = tokenizer.convert_ids_to_tokens(token_id)
-            yield Fault(f"template, {token} put before the prompt", rest, advice.format("adds special tokens"))
-    rest = _distance_after(evidence, suspects, lambda first: first[1:])
-    yield Fault("template, the prompt without its first token", rest, advice.format("removes a token"))
-
-
-def _distance_after(evidence: Evidence, suspects: Suspects, change: Callable[[list[int]], list[int]]) -> float:
-    """The distance to the trainer's log-probs of the same tokens after a changed first prompt."""
-    prompts = [played.prompts for played in evidence.played]
-    changed = [[change(first), *others] for first, *others in prompts]
-    samples = [played.sample(ids) for played, ids in zip(evidence.played, changed, strict=True)]
-    return _distance(samples, suspects.score(samples))
-
-
-def _template(evidence: Evidence, suspects: Suspects, folder: str) -> Iterator[Fault]:
-    template = ChatTemplate(load_tokenizer(folder, trusted_already(suspects.model_config)))
-    prompts = [played.written_by(template) for played in evidence.played]
-    highest = max(token_id for written in prompts for ids in written for token_id in ids)
-    if prompts != [played.prompts for played in evidence.played] and highest < suspects.model_config.vocab_size:
-        samples = [played.sample(written) for played, written in zip(evidence.played, prompts, strict=True)]
-        advice = (
-            "The server sees prompts as the tokenizer and chat template of this folder write them: it must take the ids "
-            "that it is given, and all roles should name one folder"
-        )
-        cause = f"template of {suspects.folders[folder]} {folder}"
-        yield Fault(cause, _distance(samples, suspects.score(samples)), advice)
 
 
 def _folder(suspects: Suspects, samples: Sequence[Sample], folder: str) -> Iterator[Fault]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,35 +18,6 @@ from turnwise.types import FloatArray, Message, Sample, SamplingParams, Task, Tr
 logger = logging.getLogger(__name__)
 
 Prompt = list[Message]
-Prompts = list[list[int]]
-"""What is added to a context before each of its responses, as token ids."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedConversation:
-    """A conversation as one check sees it: its turns, what was said before each, and how many of the last turns are scored."""
-
-    messages: tuple[Prompt, ...]
-    turns: tuple[Turn, ...]
-    num_scored: int
-
-    @property
-    def prompts(self) -> Prompts:
-        return [turn.prompt_ids.tolist() for turn in self.turns]
-
-    def written_by(self, template: ChatTemplate) -> Prompts:
-        """The prompts as another template writes the same messages around the same responses."""
-        first, *others = self.messages
-        pairs = zip(self.turns, others, strict=False)
-        return [template.start(first), *(template.extend(turn.response_ids.tolist(), said) for turn, said in pairs)]
-
-    def sample(self, prompts: Prompts | None = None) -> Sample:
-        """The context, with the scored tokens under its response mask; after other prompts where they are given."""
-        added = [np.array(ids, np.int64) for ids in prompts or self.prompts]
-        turns = [replace(turn, prompt_ids=ids) for turn, ids in zip(self.turns, added, strict=True)]
-        [sample] = build_samples(Trajectory(_task("", seed=0), sibling=0, turns=turns))
-        sample.response_mask[: sample.turn_spans[-self.num_scored].start] = False
-        return sample
 
 
 def differences(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> FloatArray:
@@ -77,11 +47,10 @@ class Probe:
 
     def start_over(self) -> None:
         self._conversation = TokenConversation(*self._context)
-        self._messages: list[Prompt] = []
 
     @property
     def num_turns(self) -> int:
-        return len(self._messages)
+        return len(self._conversation.turns)
 
     async def speak(self) -> bool:
         """Takes one more turn; False, and none, where the context has no room for it.
@@ -89,15 +58,14 @@ class Probe:
         Raises:
             ServerError: the server can't serve the request.
         """
-        messages = self._prompt[-1:] if self._messages else self._prompt
-        if await self._conversation.generate(messages) is None:
-            return False
-        self._messages.append(messages)
-        return True
+        messages = self._prompt[-1:] if self.num_turns else self._prompt
+        return await self._conversation.generate(messages) is not None
 
-    def played(self, num_scored: int) -> CheckedConversation:
-        """The conversation so far, of which the last `num_scored` turns are to be scored."""
-        return CheckedConversation(tuple(self._messages), tuple(self._conversation.turns), num_scored)
+    def sample(self, num_scored: int) -> Sample:
+        """The conversation so far, with the tokens of the last `num_scored` turns under its response mask."""
+        [sample] = build_samples(Trajectory(_task("", seed=0), sibling=0, turns=list(self._conversation.turns)))
+        sample.response_mask[: sample.turn_spans[-num_scored].start] = False
+        return sample
 
 
 class _Listener:

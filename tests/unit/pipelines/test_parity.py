@@ -21,7 +21,7 @@ from turnwise.models.load import save_model
 from turnwise.pipelines.parity import ParityGate
 from turnwise.pipelines.parity_diagnosis import Suspects
 from turnwise.pipelines.parity_probe import first_prompts
-from turnwise.testing.fakes import CHATML_TEMPLATE, byte_tokenizer
+from turnwise.testing.fakes import byte_tokenizer
 from turnwise.testing.toy_model import toy_model
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Completion, SamplingParams, VersionRun
@@ -71,7 +71,6 @@ class Run:
             score=scorer(model, temperature),
             weights=model.named_parameters,
             model_config=model.config,
-            template=TEMPLATE,
             temperature=temperature,
             trainer_dtype="fp32",
             sampler_dtype="fp32",
@@ -172,26 +171,6 @@ class KeepsOldPrefixes(EmbeddedServer):
         self._engine.is_admitting = True
 
 
-class AddsToken(EmbeddedServer):
-    """Writes a beginning-of-text token before prompts that have their own."""
-
-    async def generate(self, prompt_ids, sampling, request_id, media=()):
-        return await super().generate([TOKENIZER.bos_token_id, *prompt_ids], sampling, request_id, media)
-
-
-class Rewrites(EmbeddedServer):
-    """Calls the user a human, as another chat template would."""
-
-    async def generate(self, prompt_ids, sampling, request_id, media=()):
-        ours, theirs = (TOKENIZER.encode(role, add_special_tokens=False) for role in ("user\n", "human\n"))
-        context, ids = [], list(prompt_ids)
-        while ids:
-            matches = ids[: len(ours)] == ours
-            context += theirs if matches else ids[:1]
-            ids = ids[len(ours) if matches else 1 :]
-        return await super().generate(context, sampling, request_id, media)
-
-
 class Sloppy(EmbeddedServer):
     """Gets every other log-prob wrong."""
 
@@ -282,13 +261,10 @@ def test_weights_that_never_leave_the_trainer(loop):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Two models of one shape, and the first one again with another chat template."""
+    """Two models of one shape."""
     path = tmp_path_factory.mktemp("folders")
-    other = byte_tokenizer(
-        chat_template=CHATML_TEMPLATE.replace("{{ message.role }}", "{{ message.role.replace('user', 'human') }}")
-    )
-    for name, seed, tokenizer in (("right", 0, TOKENIZER), ("wrong", 5, TOKENIZER), ("human", 0, other)):
-        save_model(make_model(seed), tokenizer, path / name)
+    for name, seed in (("right", 0), ("wrong", 5)):
+        save_model(make_model(seed), TOKENIZER, path / name)
     return path
 
 
@@ -327,19 +303,6 @@ def test_a_server_without_the_adapter(loop, folders):
     named = {str(folders / "right"): "pretrain"}
     run = Run(loop, EmbeddedServer(base, max_length=MAX_LENGTH), model, folders=named, without_adapter=scorer(make_model()))
     assert cause(run.complaint()).startswith("adapter not loaded")
-
-
-def test_a_server_that_adds_a_token(loop):
-    model = make_model()
-    run = Run(loop, AddsToken(model, max_length=MAX_LENGTH), model)
-    assert cause(run.complaint()).startswith("template, <|endoftext|> put before the prompt")
-
-
-def test_a_server_with_another_chat_template(loop, folders):
-    model = make_model()
-    named = {str(folders / "right"): "pretrain", str(folders / "human"): "actor_infer.model_args.model_name_or_path"}
-    run = Run(loop, Rewrites(model, max_length=MAX_LENGTH), model, folders=named)
-    assert cause(run.complaint()).startswith(f"template of actor_infer.model_args.model_name_or_path {folders / 'human'}")
 
 
 def test_what_nothing_explains_is_said_to_be_so(loop, folders):
