@@ -28,11 +28,11 @@ MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("ERR
 
 
 def run(options: argparse.Namespace) -> int:
-    """Examines the environment; returns 1 where something is wrong with it, 0 where it can be trained in."""
+    """Examines the environment; returns 1 for an error, 0 if it can be trained in."""
     target = read_target(options.env, options.overrides, options.config, options.tag, max_steps=options.max_steps)
     settings = _settings(options, target)
     env_type, arguments = target.env.env_type, target.env.env_config
-    # What an environment prints is no part of the report.
+    # An environment's own output is not part of the report.
     with redirect_stdout(sys.stderr):
         takes = _takes_split(env_type, settings.timeout_s)
         report = check_env(lambda split: make_env(env_type, arguments, split), takes, settings)

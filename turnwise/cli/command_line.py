@@ -1,4 +1,4 @@
-"""What every command shares around its verb: options that can be, streams that are open, a reader that has left."""
+"""The common frame of all commands: checks of options, open streams, and readers that have left."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import sys
 from turnwise.errors import ConfigError
 
 EXIT_NO_READER = 141
-"""As of a process that SIGPIPE has ended: whoever read its output, like `head`, has left."""
+"""Exit status as after SIGPIPE: the reader of the output, such as `head`, has left."""
 MAX_NUMBER = 10**9
 MENDABLE = {
     errno.ENOSPC: "free some space, then go on with resume_from_checkpoint=true",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
     **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), "name another place"),
 }
-"""What is to be done where the system refuses a file."""
+"""Advice if the system refuses a file."""
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -58,7 +58,7 @@ def open_standard_streams(is_command: bool) -> None:
 
 
 def has_lost_reader() -> bool:
-    """Whether nobody reads standard output any more; then what is left goes nowhere."""
+    """Whether nobody reads standard output any more; if so, discards the rest."""
     look = select.poll()
     look.register(sys.stdout.fileno(), 0)
     is_lost = any(event & (select.POLLERR | select.POLLHUP) for _, event in look.poll(0))

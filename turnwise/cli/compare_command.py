@@ -1,4 +1,4 @@
-"""`turnwise compare RUN…`: what came of runs side by side, the settings in which they differ, and their curves."""
+"""`turnwise compare RUN…`: results of runs side by side, the settings in which they differ, and their curves."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Run:
 
     @property
     def steps(self) -> str:
-        """How many were trained, and of how many where that is known and they aren't all there."""
+        """Number of trained steps, with the planned number if it is known and differs."""
         num_steps, planned = sum(_is_step(row) for row in self.rows), self.settings.get("max_steps")
         return f"{num_steps} of {planned}" if isinstance(planned, int) and num_steps < planned else str(num_steps)
 
     @property
     def seconds(self) -> float:
-        """Seconds of all phases: what came after the last step has no wall time of its own."""
+        """Seconds of all phases; phases after the last step have no wall time of their own."""
         return sum(
             row.get("time/step_wall")
             or sum(value for name, value in row.items() if name.startswith("time/step_") and name != "time/step_total")
@@ -130,7 +130,7 @@ def read_run(path: Path) -> Run:
 
 
 def _results(runs: Sequence[Run], columns: Sequence[MetricColumn]) -> Iterator[list[str]]:
-    """A header, and a line a run: the final and the best value of each metric, and what they took."""
+    """A header, and one line per run: final and best value of each metric, and the cost."""
     heads = [f"{column.title} {what}" for column in columns for what in ("final", "best")]
     yield ["", "run", "steps", *heads, "episodes", "tokens", "time"]
     for number, run in enumerate(runs, 1):
@@ -151,12 +151,12 @@ def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
 
 
 def _is_step(row: Mapping[str, float]) -> bool:
-    """Whether something was trained in it: the last row of a run is its validation."""
+    """Whether the row is of a training step: a run's last row is its validation."""
     return "rollout/score/mean" in row or "sft/loss" in row or "actor/lr" in row
 
 
 def _differences(runs: Sequence[Run]) -> Iterator[list[str]]:
-    """A line a setting: its value in each run."""
+    """One line per setting, with its value in each run."""
     for key in dict.fromkeys(key for run in runs for key in run.settings if key not in _WHERE):
         values = ["-" if key not in run.settings else str(run.settings[key]) for run in runs]
         if len(set(values)) > 1:

@@ -1,4 +1,4 @@
-"""`turnwise config FILE [overrides]`: the resolved config, what it applies, and what is missing to run it."""
+"""`turnwise config FILE [overrides]`: the resolved config, the settings in force, and missing features or libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnwise.config.dump import dump_yaml, resolved_values
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints and returns 0 for every valid config, also one that can't run here.
+    """Prints; returns 0 for every valid config, even if it can't run here.
 
     Raises:
         ConfigError: the config is wrong; with `--strict`, also where a key has no effect.

@@ -1,4 +1,4 @@
-"""Where commands write for people."""
+"""Consoles for the output of commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_console(file: TextIO | None = None, no_color: bool = False) -> Console:
 
 
 def printable(text: str) -> str:
-    """The text with whatever a terminal would take for a command written out.
+    """The text with a terminal's control characters written out.
 
     >>> printable("a\\x1b[2Jb\\n")
     'a\\\\x1b[2Jb\\n'

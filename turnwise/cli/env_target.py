@@ -21,7 +21,7 @@ NO_MODEL = "none"
 
 @dataclass(frozen=True, slots=True)
 class EnvTarget:
-    """A tag of a config. A bare environment has one that is made up, with the defaults of training."""
+    """A tag of a config. A bare environment gets a made-up tag with the defaults of training."""
 
     config: AgenticConfig
     tag: str
@@ -84,7 +84,7 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
-    """The actions of `--actions` or `--actions-file`, none where neither is given.
+    """The actions of `--actions` or `--actions-file`, if given.
 
     Raises:
         ConfigError: both are given, one names no action, or there is no such file.
@@ -119,7 +119,7 @@ def _bare(env_type: str, overrides: Sequence[str], model: str, max_steps: int | 
 
 
 def _with_model(file: Path, overrides: Sequence[str], model: str) -> list[str]:
-    """The overrides, with a `pretrain` where the config leaves it to the command line: an environment needs none."""
+    """The overrides, with a made-up `pretrain` if the config has none: an environment needs no model."""
     has_model = "pretrain" in compose(file, overrides).values
     return [*overrides] if has_model else [*overrides, f"pretrain={model}"]
 

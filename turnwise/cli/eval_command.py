@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Result(NamedTuple):
-    """What came of one model in one mode."""
+    """The result of one model in one mode."""
 
     model: str
     mode: Mode
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _report(results: Sequence[Result], json_file: str | None) -> None:
-    """Says what is finished, also where an error or Ctrl-C has ended the rest."""
+    """Prints the finished results, also after an error or Ctrl-C."""
     from turnwise.pipelines.evaluate import score_table
 
     print(score_table(list(_rows(results))))
@@ -78,7 +78,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _modes(options: argparse.Namespace, own: Mode) -> list[Mode]:
-    """The modes that are asked for, or both; the one that validation in training uses comes first."""
+    """The modes asked for, or both; the mode of validation in training comes first."""
     asked: dict[Mode, bool] = {"sampled": options.sampled, "greedy": options.greedy}
     modes: list[Mode] = [mode for mode, is_asked in asked.items() if is_asked or not any(asked.values())]
     return sorted(modes, key=lambda mode: mode != own)

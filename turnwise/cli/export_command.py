@@ -9,7 +9,7 @@ from turnwise.cli.out_folder import require_free
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the model with its tokenizer and nothing of its training, and says what it is."""
+    """Writes the model with its tokenizer, without its training state, and describes it."""
     out = Path(options.out)
     require_free(out)
     # torch takes seconds to import; a folder in the way has been found by now.

@@ -1,7 +1,7 @@
-"""A command runs in a child of a small process, which says what ends the command before it is done, and calls that no success.
+"""Runs a command in a child of a small process. If the command ends before it is done, the parent says why and returns an error
+status.
 
-The fork comes before anything heavy is imported. Both processes are in one process group: the terminal, its Ctrl-C and its
-Ctrl-Z are the command's own.
+The fork comes before heavy imports. Both processes are in one process group, so the terminal, Ctrl-C and Ctrl-Z work as usual.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _look_for(parent: int) -> None:
 
 
 class _KeptStream(io.TextIOWrapper):
-    """A standard stream that nobody can close: foreign code may, and the command still has results to print."""
+    """A standard stream that can't be closed: users' code may try, and the command still has results to print."""
 
     def close(self) -> None:
         self.flush()
@@ -109,7 +109,7 @@ class _Guard:
         self._passed: Counter[int] = Counter()
         """Signals that the child is to hear from here."""
         self._reached: dict[int, float] = {}
-        """When the child heard of a signal from elsewhere."""
+        """Time at which the child got a signal from elsewhere."""
         self._due: list[tuple[float, int]] = []
         """When a signal is passed on, unless the child hears of it before; nudges are among them."""
 
@@ -129,7 +129,7 @@ class _Guard:
             if process and not os.WIFSTOPPED(status):
                 return _fate(os.waitstatus_to_exitcode(status))
             if process:
-                os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees a stopped job, until it goes on with both
+                os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees a stopped job until it continues both
             timeout_s = max(0.0, min(self._due)[0] - time.monotonic()) if self._due else None
             readable, _, _ = select.select(sources, [], [], timeout_s)
             now = time.monotonic()
@@ -162,7 +162,8 @@ class _Guard:
 
 
 def _fate(code: int) -> int:
-    """The exit status of a child that ended with this code, or by minus this signal; says what the child can't have said."""
+    """The exit status for a child that ended with this code, or by minus this signal; prints the message that the child
+    couldn't."""
     status = 128 - code if code < 0 else code
     if code == -signal.SIGINT or CALLS.is_finished:
         return status

@@ -28,14 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ends_at_once():
         open_standard_streams(is_command=arguments is None)
         parser = build_parser()
-        # Overrides may stand behind options too, where argparse's own "*" no longer looks for them.
+        # Overrides may follow options too, where argparse's own "*" no longer finds them.
         options, rest = parser.parse_known_args(arguments)
         unknown = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in options]
         if unknown:
             parser.error(f"unrecognized arguments: {' '.join(unknown)} (settings are KEY=VALUE)")
         if rest:
             options.overrides = [*options.overrides, *rest]
-        # A user's own `module:Class` stands beside the config or in the working directory, where a console script doesn't look.
+        # A user's own `module:Class` is beside the config or in the working directory, which a console script doesn't search.
         named = [vars(options).get(name) for name in ("config", "env")]
         configs = [os.path.abspath(word) for word in named if isinstance(word, str) and word.endswith((".yaml", ".yml"))]
         sys.path[:0] = list(dict.fromkeys([*map(os.path.dirname, configs), os.getcwd()]))

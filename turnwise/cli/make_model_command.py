@@ -13,7 +13,7 @@ from turnwise.errors import ConfigError
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the folder and says what is in it."""
+    """Writes the folder and describes its contents."""
     overrides = dict(_override(text) for text in options.set)
     out = Path(options.out)
     require_free(out)

@@ -1,4 +1,4 @@
-"""Files that a command writes when its work is done: what can't be written is said before it begins."""
+"""Files that a command writes at its end: an unwritable one is refused at the start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turnwise.errors import ConfigError
 
 
 def new_file(path: str, option: str) -> Path:
-    """A file that doesn't exist yet, where one can be written.
+    """A file that doesn't exist yet and can be written.
 
     Raises:
         ConfigError: it does, or nothing can be written there.
@@ -20,7 +20,7 @@ def new_file(path: str, option: str) -> Path:
 
 
 def writable_file(path: str, option: str) -> Path:
-    """A file that can be written; what is in it stays, and where there is none, none is left.
+    """A file that can be written. Checking neither changes an existing file nor leaves a new one.
 
     Raises:
         ConfigError: there is no such folder, or the system refuses.

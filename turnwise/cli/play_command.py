@@ -69,6 +69,6 @@ def _check_policy(options: argparse.Namespace) -> None:
 
 
 def _own_tokenizer(target: EnvTarget) -> str | None:
-    """The folder of the config's model, None where it isn't here."""
+    """The folder of the config's model, None if it isn't on this machine."""
     folder = target.config.actor_train.model_args.model_name_or_path
     return folder if target.file is not None and Path(folder).is_dir() else None

@@ -1,4 +1,4 @@
-"""What `turnwise play` prints: a gutter with what a line is, then the line as the policy has it."""
+"""Output of `turnwise play`: a gutter with the kind of a line, then the line as the policy sees it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LABEL, _COUNT = 7, 6
 """Characters of the gutter's two columns."""
 _SHOWN_IDS, _CUT_IDS = 60, 24
-"""Ids that are shown whole, and what is shown of longer lists unless all are asked for."""
+"""Length up to which ids are shown whole, and the number shown of longer lists."""
 _STRIP = 96
 """Cells that picture the tokens of a context."""
 _RULE = 96
@@ -135,7 +135,7 @@ class PlayScreen:
         return " ".join([*map(str, ids[:half]), f"… {hidden} more (--ids) …", *map(str, ids[-half:])])
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Each sampled token with its id and log-prob, as many on a line as fit."""
+        """Each sampled token with its id and log-prob, as many per line as fit."""
         line, label = Text(), "logp"
         for token_id, logprob in zip(ids, logprobs, strict=True):
             word = printable(self._decode([token_id])).replace("\n", "\\n")
@@ -152,7 +152,7 @@ class PlayScreen:
         return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _lines(self, label: str, count: str, text: str, style: str = "") -> None:
-        """A text of several lines; the gutter goes on beside them."""
+        """A text of several lines, with the gutter beside them."""
         lines = printable(text).split("\n")
         for index, line in enumerate(lines[:-1] if len(lines) > 1 and not lines[-1] else lines):
             self._row(label if index == 0 else "", count if index == 0 else "", Text(line, style) if line else Text("⏎", "dim"))

@@ -14,7 +14,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays batches without training, writes them to a file, and prints what came of them."""
+    """Plays batches without training, writes them to a file, and prints a summary."""
     config, notes = load_config(
         options.config, options.overrides, AgenticConfig, strict=options.strict, purpose="play", examine=plug_in_problems
     )

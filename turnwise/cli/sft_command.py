@@ -13,7 +13,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains on demonstrations and says where the model is."""
+    """Trains on demonstrations and prints the place of the model."""
     config, notes = load_config(options.config, options.overrides, SFTConfig, strict=options.strict, examine=row_problems)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

@@ -26,11 +26,11 @@ _FREE_IN_REPLAY = (
     "tracker_kwargs",
     "deadlines",
 )
-"""What a replay may have otherwise than its run: nothing that is computed depends on it."""
+"""Settings that a replay may change: no computation depends on them."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains, draws the learning curve, and says where everything is."""
+    """Trains, draws the learning curve, and prints the places of all results."""
     replay = Path(options.replay) if options.replay else None
     file, overrides = (options.config, options.overrides) if replay is None else _config_of(replay, options)
     if file is None:
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     config, notes = load_config(file, overrides, AgenticConfig, strict=options.strict, examine=plug_in_problems)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    # Before torch is imported: what can't run here should be said at once.
+    # Before torch is imported, to refuse at once what can't run here.
     require(unavailable(config))
     rollouts = Path(options.from_rollouts) if options.from_rollouts else None
     if rollouts is not None and not rollouts.is_file():
@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
-    """The config of a run that is repeated, as an experiment of its own, so that nobody goes on from the replay's checkpoints.
-    What stands on the command line overrides it, if it changes no result."""
+    """The config of the repeated run, as an experiment of its own, so that no run goes on from the replay's checkpoints.
+    Overrides on the command line may not change results."""
     overrides = [text for text in (options.config, *options.overrides) if text is not None]
     for text in overrides:
         if "=" not in text:

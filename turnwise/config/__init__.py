@@ -1,4 +1,4 @@
-"""One YAML a run: composed by Hydra, translated from the published vocabulary, validated, resolved and described."""
+"""One YAML per run: composed by Hydra, translated from the published vocabulary, validated, resolved and described."""
 
 from turnwise.config.compose import find_config
 from turnwise.config.describe import Applied, describe

@@ -1,4 +1,4 @@
-"""What asynchronous training and redundant episodes can't be combined with."""
+"""Checks the combinations of asynchronous training and redundant episodes with other settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turnwise.config.schema import AgenticConfig
 
 
 def asynchrony(config: AgenticConfig) -> Iterator[Problem]:
-    """Settings under which stale samples can't be corrected, or time would decide what mustn't depend on it."""
+    """Settings under which stale samples can't be corrected, or results would wrongly depend on time."""
     if config.val_env_manager.group_size_redundancy:
         message = (
             "would score the quickest episodes only, which are no fair sample of the policy's; leave it out for validation"

@@ -254,7 +254,7 @@ def _loss(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def _wrong_parameter(name: str, given: Mapping[str, Any]) -> str:
-    """Why a built-in loss can't have the parameter's value among the `given` ones; empty where it can."""
+    """The reason why a built-in loss can't have the parameter's value among the `given` ones; empty if it can."""
     value = given[name]
     if name == "dual_clip" and value is None:
         return ""

@@ -1,4 +1,4 @@
-"""Keys and defaults of other systems: what they are called here, and where a default differs."""
+"""Keys and defaults of other systems: their names here, and defaults that differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHORTEST = 6
 
 
 def unknown_leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:
-    """The keys to be answered below an unknown one: each of a section that another system has, else the key itself."""
+    """The keys to answer for an unknown one: each key of another system's section, else the key itself."""
     start = ".".join(map(str, path)) + "."
     if isinstance(value, dict) and any(f".{key}".find(f".{start}") >= 0 for key in _keys()):
         for name, inner in value.items():
@@ -26,7 +26,7 @@ def unknown_leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:
 
 
 def counterpart(path: KeyPath) -> str:
-    """A hint for another system's key: ours, and how its value converts; empty where none has it.
+    """A hint for another system's key: our key, and how its value converts; empty if no system has it.
 
     >>> counterpart(("num_generations",))
     " Did you mean 'train_env_manager.group_size'? (TRL and Hugging Face's num_generations: the same number)"
@@ -43,7 +43,7 @@ def counterpart(path: KeyPath) -> str:
 
 
 def differing_defaults(config: AgenticConfig) -> str:
-    """What a published file leaves out although its default there is another; empty where there is nothing."""
+    """Keys that a published file leaves out although its default differs; empty if there are none."""
     differing = []
     for theirs, value, ours in vocabulary()["systems"][PUBLISHED]["defaults"]:
         here = _value_at(config, ours)

@@ -55,7 +55,7 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
     of_hydra = [override for override in overrides if _shapes_the_defaults(override, folder)]
     try:
         with warnings.catch_warnings():
-            # Hydra's notice that `_self_` is missing: last, as in every published file, is what is meant.
+            # Silences Hydra's notice that `_self_` is missing: it is meant to be last, as in every published file.
             warnings.filterwarnings("ignore", message=r"(?s).*Defaults list is missing `_self_`")
             with initialize_config_dir(str(folder), version_base="1.3"):
                 tree = hydra_compose(path.stem, overrides=of_hydra)

@@ -1,7 +1,6 @@
-"""What a config will do, said before anything is loaded: for `turnwise config`.
+"""Describes what a config will do, before anything is loaded, for `turnwise config`.
 
-What a run really does is said by `build.run_table`, once its objects are there; what no object knows better is worded here
-for both.
+`build.run_table` describes what a run really does, from its objects; facts that no object knows are worded here for both.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What is applied: `(name, text)` rows, warnings, and what is missing to run it."""
+    """The settings in force: `(name, text)` rows, warnings, and missing features or libraries."""
 
     rows: list[Row]
     warnings: list[str] = field(default_factory=list)
@@ -46,14 +45,14 @@ class Applied:
         return "\n".join(f"{name:<{width}}  {text}" for name, text in self.rows)
 
     def render(self) -> str:
-        """The table, then the warnings and what is missing."""
+        """The table, then the warnings and the missing features."""
         lines = [self.table(), *(f"warning: {warning}" for warning in self.warnings)]
         lines += ["missing to run this config here:", *(f"  - {line}" for line in self.missing)] if self.missing else []
         return "\n".join(lines)
 
 
 def describe(config: AgenticConfig | SFTConfig) -> Applied:
-    """What the config applies, computed from it and the model's config.json."""
+    """The settings in force, computed from the config and the model's config.json."""
     rows = list(_sft_rows(config) if isinstance(config, SFTConfig) else _agentic_rows(config))
     return Applied(rows, [*ineffective(config), *_unknown_environments(config)], unavailable(config))
 
@@ -297,12 +296,12 @@ def _critic(config: AgenticConfig) -> str:
 
 
 def asynchronous(config: AgenticConfig) -> str:
-    """What becomes of responses, groups and stale tokens."""
+    """The treatment of responses, groups and stale tokens."""
     return f"{_at_update(config)}; {_trained_on(config)}; {_of_stale_tokens(config)}"
 
 
 def _at_update(config: AgenticConfig) -> str:
-    """What becomes of responses that are being sampled when weights change."""
+    """The treatment of responses that are being sampled when weights change."""
     fates = {"finish": "are finished", "abort_continue": "go on with the new ones", "abort_restart": "start over"}
     return f"at new weights responses {fates[config.on_weight_update]}"
 
@@ -312,7 +311,7 @@ def _trained_on(config: AgenticConfig) -> str:
 
 
 def _of_stale_tokens(config: AgenticConfig) -> str:
-    """What is done about tokens of older versions."""
+    """The treatment of tokens of older versions."""
     if config.use_rollout_log_probs:
         return "ratios are to the policies that sampled"
     asked = config.train_infer_correction
@@ -387,7 +386,7 @@ def _shares(manager: EnvManager) -> dict[str, int]:
 
 
 def tags_of(manager: EnvManager) -> str:
-    """The tags that play, with their shares where there are several."""
+    """The tags that play, with their shares if there are several."""
     shares = _shares(manager)
     if len(shares) < 2:
         return ", ".join(shares)

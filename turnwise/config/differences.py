@@ -1,4 +1,4 @@
-"""What a resumed run's config changes, and which changes a checkpoint can't be continued with."""
+"""The changes in a resumed run's config, and those with which a checkpoint can't be continued."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REFUSED = {
     "training_args.per_device_train_batch_size": "the position in the demonstrations would mean other rows",
     "training_args.gradient_accumulation_steps": "the position in the demonstrations would mean other rows",
 }
-"""Settings that must stay, and why. The last ones are of supervised fine-tuning, where they stand under no role."""
+"""Settings that must stay, and why. The last ones are of supervised fine-tuning, whose config has no roles."""
 _REFUSED_IN_MODELS = ("lora_rank", "lora_alpha", "lora_target", "freeze_module_prefix")
 """Keys of `model_args`, of any role, that say which parameters the checkpoint's optimiser knows and what they mean."""
 _WITHOUT_EFFECT = {
@@ -26,7 +26,7 @@ _EXPECTED = ("resume_from_checkpoint", "exp_name", "output_dir")
 
 
 class Difference(NamedTuple):
-    """One setting of the saved run that is another now; None where one of the two has no use for it."""
+    """One setting that differs from the saved run's; None if one of the two has no use for it."""
 
     key: str
     saved: Any

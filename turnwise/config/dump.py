@@ -10,7 +10,7 @@ from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 
 _MAX_INLINE = 300
-"""Characters of a mapping that is written without a line for each key."""
+"""Most characters of a mapping that is written on one line."""
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
 _TRAIN_KEYS = ("use_dynamic_batching_in_train", "max_tokens_per_microbatch_in_train")
 _INFER_KEYS = ("use_dynamic_batching_in_infer", "max_tokens_per_microbatch_in_infer")
@@ -24,7 +24,7 @@ _UNUSED_IN_ROLE = {
 
 
 class _Dumper(yaml.SafeDumper):
-    """Short mappings without a line a key, texts of several lines as blocks."""
+    """Writes short mappings on one line, and texts of several lines as blocks."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
@@ -64,7 +64,7 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
             values[name]["training_args"] = {"per_device_train_batch_size": size}
     splits: tuple[Split, ...] = ("train", "val")
     for split in splits:
-        # As resolved, so that what was actor_infer's stays so when this is loaded again.
+        # As resolved, so that values from actor_infer stay the same when this is loaded again.
         sampling = _without_null(config.sampling(split).model_dump())
         values[f"{split}_env_manager"]["generating_args"] = sampling
     if not config.data.train_files:
@@ -80,7 +80,7 @@ def dump_yaml(config: AgenticConfig | SFTConfig) -> str:
 
 
 def _without_null(value: dict[str, Any]) -> dict[str, Any]:
-    """Without what is unset; `action_pattern: null` has a meaning and stays."""
+    """Without unset values; `action_pattern: null` has a meaning and stays."""
     result: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, dict) and key not in _VERBATIM:

@@ -1,4 +1,4 @@
-"""Where the keys of a composed config stand: file and line, or the override that set them."""
+"""The places of a composed config's keys: file and line, or the override that set them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KeyLocations:
             self._places[key] = place
 
     def of(self, key: KeyPath) -> str:
-        """The place of a key, or of the nearest section around it that stands somewhere.
+        """The place of a key, or of the nearest section around it that has a place.
 
         A key that arrived through an interpolation is found where it was written.
         """

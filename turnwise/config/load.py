@@ -61,8 +61,8 @@ def load_config(
 ) -> tuple[Any, list[str]]:
     """The config of a YAML file with overrides, and notes on what was translated or has no effect.
 
-    What is only played (`purpose` play) needs no siblings to be compared. `examine` finds more problems in a config that has
-    none by itself (those of its plug-ins).
+    With `purpose` play the config needs no siblings. `examine` finds further problems (of plug-ins) in a config that is valid
+    by itself.
 
     Raises:
         ConfigError: every problem that was found, with file and line. With `strict`, keys without effect are problems.
@@ -170,7 +170,7 @@ def _parse(
     if examine is not None and config is not None and not problems:
         try:
             for problem in examine(config):
-                problems.append(problem)  # one by one: what comes before an error is kept
+                problems.append(problem)  # one by one, so that values before an error are kept
             config.note_examined()
         except NotAvailableError as error:
             if purpose != "show" and not problems:
@@ -184,7 +184,7 @@ def _parse(
 
 
 def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:
-    """Problems that refuse the config. A published file may be one of a pipeline that only plays, which no key of it says."""
+    """Problems that refuse the config. A published file may be for a pipeline that only plays, although no key says so."""
     found = [] if purpose == "play" else list(sibling_problems(config))
     if purpose == "show" and translation.is_published:
         translation.notes += [f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)]

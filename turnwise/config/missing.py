@@ -1,4 +1,4 @@
-"""What this version, or this installation, lacks. A valid config that asks for it passes `turnwise config` only."""
+"""Features that this version, or this installation, lacks. A valid config that asks for one passes only `turnwise config`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turnwise.errors import NotAvailableError
 from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS
 
 _MODULES = {"megatron": "megatron.core"}
-"""Where the module of an extra isn't called like the extra."""
+"""Modules of extras with a name that differs from the extra's."""
 _WITHOUT_OPTIONS = ("torch_train", "torch_infer")
 """Strategies to which strategy_config has nothing to say."""
 
@@ -34,7 +34,7 @@ class Missing(Generic[S_contra]):
 
 
 def _set(key: str, what: str) -> Missing[S]:
-    """Missing wherever the key asks for something else than it would be unset."""
+    """Reports a key as missing if its value isn't the unset one."""
     return Missing(key, lambda section: section.departs(key), what)
 
 
@@ -42,7 +42,7 @@ MISSING_IN_PLAY: tuple[Missing[AgenticConfig], ...] = (
     _set("agent", "an agent with tools"),
     _set("trace.backend", "tracing"),
 )
-"""What evaluation would need as well as training."""
+"""Features that evaluation needs as well as training."""
 
 MISSING_IN_ENVS: tuple[Missing[CustomEnv], ...] = (_set("tools", "a tool in an environment"),)
 
@@ -56,7 +56,7 @@ MISSING_IN_ROLES: tuple[Missing[Role | SFTConfig], ...] = (
 
 
 def require(missing: Sequence[str]) -> None:
-    """Refuses to run where something is missing.
+    """Refuses to run if something is missing.
 
     Raises:
         NotAvailableError: with every sentence of `missing`.
@@ -66,7 +66,7 @@ def require(missing: Sequence[str]) -> None:
 
 
 def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
-    """A sentence for every setting in use whose feature or library isn't here; empty where the config can train."""
+    """A sentence for every setting in use whose feature or library is missing; empty if the config can train."""
     shared = list(_trackers(config.track_with))
     if isinstance(config, SFTConfig):
         return [*_role("", config), *shared]
@@ -79,7 +79,7 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
 
 
 def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str]:
-    """The same for playing the tasks of a split with a saved model: what only trains needn't be here."""
+    """The same for playing the tasks of a split with a saved model, without the needs of training."""
     manager = config.env_manager(split)
     return [
         *_role("actor_infer.", config.actor_infer),

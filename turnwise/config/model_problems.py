@@ -1,4 +1,4 @@
-"""What is wrong with the models of a config, as far as that is known without loading one."""
+"""Finds faults in a config's models, as far as they show without loading one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def adapter_problems(path: str, model: ModelArgs) -> Iterator[Problem]:
-    """Targets that no adapter can be put into; of an unknown model, those that name no module of any."""
+    """Targets that can't have an adapter; for an unknown model, targets that name no module of any known model."""
     targets = model.lora_target
     if targets == []:
         yield Problem.at(f"{path}.lora_target", "[] leaves nothing to be trained; name linear modules, or leave it out for all")

@@ -1,4 +1,4 @@
-"""What a model's config.json says about its size, read without loading the model or a library."""
+"""A model's size from its config.json, without loading the model or a library."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def read_model_shape(model: str) -> ModelShape | None:
         section = content.get("text_config") or content
         check_sizes("config.json", section)
         shape = _shape(section)
-        # A list, or nothing, where a number should stand: an architecture that counts otherwise.
+        # A list or null instead of a number: another kind of architecture.
         return shape if min(shape.num_parameters, shape.kv_bytes_per_token("fp32"), shape.context_length) > 0 else None
     except (ModelError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return None

@@ -13,7 +13,7 @@ MAX_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with the key at `path`, in one sentence."""
+    """The fault of the key at `path`, in one sentence."""
 
     path: Path
     message: str

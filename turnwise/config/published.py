@@ -19,11 +19,11 @@ _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
 
 @dataclass
 class Translation:
-    """A config in our vocabulary, and what had to be said on the way."""
+    """A config in our vocabulary, with notes on its translation."""
 
     raw: dict[str, Any]
     notes: list[str] = field(default_factory=list)
-    """What was translated."""
+    """Notes on translated keys."""
     ineffective: list[Problem] = field(default_factory=list)
     """Known keys without effect here: warnings, or errors under `--strict`."""
     problems: list[Problem] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Translation:
         return value if isinstance(value, dict) else {}
 
     def move(self, source: tuple[str, ...], target: tuple[str, ...], value: Any) -> None:
-        """Removes the source key and sets the target, which must not say something else."""
+        """Removes the source key and sets the target, which must not have another value."""
         self.section(*source[:-1]).pop(source[-1])
         place = self.raw
         for part in target[:-1]:

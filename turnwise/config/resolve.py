@@ -1,4 +1,4 @@
-"""Fills what the user left out, once, so that nobody derives it again."""
+"""Fills in unset values, once, so that no other code derives them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def resolve(config: AgenticConfig) -> None:
 
 
 def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str, policy: ModelArgs | None = None) -> None:
-    """Fills a role's model arguments. What `policy` trusts is trusted again where it is the same model."""
+    """Fills in a role's model arguments. A role with `policy`'s model takes over its trust settings."""
     arguments.fill(model_name_or_path=path, model_type=model_type, dtype=dtype)
     is_same = policy is not None and policy.model_name_or_path == arguments.model_name_or_path
     for key in ("trust_remote_code", "allow_pickle"):
@@ -64,7 +64,7 @@ def resolve_sequence_length(config: RunKeys, model: str) -> None:
 
 
 def estimator_of(config: AgenticConfig) -> EstimatorSpec:
-    """Facts of the config's estimator; a user's own needs what it says when it is built."""
+    """The spec of the config's estimator; a user's own states its needs when it is built."""
     return ESTIMATORS.get(config.adv_estimator) or EstimatorSpec.of_user(config.adv_estimator)
 
 
@@ -74,13 +74,13 @@ def variant_of(config: AgenticConfig) -> VariantSpec:
 
 
 def _is_extended(config: AgenticConfig) -> bool:
-    """Whether credit, or what an episode is, is a user's own: nothing is known of it."""
+    """Whether credit or the agent is a user's own, so that nothing is known of it."""
     agents = {env.agent_name for env in config.custom_envs.values()}
     return estimator_of(config).is_own or not agents <= AGENTS.keys() | AGENT_ALIASES.keys()
 
 
 def streaming_obstacles(config: AgenticConfig) -> Iterator[str]:
-    """Why a step can't be trained on part by part: where something follows from the whole batch."""
+    """The settings that need the whole batch, so that a step can't be trained on part by part."""
     estimator, normalization = estimator_of(config), config.reward_normalization
     takes_groups = normalization.grouping == "traj_group_id" and not {"batch", "running"} & {*normalization.statistics}
     if "values" in estimator.needs:
@@ -116,7 +116,7 @@ def _resolve_algorithm(config: AgenticConfig) -> None:
 
 
 def published_clips(config: AgenticConfig) -> dict[str, Any]:
-    """The published clip keys as parameters of the variant, those only that it has."""
+    """The published clip keys as parameters of the variant, as far as it has them."""
     variant = variant_of(config)
     asked: dict[str, Any] = {"clip_low": config.pg_clip, "clip_high": config.pg_clip}
     if config.use_pg_clip_range:

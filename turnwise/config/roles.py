@@ -1,4 +1,4 @@
-"""The models of a run: who they are, how they train, how they sample and what runs them."""
+"""The models of a run: their folders, training, sampling and strategies."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)
 
 
 class GymnasiumEnv(TextEnv):
-    """The environment `id` of gymnasium's registry. What it returns stays as it is, but for observations, which become text.
+    """The environment `id` of gymnasium's registry. Its results stay as they are, except that observations become text.
 
     An action that isn't one of the words (in any case) doesn't reach the environment: it costs `format_penalty` (≤ 0), the
     observation stays and the episode goes on. `truncated`, which a time limit sets, cuts the episode from outside.
@@ -151,7 +151,7 @@ class GymnasiumEnv(TextEnv):
         return self._shown, float(reward), bool(terminated), bool(truncated), told
 
     def state_key(self) -> Hashable:
-        """The state where turnwise knows how to name it; else the observation: where it is no number, a hash of it."""
+        """The state if turnwise knows how to name it; else the observation, hashed if it is no number."""
         if self._key is not None:
             return self._key(self._env)
         return int(self._observation) if self._sees_number else fingerprint(self._observation)
@@ -224,5 +224,5 @@ def _renderer(env_id: str, name: str | None, known: Mapping[str, Renderer]) -> R
 
 
 def _ansi(observation: Any, env: Any) -> str:
-    """The environment's drawing in text, what was coloured in brackets."""
+    """The environment's drawing in text, with coloured parts in brackets."""
     return _COLOURED.sub(r"[\1]", str(env.render())).strip("\n")

@@ -1,4 +1,4 @@
-"""What turnwise knows of environments of gymnasium, so that a config needn't say it."""
+"""Turnwise's knowledge of gymnasium's environments, which a config then needn't repeat."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Known:
     success: str = "reward"
     """As `success` of `GymnasiumEnv`."""
     renderers: Mapping[str, Renderer] = field(default_factory=dict)
-    """By the names that a config uses. The first is what an observation becomes unless it says so; none = by its space."""
+    """Renderers by their names in a config. The first is the default; none = by the observation's space."""
     state_key: Callable[[Any], Hashable] | None = None
     """Names the state of gymnasium's environment; None = the observation."""
     prints: bool = False
-    """Whether its `reset` prints what it does."""
+    """Whether its `reset` prints messages."""
 
 
 KNOWN: Mapping[str, Known] = MappingProxyType(
@@ -71,6 +71,6 @@ KNOWN: Mapping[str, Known] = MappingProxyType(
 
 
 def known_of(env: Any) -> Known:
-    """What is known of the innermost environment's class, or of the first class above it that is known."""
+    """The entry of the innermost environment's class, or of its first known base class."""
     names = (f"{cls.__module__}:{cls.__qualname__}" for cls in type(env.unwrapped).__mro__)
     return next((KNOWN[name] for name in names if name in KNOWN), Known())

@@ -28,7 +28,7 @@ DRAWN_BY_PYGAME = ("gymnasium.envs.box2d", "gymnasium.envs.classic_control", "gy
 
 @runtime_checkable
 class HasMetadata(Protocol):
-    """A class of environments that says how it draws."""
+    """An environment class that declares its render modes."""
 
     metadata: Mapping[str, Any]
 
@@ -54,7 +54,7 @@ def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing | No
         creator = load_env_creator(entry) if isinstance(entry, str) else entry
         modes = creator.metadata.get("render_modes", ()) if isinstance(creator, HasMetadata) else ()
         draws = drawing in modes
-        # What it returns is checked by turnwise, in every episode; gymnasium's checker would warn once more at each step.
+        # Turnwise checks its results in every episode; gymnasium's checker would repeat the warnings.
         env = gymnasium.make(name, disable_env_checker=True, **({"render_mode": drawing} if draws else {}), **kwargs)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise NotAvailableError(f"gymnasium's {env_id} needs a package that isn't installed: {error}") from error

@@ -15,7 +15,7 @@ from turnwise.errors import EnvironmentFault
 
 MAX_ACTIONS = 256
 MAX_NUMBERS = 256
-"""Numbers of one array that are still told one by one."""
+"""Most numbers of an array that are listed one by one."""
 
 
 def action_numbers(space: Any, env_name: str) -> range:

@@ -170,11 +170,11 @@ class SokobanEnv(TextEnv):
         return self._observe(), reward + penalty, self.is_solved, False, info
 
     def state_key(self) -> str:
-        """Walls, targets, player and boxes: what there is to know, however it is shown."""
+        """Walls, targets, player and boxes: the full state, however it is shown."""
         return f"{self._room_id}:{self.state.player}:{','.join(map(str, sorted(self.state.boxes)))}"
 
     def expert_action(self) -> str:
-        """The first action of a shortest solution; where none is found, a box being stuck, the first word."""
+        """The first action of a shortest solution; the first word if there is none, as with a stuck box."""
         if self.state not in self._plan:
             state = self.state
             for number in shortest_solution(self.layout, state) or [0]:
@@ -204,7 +204,7 @@ class SokobanEnv(TextEnv):
     def _coordinates(self) -> str:
         """Inner walls, targets, boxes and player as `symbol row,column`, also where two of them share a place.
 
-        What can be any number of comes first, so that the rest always stands at the same distance from the answer.
+        Items of varying number come first, so that the rest is always at the same distance from the answer.
         """
         return f"{self._scenery} {self._places(BOX, self.state.boxes)} {self._places(PLAYER, [self.state.player])}"
 

@@ -26,7 +26,7 @@ MAX_DRAWS = 5_000
 
 
 class Layout(NamedTuple):
-    """What no move changes."""
+    """The fixed part of a room."""
 
     height: int
     width: int
@@ -35,12 +35,12 @@ class Layout(NamedTuple):
 
     @property
     def steps(self) -> tuple[int, int, int, int]:
-        """What each action adds to a cell."""
+        """The offset of each action."""
         return (-self.width, self.width, -1, 1)
 
 
 class State(NamedTuple):
-    """What moves change."""
+    """The part of a room that moves change."""
 
     player: int
     boxes: frozenset[int]
@@ -66,7 +66,7 @@ def move(layout: Layout, state: State, action: int) -> State:
 
 
 def cell_numbers(layout: Layout, state: State) -> list[int]:
-    """What is on each cell, by its number in `LETTERS`."""
+    """The content of each cell, as its number in `LETTERS`."""
     cells = [FLOOR] * (layout.height * layout.width)
     for cell in layout.walls:
         cells[cell] = WALL
@@ -92,7 +92,7 @@ def layout_hash(layout: Layout) -> int:
 def in_split(layout: Layout, split: Split | None) -> bool:
     """Whether a room belongs to `split`: by its content a quarter of all rooms validate and the others train.
 
-    The content that counts is what no move changes, so that no state of a held-out room is ever met in training.
+    Only the fixed part counts, so no state of a held-out room occurs in training.
     """
     return split is None or (layout_hash(layout) % 4 == 0) == (split == "val")
 
