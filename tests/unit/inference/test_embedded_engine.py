@@ -11,7 +11,7 @@ from turnwise.inference.embedded import cache
 from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
-from turnwise.inference.embedded.runner import Step
+from turnwise.inference.embedded.runner import PackedStep
 from turnwise.inference.request import Finished, Request
 from turnwise.testing.toy_model import toy_model
 from turnwise.types import SamplingParams
@@ -29,10 +29,10 @@ class CountingRunner(FusedRunner):
 
     def __init__(self, num_slots: int) -> None:
         super().__init__(make_model(), max_length=512, kv_cache_bytes=num_slots * SLOT_BYTES)
-        self.steps: list[Step] = []
+        self.steps: list[PackedStep] = []
         self.is_broken = False
 
-    def forward(self, step: Step) -> Tensor:
+    def forward(self, step: PackedStep) -> Tensor:
         if self.is_broken:
             raise RuntimeError("out of memory")
         self.steps.append(step)

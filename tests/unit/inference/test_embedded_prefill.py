@@ -15,7 +15,7 @@ from turnwise.inference.embedded import attention
 from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.prefix_index import PrefixIndex
-from turnwise.inference.embedded.runner import Step
+from turnwise.inference.embedded.runner import PackedStep
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.request import Finished, Request
 from turnwise.testing.server_contract import assert_logprobs
@@ -39,7 +39,7 @@ class CountingRunner(FusedRunner):
         super().__init__(MODEL, max_length=2048, kv_cache_bytes=num_bytes)
         self.counts: list[list[int]] = []
 
-    def forward(self, step: Step) -> Tensor:
+    def forward(self, step: PackedStep) -> Tensor:
         self.counts.append(step.counts.tolist())
         return super().forward(step)
 

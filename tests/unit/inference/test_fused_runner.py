@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from turnwise.inference.embedded import cache, fused_runner
 from turnwise.inference.embedded.fused_runner import FusedRunner
-from turnwise.inference.embedded.runner import Step
+from turnwise.inference.embedded.runner import PackedStep
 from turnwise.kernels.build import load_kernels
 from turnwise.types import IntArray
 
@@ -32,7 +32,7 @@ def make_model(kind: str) -> Qwen3ForCausalLM | LlamaForCausalLM:
     return model.eval()
 
 
-def steps() -> list[Step]:
+def steps() -> list[PackedStep]:
     """Prompts of several lengths, then decoding, then both at once."""
     slots, nothing = np.arange(6), np.zeros(6, np.int64)
     first = np.array([5, 17, 1, 30, 8, 21])
@@ -40,8 +40,8 @@ def steps() -> list[Step]:
     return [step(slots, nothing, first), step(slots, first, nothing + 1), step(slots, first + 1, mixed)]
 
 
-def step(slots: IntArray, starts: IntArray, counts: IntArray) -> Step:
-    return Step.pack(CONTEXTS, slots, starts, counts, starts + counts)
+def step(slots: IntArray, starts: IntArray, counts: IntArray) -> PackedStep:
+    return PackedStep.pack(CONTEXTS, slots, starts, counts, starts + counts)
 
 
 def logits_of(model: Qwen3ForCausalLM | LlamaForCausalLM, may_be_native: bool) -> list[Tensor]:
@@ -69,11 +69,11 @@ def test_logits_and_keys_are_those_of_token_by_token(may_be_native: bool) -> Non
     with torch.inference_mode():
         right = model(contexts).logits
         chunk = np.array([7, 5, 7, 5, 7, 5])
-        first = Step.pack(CONTEXTS, np.arange(6), np.zeros(6, np.int64), chunk, np.full(6, 7))
+        first = PackedStep.pack(CONTEXTS, np.arange(6), np.zeros(6, np.int64), chunk, np.full(6, 7))
         torch.testing.assert_close(runner.forward(first), right[::2, 6], rtol=1e-4, atol=1e-4)
-        unended = Step.pack(CONTEXTS, np.arange(6), chunk, 11 - chunk, np.full(6, 12))
+        unended = PackedStep.pack(CONTEXTS, np.arange(6), chunk, 11 - chunk, np.full(6, 12))
         assert runner.forward(unended).shape == (0, 40)
-        last = Step.pack(CONTEXTS, np.arange(6), np.full(6, 11), np.ones(6, np.int64), np.full(6, 12))
+        last = PackedStep.pack(CONTEXTS, np.arange(6), np.full(6, 11), np.ones(6, np.int64), np.full(6, 12))
         torch.testing.assert_close(runner.forward(last), right[:, 11], rtol=1e-4, atol=1e-4)
 
 

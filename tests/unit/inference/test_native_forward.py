@@ -21,7 +21,7 @@ from transformers import (
 from turnwise.errors import ModelError
 from turnwise.inference.embedded import fused_runner
 from turnwise.inference.embedded.fused_runner import FusedRunner
-from turnwise.inference.embedded.runner import Step
+from turnwise.inference.embedded.runner import PackedStep
 from turnwise.kernels.build import load_kernels
 from turnwise.types import IntArray
 
@@ -56,7 +56,7 @@ def make_runner(model: PreTrainedModel, num_slots: int = 40) -> FusedRunner:
 
 
 def forward(runner: FusedRunner, slots: IntArray, starts: IntArray, counts: IntArray) -> Tensor:
-    step = Step.pack(CONTEXTS, slots, starts, counts, starts + counts)
+    step = PackedStep.pack(CONTEXTS, slots, starts, counts, starts + counts)
     with torch.inference_mode():
         return runner.forward(step)
 
@@ -116,17 +116,17 @@ def test_siblings_read_their_prompt_in_one_slot_and_lose_nothing_when_that_goes_
     ids[1:3, :41] = ids[0, :41]
     with torch.inference_mode():
         right = model(torch.from_numpy(ids[:3, :43])).logits
-        runner.forward(Step.pack(ids, slots[:1], starts[:1] * 0, starts[:1], starts[:1]))
+        runner.forward(PackedStep.pack(ids, slots[:1], starts[:1] * 0, starts[:1], starts[:1]))
         for sibling in (1, 2):
             runner.usable_prefix(sibling, 0, 0)
             runner.copy_prefix(0, sibling, 0, 41)
-        now = runner.forward(Step.pack(ids, slots, starts, ones, starts + 1))
+        now = runner.forward(PackedStep.pack(ids, slots, starts, ones, starts + 1))
         torch.testing.assert_close(now, right[:, 41], rtol=2e-3, atol=2e-4)
         # Another conversation gets slot 0.
         runner.usable_prefix(0, 42, 3)
         ids[0, 3:] = CONTEXTS[7, 3:]
-        runner.forward(Step.pack(ids, slots[:1], starts[:1] * 0 + 3, starts[:1] + 4, starts[:1] + 7))
-        now = runner.forward(Step.pack(ids, slots[1:], starts[1:] + 1, ones[1:], starts[1:] + 2))
+        runner.forward(PackedStep.pack(ids, slots[:1], starts[:1] * 0 + 3, starts[:1] + 4, starts[:1] + 7))
+        now = runner.forward(PackedStep.pack(ids, slots[1:], starts[1:] + 1, ones[1:], starts[1:] + 2))
         torch.testing.assert_close(now, right[1:, 42], rtol=2e-3, atol=2e-4)
 
 
@@ -140,7 +140,7 @@ def test_large_models_run_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_beyond_the_cache_is_an_error_and_no_write_into_foreign_memory(slot: int, start: int) -> None:
     runner = make_runner(make_model("qwen3"))
     ids = np.zeros((65, 200), np.int64)
-    step = Step.pack(ids, np.array([slot]), np.array([start]), np.ones(1, np.int64), np.array([start + 1]))
+    step = PackedStep.pack(ids, np.array([slot]), np.array([start]), np.ones(1, np.int64), np.array([start + 1]))
     with pytest.raises(IndexError, match="goes beyond a cache"):
         runner.forward(step)
 
@@ -150,7 +150,7 @@ def test_tokens_that_the_model_does_not_embed_are_an_error() -> None:
     for token in (37, -1):
         ids[:] = token
         with pytest.raises(IndexError, match="token ids beyond the 37"):
-            runner.forward(Step.pack(ids, np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)))
+            runner.forward(PackedStep.pack(ids, np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)))
 
 
 def test_a_model_that_left_its_dtype_is_refused() -> None:

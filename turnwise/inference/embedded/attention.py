@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from turnwise.inference.embedded.runner import Step
+from turnwise.inference.embedded.runner import PackedStep
 from turnwise.types import IntArray
 
 _DECODE_SPREAD = 2
@@ -64,7 +64,7 @@ class _Pieces:
         return _Pieces(self.slots[index], self.tokens[index], self.starts[index], self.counts[index])
 
 
-def plan_attention(step: Step, device: torch.device, dtype: torch.dtype) -> list[AttentionGroup]:
+def plan_attention(step: PackedStep, device: torch.device, dtype: torch.dtype) -> list[AttentionGroup]:
     """Groups the rows of a step: decoding rows, then the others by the power of two above their number of new tokens."""
     pieces = _Pieces(step.slots, np.cumsum(step.counts) - step.counts, step.starts, step.counts)
     if len(step.token_ids) == len(step.slots):

@@ -15,7 +15,7 @@ import torch
 from turnwise.errors import ServerError
 from turnwise.inference.embedded.prefill import Prefill
 from turnwise.inference.embedded.rows import Rows
-from turnwise.inference.embedded.runner import Runner, Step
+from turnwise.inference.embedded.runner import PackedStep, Runner
 from turnwise.inference.embedded.sampler import sample
 from turnwise.inference.embedded.scheduler import Scheduler
 from turnwise.inference.request import Finished, Request
@@ -111,7 +111,7 @@ class Engine:
             self.num_steps += 1
             self.last_step = StepSize.of(rows["num_new"])
             self._reserve(0, int(rows["length"].max()) + 1)
-            step = Step.pack(self._rows.ids, slots, rows["cached"], rows["num_new"], rows["length"])
+            step = PackedStep.pack(self._rows.ids, slots, rows["cached"], rows["num_new"], rows["length"])
             logits = self._runner.forward(step)
             state["cached"][slots] += rows["num_new"]
             self._prefill.end_step()

@@ -17,7 +17,7 @@ from turnwise.errors import ModelError
 from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.layer_weights import HeadShape, LayerWeights
 from turnwise.inference.embedded.native_forward import NativeForward
-from turnwise.inference.embedded.runner import Step
+from turnwise.inference.embedded.runner import PackedStep
 from turnwise.inference.embedded.torch_ops import TorchOps
 from turnwise.kernels.build import LANES, load_kernels
 from turnwise.models.fused import FusedLinear, fuse_projections, fused_gate_up, fused_qkv
@@ -135,12 +135,12 @@ class FusedRunner:
     def free(self) -> None:
         self._cache.free()
 
-    def forward(self, step: Step) -> Tensor:
+    def forward(self, step: PackedStep) -> Tensor:
         if self._embedding.is_cuda or len(step.token_ids) <= _BLOCK_TOKENS:
             return self._forward(step)
         return torch.cat([self._forward(block) for block in step.cut(_BLOCK_TOKENS)])
 
-    def _forward(self, step: Step) -> Tensor:
+    def _forward(self, step: PackedStep) -> Tensor:
         if self._native is not None:
             return self._native(step)
         device = self._embedding.device

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
 from turnwise.inference.embedded.cache import num_slots_within
-from turnwise.inference.embedded.runner import Step
+from turnwise.inference.embedded.runner import PackedStep
 
 
 class GenericRunner:
@@ -51,7 +51,7 @@ class GenericRunner:
     def free(self) -> None:
         self._caches.clear()
 
-    def forward(self, step: Step) -> Tensor:
+    def forward(self, step: PackedStep) -> Tensor:
         was_training = self._model.training
         if was_training:
             self._model.eval()

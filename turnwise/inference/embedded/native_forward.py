@@ -11,7 +11,7 @@ from torch import Tensor
 
 from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.layer_weights import HeadShape, LayerWeights
-from turnwise.inference.embedded.runner import Step
+from turnwise.inference.embedded.runner import PackedStep
 from turnwise.models.fused import FusedLinear
 
 PANEL = 16
@@ -119,7 +119,7 @@ class NativeForward:
         self._kept.append(tensor.clone(memory_format=torch.contiguous_format))
         return self._kept[-1].data_ptr()
 
-    def __call__(self, step: Step) -> Tensor:
+    def __call__(self, step: PackedStep) -> Tensor:
         """Logits [C, V] after the contexts that end with this step.
 
         Raises:

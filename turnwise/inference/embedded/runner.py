@@ -14,7 +14,7 @@ from turnwise.types import IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PackedStep:
     """One forward pass: `N` new tokens of `B` rows, packed row after row."""
 
     slots: IntArray
@@ -37,11 +37,11 @@ class Step:
     """[C] index in the pack of the last token of each such row."""
 
     @classmethod
-    def pack(cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray, lengths: IntArray) -> Step:
+    def pack(cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray, lengths: IntArray) -> PackedStep:
         """The step over `counts` tokens from `starts` on of the contexts `ids` [S, L] of `lengths` [B] in `slots`.
 
         >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
-        >>> step = Step.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 2]), lengths=np.array([3, 3]))
+        >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 2]), lengths=np.array([3, 3]))
         >>> step.token_ids, step.positions, step.last_tokens
         (array([7, 8, 9]), array([2, 0, 1]), array([0]))
         """
@@ -56,20 +56,20 @@ class Step:
         token_ids = ids[slots[rows], positions]
         return cls(slots, starts, counts, rows, columns, positions, token_ids, ends_context, last_tokens[ends_context])
 
-    def tail(self) -> Step:
+    def tail(self) -> PackedStep:
         """The last token of each row whose context ends here, as rows of one token.
 
         >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
-        >>> step = Step.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 3]), lengths=np.array([3, 3]))
+        >>> step = PackedStep.pack(ids, np.array([0, 1]), np.array([2, 0]), counts=np.array([1, 3]), lengths=np.array([3, 3]))
         >>> step.tail().token_ids, step.tail().starts
         (array([7, 4]), array([2, 2]))
         """
         slots, positions = self.slots[self.ends_context], self.positions[self.last_tokens]
         order, ones = np.arange(len(slots)), np.ones_like(slots)
         token_ids = self.token_ids[self.last_tokens]
-        return Step(slots, positions, ones, order, order * 0, positions, token_ids, ones.astype(np.bool_), order)
+        return PackedStep(slots, positions, ones, order, order * 0, positions, token_ids, ones.astype(np.bool_), order)
 
-    def cut(self, max_tokens: int) -> Iterator[Step]:
+    def cut(self, max_tokens: int) -> Iterator[PackedStep]:
         """The same rows in order, in steps of at most so many tokens; a longer row is a step of its own."""
         ends = np.cumsum(self.counts)
         first, num_before = 0, 0
@@ -78,10 +78,10 @@ class Step:
             yield self._part(first, stop, num_before, int(ends[stop - 1]))
             first, num_before = stop, int(ends[stop - 1])
 
-    def _part(self, first: int, stop: int, begin: int, end: int) -> Step:
+    def _part(self, first: int, stop: int, begin: int, end: int) -> PackedStep:
         """Rows `first` to `stop`, whose tokens are `begin` to `end`."""
         is_within = (self.last_tokens >= begin) & (self.last_tokens < end)
-        return Step(
+        return PackedStep(
             self.slots[first:stop],
             self.starts[first:stop],
             self.counts[first:stop],
@@ -117,7 +117,7 @@ class Runner(Protocol):
         """Copies the cache of positions `start` to `stop` from slot `source` to slot `target`, if `can_copy`."""
         ...
 
-    def forward(self, step: Step) -> Tensor:
+    def forward(self, step: PackedStep) -> Tensor:
         """Logits [C, V] float32 after the contexts that end with this step."""
         ...
 

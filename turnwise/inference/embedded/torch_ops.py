@@ -9,7 +9,7 @@ from torch import Tensor
 from turnwise.inference.embedded.attention import attend, plan_attention
 from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.layer_weights import HeadShape
-from turnwise.inference.embedded.runner import Step
+from turnwise.inference.embedded.runner import PackedStep
 
 
 class TorchOps:
@@ -19,7 +19,7 @@ class TorchOps:
     through one kernel call of `scaled_dot_product_attention` together.
     """
 
-    def __init__(self, step: Step, shape: HeadShape, cache: KVCache, rotary: Tensor) -> None:
+    def __init__(self, step: PackedStep, shape: HeadShape, cache: KVCache, rotary: Tensor) -> None:
         device, dtype = rotary.device, rotary.dtype
         self._shape = shape
         self._cache = cache
