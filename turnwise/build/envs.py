@@ -29,14 +29,14 @@ from turnwise.spec import AGENTS, ENVS, ESTIMATORS, PG_VARIANTS
 from turnwise.types import Split, Task
 
 
-def plug_ins(config: AgenticConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
+def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
     """Each plug-in of the config: its key, and a function that imports it, tries its arguments, and raises a TurnwiseError if
     they are wrong."""
     yield ("group_filter",), partial(load_group_filter, config.group_filter)
     if config.adv_estimator not in ESTIMATORS or config.pg_variant not in PG_VARIANTS:
         yield ("pg_variant" if config.pg_variant not in PG_VARIANTS else "adv_estimator",), partial(_try_algorithm, config)
     if config.data.reward or config.data.train_files:
-        yield from _rows_plug_ins(config)
+        yield from _rows_plug_ins(config, may_miss)
     for split in get_args(Split):
         for tag in config.env_manager(split).env_tags:
             env = config.custom_envs[tag]
@@ -47,20 +47,20 @@ def plug_ins(config: AgenticConfig) -> Iterator[tuple[KeyPath, Callable[[], obje
                 yield ("custom_envs", tag, key), partial(_try_environment, config, tag, split)
 
 
-def _rows_plug_ins(config: AgenticConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
+def _rows_plug_ins(config: AgenticConfig, may_miss: bool) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
     from turnwise.build.rows import rows_plug_ins
 
-    yield from rows_plug_ins(config)
+    yield from rows_plug_ins(config, may_miss)
 
 
-def plug_in_problems(config: AgenticConfig) -> Iterator[Problem]:
+def plug_in_problems(config: AgenticConfig, may_miss: bool = False) -> Iterator[Problem]:
     """The faults of a config's plug-ins.
 
     Raises:
         NotAvailableError: (after the last problem) one of them needs what isn't installed.
     """
     missing, wrong = None, set()
-    for path, check in plug_ins(config):
+    for path, check in plug_ins(config, may_miss):
         section = path[:2]
         if section in wrong:
             continue

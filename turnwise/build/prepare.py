@@ -34,4 +34,7 @@ def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]
 
 def problems_here(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
     """The faults, beyond the config itself, that `train` or `sft` find without a model."""
-    yield from plug_in_problems(config) if isinstance(config, AgenticConfig) else row_problems(config, may_miss=True)
+    if isinstance(config, AgenticConfig):
+        yield from plug_in_problems(config, may_miss=True)
+    else:
+        yield from row_problems(config, may_miss=True)

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,15 +32,21 @@ from turnwise.types import Split, Trajectory
 
 logger = logging.getLogger(__name__)
 
+_SPLITS: tuple[Split, ...] = ("train", "val")
 _TEMPLATE_BYTES = 256
 """More than a template adds around a message: a prompt that is short even so isn't encoded to be measured."""
 
 
-def rows_plug_ins(config: AgenticConfig) -> Iterator[tuple[tuple[str | int, ...], Callable[[], object]]]:
-    """What `data` brings that may be wrong: the key, and a function that raises a TurnwiseError."""
+def rows_plug_ins(
+    config: AgenticConfig, may_miss: bool = False
+) -> Iterator[tuple[tuple[str | int, ...], Callable[[], object]]]:
+    """What `data` brings that may be wrong: the key, and a function that raises a TurnwiseError. Files that `may_miss` may not
+    exist yet."""
     yield ("data", "reward"), partial(load_rewards, config)
-    for split in ("train", "val"):
-        if config.env_manager(split).has_rows and (split == "train" or config.uses_validation):
+    for split in _SPLITS:
+        files = (config.data.train_files if split == "train" else config.data.val_files) or []
+        is_there = not may_miss or all(Path(name).exists() or not Path(name).suffix for name in files)
+        if config.env_manager(split).has_rows and (split == "train" or config.uses_validation) and is_there:
             yield ("data", f"{split}_files"), partial(load_rows, config, split)
 
 
@@ -159,9 +166,6 @@ def say_shared_prompts(config: AgenticConfig) -> None:
         logger.warning(
             "data.val_files: %d of %d prompts are in data.train_files too: validation sees them", shared, len(prompts[1])
         )
-
-
-_SPLITS: tuple[Split, ...] = ("train", "val")
 
 
 def build_row_agent(config: AgenticConfig, split: Split, name: str) -> AgentLoop:
