@@ -100,7 +100,7 @@ def _problems(config: AgenticConfig, groups: Sequence[Group], reader: Reader) ->
     for group in groups:
         if group.task.split != "train":
             yield f"{group.task.id} is a task of validation, which training must not see; play with --split train"
-        if group.task.tag not in config.custom_envs:
+        if group.task.row is None and group.task.tag not in config.custom_envs:
             known = ", ".join(config.custom_envs) or "none"
             yield f"{group.task.id} is of tag {group.task.tag!r}, which custom_envs ({known}) doesn't have; name it there"
         weights: dict[int, float] = {}
@@ -173,7 +173,7 @@ def _say(
         _left_out(recorded, whole, groups),
         sampled_by,
     )
-    unknown = {group.task.tag for group in groups} - set(config.train_env_manager.tags)
+    unknown = {group.task.tag for group in groups if group.task.row is None} - set(config.train_env_manager.tags)
     if unknown:
         logger.warning("%s holds tags that train_env_manager.tags doesn't name: %s", path, ", ".join(sorted(unknown)))
     if num_batches < config.max_steps:

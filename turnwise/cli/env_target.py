@@ -153,6 +153,8 @@ def _choose_tag(config: AgenticConfig, file: Path, env_type: str | None, tag: st
     if tag is not None:
         return tag
     fitting = [name for name in tags if env_type in (None, config.custom_envs[name].env_type)]
+    if not tags:
+        raise ConfigError(f"{file} has no custom_envs: its tasks are rows of data, and this command needs an environment")
     if len(fitting) != 1:
         what = f"environments of type {env_type}" if env_type else "environments"
         raise ConfigError(f"{file} has {len(fitting)} {what}; choose with --tag, of {', '.join(tags) or 'none'}")

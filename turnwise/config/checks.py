@@ -96,7 +96,8 @@ def _tracker_argument(tracker: str, path: Path, value: object) -> Iterator[Probl
 
 def _environments(config: AgenticConfig) -> Iterator[Problem]:
     if not config.custom_envs and not config.data.train_files:
-        message = "there is nothing to train on; name an environment, such as custom_envs: {Lake: {env_type: frozen_lake}}"
+        message = "there is nothing to train on; name an environment, such as custom_envs: {Lake: {env_type: frozen_lake}}, "
+        message += "or rows, data.train_files"
         yield Problem.at("custom_envs", message)
     yield from row_problems(config)
     for tag, env in config.custom_envs.items():

@@ -15,7 +15,8 @@ from turnwise.build.agentic import build_agentic
 from turnwise.build.envs import plug_in_problems
 from turnwise.build.run import start_run
 from turnwise.build.saved import evaluate_model
-from turnwise.config import AgenticConfig, parse_config
+from turnwise.cli.main import main
+from turnwise.config import AgenticConfig, dump_yaml, parse_config
 from turnwise.errors import DataError, RolloutError
 from turnwise.models.load import load_tokenizer, save_model
 from turnwise.models.value_head import load_value_model, value_head
@@ -149,6 +150,19 @@ def test_rows_without_room_are_left_out_and_counted(make_config, caplog: pytest.
     assert f"{7 - len(left)} of 7 rows are left out, since their prompts have more than 12 tokens" in caplog.text
     with pytest.raises(DataError, match=r"all 7 prompts have more than 2 tokens \(data.max_prompt_length\)"):
         run(make_config({"max_prompt_length": 2}))
+
+
+def test_recorded_rows_are_trained_on_again(make_config) -> None:
+    first = run(make_config(max_steps=2))
+    again = run(make_config(max_steps=2, exp_name="again"), rollouts=first.folder.rollouts)
+    assert [record["score"] for record in played(again)] == [record["score"] for record in played(first)]
+
+
+def test_commands_for_environments_say_that_there_is_none(make_config, tmp_path: Path, capsys) -> None:
+    (tmp_path / "rows.yaml").write_text(dump_yaml(make_config()))
+    for command in (["play"], ["demos", "--policy", "random", "--out", str(tmp_path / "demos.jsonl")]):
+        assert main([command[0], str(tmp_path / "rows.yaml"), *command[1:]]) == 2
+        assert "has no custom_envs: its tasks are rows of data" in capsys.readouterr().err
 
 
 def test_a_reward_that_breaks_on_every_group_ends_the_run_with_its_error(make_config) -> None:
