@@ -41,7 +41,7 @@ _COUNTS = (
 )
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EMBEDDING = "model.embed_tokens.weight"
-"""Its name in models of the Llama family, whose embedding is vocab_size × hidden_size."""
+"""Name of the embedding in models of the Llama family, of shape vocab_size × hidden_size."""
 Shapes = dict[str, tuple[int, ...]]
 
 

@@ -23,7 +23,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class StrategyInfo:
-    """What a strategy runs."""
+    """Description of a strategy's model and settings."""
 
     model: LoadedModel
     compute_dtype: str
@@ -41,7 +41,7 @@ class StrategyInfo:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What an inference server runs."""
+    """Description of an inference server's model and settings."""
 
     model: LoadedModel
     engine: str

@@ -11,7 +11,7 @@ from turnwise.types import SamplingParams, Task, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class RowAgentSettings:
-    """What the agents of rows are told."""
+    """Settings of the agents of rows."""
 
     prompt_key: str = "prompt"
     """Column of the prompt: a text, or a list of messages."""

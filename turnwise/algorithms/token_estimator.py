@@ -25,7 +25,7 @@ class TokenEstimator(Estimator):
     """
 
     normalizes: ClassVar[Literal["scores", "step returns"]] = "scores"
-    """What `reward_normalization` is applied to. Rewards of single turns are never normalised."""
+    """The values that `reward_normalization` normalises. Rewards of single turns are never normalised."""
     placement: Placement
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:

@@ -40,8 +40,8 @@ _TEMPLATE_BYTES = 256
 def rows_plug_ins(
     config: AgenticConfig, may_miss: bool = False
 ) -> Iterator[tuple[tuple[str | int, ...], Callable[[], object]]]:
-    """What `data` brings that may be wrong: the key, and a function that raises a TurnwiseError. Files that `may_miss` may not
-    exist yet."""
+    """The checks of `data`: a key, and a function that raises a TurnwiseError if its value is wrong. Files that `may_miss` may
+    not exist yet."""
     yield ("data", "reward"), partial(load_rewards, config)
     for split in _SPLITS:
         files = (config.data.train_files if split == "train" else config.data.val_files) or []
@@ -152,7 +152,7 @@ def _fits(columns: Mapping[str, Any], prompt_key: str, template: ChatTemplate, l
 
 
 def _tag_of(row: TableRow) -> str:
-    """What its metrics are called by: the column `data_source` of the published schema, or `data`."""
+    """The name in its metrics: the column `data_source` of the published schema, or `data`."""
     source = row.columns.get("data_source")
     return source if isinstance(source, str) and source else ROWS_TAG
 
@@ -226,7 +226,7 @@ def build_reward_stage(
     watchdog: Watchdog,
     stopwatch: Stopwatch,
 ) -> RewardStage | None:
-    """What `data.reward` asks for; None where that is nothing."""
+    """The rewards that `data.reward` asks for; None if unset."""
     if not config.data.reward:
         return None
     rewards = [WeightedReward(*entry) for entry in load_rewards(config, _reader(tokenizer))]

@@ -45,8 +45,9 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def open_standard_streams(is_command: bool) -> None:
-    """Opens those that the shell has closed (`>&-`): their numbers would be those of the next files. Whatever can't be encoded
-    is written out. A Python that knows ASCII alone (`LC_ALL=C PYTHONUTF8=0`) could name no other file: it starts again so.
+    """Opens standard streams that the shell has closed (`>&-`), whose numbers the next files would get. Characters that can't
+    be encoded are escaped. A Python limited to ASCII (`LC_ALL=C PYTHONUTF8=0`) couldn't open other file names, so it is
+    restarted in UTF-8.
     """
     if is_command and sys.getfilesystemencoding() == "ascii" and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])

@@ -33,14 +33,14 @@ _MAX_WIDTH = 24
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run as its folder tells it."""
+    """One run, read from its folder."""
 
     path: Path
     rows: list[dict[str, float]]
     settings: Mapping[str, Any]
 
     def series(self, column: MetricColumn) -> list[tuple[float, float]]:
-        """`(step, value)` of the steps that have the metric and a finite value of it."""
+        """`(step, value)` of the steps with a finite value of the metric."""
         values = [(row["step"], column.read(row)) for row in self.rows]
         return [(step, value) for step, value in values if value is not None and math.isfinite(value)]
 

@@ -111,7 +111,7 @@ class _Guard:
         self._reached: dict[int, float] = {}
         """Time at which the child got a signal from elsewhere."""
         self._due: list[tuple[float, int]] = []
-        """When a signal is passed on, unless the child hears of it before; nudges are among them."""
+        """Times at which signals are passed on, unless the child gets them before; nudges included."""
 
     def wait(self, held: set[int]) -> int:
         own, wakeup = os.pipe()

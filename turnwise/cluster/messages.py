@@ -52,7 +52,7 @@ class Shared:
 
 @dataclass(slots=True)
 class Reply:
-    """What came of a command, and what the stopwatch noted meanwhile: arguments of `Stopwatch.add`."""
+    """The result of a command, and the stopwatch's notes meanwhile: arguments of `Stopwatch.add`."""
 
     value: Any = None
     error: BaseException | None = None

@@ -35,13 +35,13 @@ class RewardNormalizationArgs(Section):
     method: NormalizationMethod = derived()
     """s, s − μ, (s − μ)/σ, or the last clamped to [−1, 3]."""
     norm_mean_type: Statistic | None = None
-    """What μ is taken over [as the method says]."""
+    """Range of μ [the method's]."""
     norm_std_type: Statistic | None = None
-    """What σ is taken over [as the method says]."""
+    """Range of σ [the method's]."""
 
     @property
     def statistics(self) -> tuple[str, str]:
-        """What mean and standard deviation are taken over."""
+        """Ranges of mean and standard deviation."""
         mean, std = METHOD_STATISTICS[self.method]
         return self.norm_mean_type or mean, self.norm_std_type or std
 
@@ -73,7 +73,7 @@ class RatioFilter(Section):
 
 
 class TrainInferCorrection(Section):
-    """What is done where sampler and trainer disagree."""
+    """Correction for disagreement of sampler and trainer."""
 
     is_weight: ImportanceWeightArgs | None = None
     filters: list[RatioFilter] = Field(default_factory=list)

@@ -18,7 +18,7 @@ class RewardFunction(Section):
     name: Annotated[str, AfterValidator(OneOf(REWARDS, own="module:function"))]
     """A registered name, or `module:function` of your own."""
     weight: float = 1.0
-    """What its number is multiplied by before it is added to the score."""
+    """Factor of its number in the score."""
     args: dict[str, Any] = Field(default_factory=dict)
     """More arguments of the function, by name."""
 
@@ -59,7 +59,7 @@ class Data(Section):
 
 
 class Agent(Section):
-    """What tool agents may do."""
+    """Limits of tool agents."""
 
     tool_config_path: str | None = None
     """File that describes tools."""

@@ -44,7 +44,7 @@ class Translation:
         return refusing
 
     def section(self, *path: str) -> dict[str, Any]:
-        """The mapping at a path, empty where the config has none."""
+        """The mapping at a path, empty if the config has none."""
         value: Any = self.raw
         for part in path:
             value = value.get(part) if isinstance(value, dict) else None

@@ -24,7 +24,7 @@ class ModelArgs(Section):
     model_type: Literal["causal_lm", "token_classification"] = derived()
     """The head [causal_lm; token_classification, a value head, for the critic]."""
     dtype: Dtype = derived()
-    """What the forward passes compute in [fp32 for actor_train; the other roles follow it]. Trained weights stay fp32."""
+    """Dtype of the forward passes [fp32 for actor_train; the other roles follow it]. Trained weights stay fp32."""
     attn_implementation: Literal["sdpa", "fa2", "eager", "auto"] = "auto"
     """Attention kernel; auto takes the fastest that the device has."""
     disable_gradient_checkpointing: bool = True
@@ -49,7 +49,7 @@ class ModelArgs(Section):
 
     @property
     def trust(self) -> Trust:
-        """What the model's folder may do."""
+        """Trust in the model's folder."""
         return Trust(self.trust_remote_code, self.allow_pickle)
 
     @field_validator("lora_target", mode="before")
@@ -81,7 +81,7 @@ class TrainingArgs(Section):
     warmup_ratio: Fraction = 0.0
     """Warm-up as a share of all optimiser steps, where warmup_steps is 0."""
     lr_scheduler_type: Schedule = "constant"
-    """What follows the warm-up: the peak, or a decay that ends with the last step."""
+    """Learning rate after the warm-up: constant, or a decay that ends with the last step."""
     adam_beta1: Fraction = 0.9
     """Decay of the first moment."""
     adam_beta2: Fraction = 0.999
@@ -129,7 +129,7 @@ class GeneratingArgs(Section):
 
 
 class StrategyArgs(Section):
-    """What runs a role."""
+    """The strategy that runs a role."""
 
     strategy_name: Annotated[str, AfterValidator(OneOf(STRATEGIES))] = derived()
     """[torch_train for what is trained, torch_infer for what is not, embedded for actor_infer.]"""

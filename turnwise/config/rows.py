@@ -11,7 +11,7 @@ from turnwise.spec import ROWS_TAG
 
 
 def row_problems(config: AgenticConfig) -> Iterator[Problem]:
-    """What is wrong with the use of `data`."""
+    """Faults in the use of `data`."""
     data, has_rows = config.data, config.train_env_manager.has_rows
     if ROWS_TAG in config.custom_envs:
         yield Problem(

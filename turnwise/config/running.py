@@ -1,4 +1,4 @@
-"""What every run has: its name and folders, steps, tracking, checkpoints, limits."""
+"""Settings of every run: name and folders, steps, tracking, checkpoints, limits."""
 
 from __future__ import annotations
 
@@ -125,9 +125,9 @@ class LimitKeys(Section):
     """Mean |log-prob| by which sampler and trainer may differ [1e-3 in fp32, 5e-2 otherwise]."""
     deadlines: Deadlines = Field(default_factory=Deadlines)
     on_weight_update: Literal["finish", "abort_continue", "abort_restart"] = "finish"
-    """What becomes of running requests when weights change."""
+    """Treatment of running requests when weights change."""
     stale_groups: Literal["wait", "drop"] = "wait"
-    """What becomes of groups at the bound of staleness."""
+    """Treatment of groups at the bound of staleness."""
     stream_training: bool = derived()
     """The gradients of a step are added up as its groups end; its one optimiser step comes after the last [true where training
     is asynchronous and nothing needs the whole batch]."""

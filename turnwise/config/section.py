@@ -1,4 +1,4 @@
-"""What every section of a config is: a strict, frozen pydantic model in which `null` means "not set"."""
+"""The base of every section of a config: a strict, frozen pydantic model in which `null` means "not set"."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     _derived: dict[str, Any] = PrivateAttr(default_factory=dict)
-    """What `fill` gives, or would have given, to each key."""
+    """The value that `fill` gives, or would have given, to each key."""
 
     @model_validator(mode="before")
     @classmethod

@@ -53,7 +53,7 @@ def _checkpoint_bytes(arguments: ModelArgs, shape: ModelShape) -> int:
 
 
 def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
-    """What one takes on the disk, and all that are kept."""
+    """Size of one checkpoint on the disk, and of all that are kept."""
     size = _checkpoint_bytes(config.actor_train.model_args, shape)
     if config.needs_critic:
         critic = read_model_shape(config.critic.model_args.model_name_or_path) or shape

@@ -24,7 +24,7 @@ class Retired:
     idle: Sequence[str] = ()
 
     def answer_to(self, value: Any) -> Answer:
-        """What becomes of a config in which such a key has this value; empty where nothing is said."""
+        """The effect of such a key with this value, in words; perhaps empty."""
         if value is None or any(type(value) is type(known) and value == known for known in self.harmless):
             return ""
         if self.answer == "refuse own classes":

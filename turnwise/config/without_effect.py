@@ -184,7 +184,7 @@ _LORA: Requirement[Role | SFTConfig] = Requirement(
 )
 _TRUST = ("model_args.trust_remote_code", "model_args.allow_pickle")
 _CHANGES = ("model_args.disable_gradient_checkpointing", "model_args.freeze_module_prefix", "model_args.lora_rank", *_LORA.keys)
-"""What `model_args` say of how a model is trained."""
+"""Keys of `model_args` about training."""
 _WARMUP: Requirement[Role | SFTConfig] = Requirement(
     ("training_args.warmup_ratio",), lambda role: role.training_args.warmup_steps == 0, "warmup_steps is set"
 )

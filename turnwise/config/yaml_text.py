@@ -47,7 +47,7 @@ def read_yaml(file: Path, name: str = "") -> str:
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """What a YAML text says.
+    """The value of a YAML text.
 
     Raises:
         ConfigError: as `require_bounded`, or a value isn't what its form promises.

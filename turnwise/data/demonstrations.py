@@ -46,7 +46,7 @@ def read_demonstrations(paths: Sequence[str | Path]) -> list[list[Message]]:
 
 
 def _problem(record: dict[str, Any]) -> str:
-    """Why it is no row; empty where it is one."""
+    """The reason why it is no row; empty if it is one."""
     messages = record.get("messages")
     if not isinstance(messages, list) or not messages:
         got = "no `messages`" if "messages" not in record else f"`messages` {str(messages)[:40]!r}"
@@ -55,7 +55,7 @@ def _problem(record: dict[str, Any]) -> str:
 
 
 def message_problem(index: int, message: Any) -> str:
-    """Why it can't be message number `index` of a conversation; empty where it can."""
+    """The reason why it can't be message number `index` of a conversation; empty if it can."""
     if not isinstance(message, dict):
         return f"message {index} is {str(message)[:40]!r}, no object"
     if message.get("role") not in _ROLES:

@@ -39,7 +39,7 @@ def runs_of(group: Group) -> list[list[Trajectory]]:
 
 
 def messages_of(trajectory: Trajectory, prompt_key: str) -> list[Message]:
-    """What was said, turn by turn: a row's own prompt first, else what the environment showed."""
+    """The conversation, turn by turn. The first message is a row's own prompt, else the environment's observation."""
     messages: list[Message] = prompt_of(trajectory.task.payload, prompt_key) if trajectory.task.row is not None else []
     for number, turn in enumerate(trajectory.turns):
         if number or not messages:
@@ -128,7 +128,7 @@ class GroupReward:
 
 
 async def _called(function: Callable[..., Any], name: str, task_id: str, arguments: Mapping[str, Any], pool: DaemonPool) -> Any:
-    """What the function returns, in a thread unless it is a coroutine function.
+    """The function's result; a function that is no coroutine function runs in a thread.
 
     Raises:
         RewardFault: it raised.

@@ -17,15 +17,15 @@ _process = threading.Lock()
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Around calls of a package that prints: nothing is shown, and no other such call runs at the same time."""
+    """Wraps calls of a package that prints: the output is hidden, and no other such call runs at the same time."""
     with _process, redirect_stdout(io.StringIO()):
         yield
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Around calls of a package that draws from the process's random streams (of `random` and of numpy): no other such call
-    runs at the same time, the streams go on afterwards as if nothing had been drawn, and nothing is shown."""
+    """Wraps calls of a package that draws from the process's random streams (of `random` and of numpy): no other such call runs
+    at the same time, the streams are restored afterwards, and output is hidden."""
     with silenced():
         python, numpy = random.getstate(), np.random.get_state()
         try:

@@ -117,8 +117,8 @@ def _loaded(library: Path) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path | None:
-    """Where compiled kernels are kept: `$XDG_CACHE_HOME/turnwise`, by default in `~/.cache`; None where that can't be written,
-    or others can write it, or could put another folder in its place."""
+    """The folder of compiled kernels: `$XDG_CACHE_HOME/turnwise`, by default in `~/.cache`; None if it can't be written, or if
+    others can write or replace it."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"
         folder.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -181,7 +181,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _run(command: list[str]) -> str:
-    """What a command writes, in English."""
+    """The output of a command, in English."""
     environment = {**os.environ, "LC_ALL": "C"}
     done = subprocess.run(
         command, check=True, capture_output=True, text=True, errors="replace", timeout=_TIME_LIMIT_S, env=environment
@@ -190,7 +190,7 @@ def _run(command: list[str]) -> str:
 
 
 def _machine() -> list[str]:
-    """What `-march=native` and the C library are here: a home may be shared by machines that differ."""
+    """The meaning of `-march=native` and the C library on this machine: different machines may share a home."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

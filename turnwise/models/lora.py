@@ -148,7 +148,7 @@ class Adapters:
             raise OSError(f"{folder}: {_first_line(error)}") from error
 
     def load(self, folder: Path) -> None:
-        """Copies what `save` wrote into the live tensors.
+        """Copies saved values into the live tensors.
 
         Raises:
             ModelError: the folder holds no adapters, or other ones, or those of another base model.
@@ -264,7 +264,7 @@ def _may_be_base(folder: Path, fingerprint: str) -> bool:
 
 
 def _fingerprint(model: PreTrainedModel) -> str:
-    """What tells models of one shape apart: names, shapes and some values of all parameters."""
+    """A fingerprint of a model: names, shapes and some values of all parameters."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()

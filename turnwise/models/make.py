@@ -20,7 +20,7 @@ from turnwise.types import derive_seed
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """What `make_model` wrote."""
+    """The result of `make_model`."""
 
     folder: Path
     size: str

@@ -47,7 +47,7 @@ class Branches(NamedTuple):
 
 
 def attention_kernels(tensors: Sequence[Tensor], branches: Branches) -> ctypes.CDLL | None:
-    """The kernels, where they are made for this query, key and value [1, heads, N, D], and faster."""
+    """The kernels, if they support this query, key and value [1, heads, N, D] and are faster."""
     heads, size = tensors[0].shape[1], tensors[0].shape[-1]
     is_plain = all(
         type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.shape[-1] == size

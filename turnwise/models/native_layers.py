@@ -253,7 +253,7 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _kernels_for(*tensors: Tensor) -> ctypes.CDLL | None:
-    """The kernels, where they are made for these tensors. A tensor of another type (a distributed one) isn't its own data."""
+    """The kernels, if they support these tensors. A tensor of another type (a distributed one) isn't its own data."""
     if torch.is_autocast_enabled("cpu"):
         return None
     fits = all(

@@ -32,7 +32,7 @@ _HAS_VARLEN = {"enable_gqa", "window_size"} <= inspect.signature(varlen.varlen_a
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Where the S sequences of a packed batch lie: their lengths, and on the device the S + 1 positions between them.
+    """The places of the S sequences of a packed batch: their lengths, and on the device the S + 1 positions between them.
 
     With a tree the sequences are its branches, and keys and values are gathered along its paths.
     """

@@ -66,7 +66,7 @@ class BestValue:
 
 
 class ByValidation:
-    """`save_best` and `early_stopping` of a run, where it asks for them. The best model goes into `folder`."""
+    """`save_best` and `early_stopping` of a run, if set. The best model goes into `folder`."""
 
     def __init__(self, config: AgenticConfig, folder: Path) -> None:
         kept, stopping = config.save_best, config.early_stopping

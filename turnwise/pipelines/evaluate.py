@@ -50,7 +50,7 @@ class Score:
     truncated: float
     """Share of episodes that a limit ended."""
     pass_at: Mapping[int, float] = field(default_factory=dict)
-    """pass@k by k, where tasks were sampled several times."""
+    """pass@k by k, if tasks were sampled several times."""
 
     @classmethod
     def count(cls, outcomes: Sequence[tuple[bool, float]]) -> Score:

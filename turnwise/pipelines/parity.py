@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 TOKENS_PER_TURN = 4
 _MAX_TURNS = 4
-"""A conversation that is kept over updates starts again after so many turns."""
+"""Turns after which a conversation that outlives updates starts over."""
 
 
 class ParityGate:

@@ -33,7 +33,7 @@ _ROUNDING_SPREAD = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """What a server can be compared with.
+    """The models and settings that a server can be compared with.
 
     `weights` are the trainer's `(Hugging Face name, tensor)` pairs. `folders` are the model folders of the config, with a
     setting that names each; training started from the first. `without_adapter` scores like `score`, with a LoRA adapter off.
@@ -49,7 +49,7 @@ class Suspects:
     without_adapter: ScoreSamples | None = None
 
     def score_plainly(self, samples: Sequence[Sample], temperature: float, dtype: str) -> list[FloatArray]:
-        """What transformers' own forward pass over the trainer's weights gives."""
+        """The result of transformers' own forward pass over the trainer's weights."""
         model = plain_model(self.model_config, self.weights(), parse_dtype(dtype))
         return plain_logprobs(model, samples, temperature)
 
@@ -77,7 +77,7 @@ class Fault(NamedTuple):
     rest: float
     advice: str
     is_proven: bool | None = None
-    """None where `rest` decides."""
+    """None if `rest` decides."""
 
 
 Trial = Callable[[], Iterator[Fault]]

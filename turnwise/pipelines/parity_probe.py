@@ -1,4 +1,4 @@
-"""What the parity gate says to the servers: first prompts of the run, in conversations that outlive weight updates."""
+"""The parity gate's requests to the servers: first prompts of the run, in conversations that outlive weight updates."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Probe:
         return len(self._conversation.turns)
 
     async def speak(self) -> bool:
-        """Takes one more turn; False, and none, where the context has no room for it.
+        """Takes one more turn; False if the context has no room for it.
 
         Raises:
             ServerError: the server can't serve the request.
@@ -89,7 +89,7 @@ class _Listener:
 async def first_prompts(
     agents: Mapping[str, AgentLoop], seed: int, sampling: SamplingParams, max_length: int
 ) -> dict[str, Prompt]:
-    """What the agent of each tag says first, in a task of the gate's own; nothing where agent or environment fail.
+    """The first prompt of each tag's agent, in a task of the gate's own; none if agent or environment fail.
 
     Raises:
         DeadlineError: one of them doesn't come back.

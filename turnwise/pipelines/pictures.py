@@ -15,7 +15,7 @@ from turnwise.types import Group, SamplingParams, Task, Trajectory
 logger = logging.getLogger(__name__)
 
 NUM_RECORDED = 4
-"""Tasks of a validation of which the first sibling is recorded."""
+"""Number of validation tasks whose first sibling is recorded."""
 
 MakeEnv = Callable[[Task], Env]
 

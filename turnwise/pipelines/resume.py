@@ -1,4 +1,4 @@
-"""Finds the checkpoint to go on from, and compares the run that it was saved by with the one that goes on."""
+"""Finds the checkpoint to go on from, and compares its run's settings with the new ones."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ Config = AgenticConfig | SFTConfig
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A whole checkpoint, the folder of the run that saved it (None where it lies somewhere else), and what is wrong with newer
-    ones."""
+    """A whole checkpoint, the folder of the run that saved it (None if it lies elsewhere), and the faults of newer ones."""
 
     checkpoint: Path
     run: Path | None
@@ -43,14 +42,14 @@ class ResumePoint:
 
 
 def checkpoints_folder(config: Config, run: Path) -> Path:
-    """Where the checkpoints of a run go: `checkpoint_config.output_dir`, in a folder of this run's name, or the run's own."""
+    """The folder of a run's checkpoints: in `checkpoint_config.output_dir` under this run's name, or the run's own."""
     asked = config.checkpoint_config.output_dir
     return Path(asked).absolute() / config.exp_name / run.name if asked else run / "checkpoints"
 
 
 def find_resume_point(config: Config) -> ResumePoint | None:
-    """What `resume_from_checkpoint` asks for: the checkpoint of the experiment that was saved last and is whole (None where
-    there is none at all), or the one at a path.
+    """The checkpoint that `resume_from_checkpoint` asks for: the last whole one of the experiment (None without any
+    checkpoint), or the one at a path.
 
     Raises:
         CheckpointError: there is no whole checkpoint where one is expected.
@@ -84,10 +83,10 @@ def find_resume_point(config: Config) -> ResumePoint | None:
 
 
 def open_run(config: Config) -> tuple[RunFolder, list[str]]:
-    """The folder that the run writes into, a new one or its own where it goes on, and what there is to say about that.
+    """The folder that the run writes into, a new one or the resumed run's own, and notes about it.
 
-    A run that goes on from an older checkpoint than its newest gets a new folder with the measurements up to there, so that
-    nothing that was done is lost.
+    A run that goes on from an older checkpoint than its newest gets a new folder with the metrics up to there, so that nothing
+    is lost.
 
     Raises:
         CheckpointError: there is no such checkpoint, its run is still going on, or it can't be continued with this config.
@@ -159,7 +158,7 @@ def _checkpoints_of(config: Config, run: Path) -> Iterator[Path]:
 
 
 def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
-    """The one that was saved last of those that are as they were written, and what is wrong with later ones.
+    """The last undamaged checkpoint, and the faults of later ones.
 
     Raises:
         CheckpointError: none is.
@@ -183,7 +182,7 @@ def _saved_at(folder: Path) -> tuple[float, int]:
 
 
 def _fault(checkpoint: Path) -> CheckpointError | None:
-    """What is wrong with it, None where it is whole."""
+    """Its fault, None if it is whole."""
     try:
         verify(checkpoint)
     except CheckpointError as fault:
@@ -199,7 +198,7 @@ def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
 
 
 def _describe_changes(config: Config, point: ResumePoint) -> str:
-    """Which settings are other ones than those that the checkpoint was saved under.
+    """The settings that differ from the checkpoint's.
 
     Raises:
         CheckpointError: it can't be continued with one of them.
@@ -221,7 +220,7 @@ def _listed(changed: Sequence[Difference]) -> str:
 
 
 def _load_yaml(file: Path) -> dict[str, Any]:
-    """What a resolved config says, nothing where there is none or it is damaged."""
+    """The values of a resolved config; empty if it is missing or damaged."""
     try:
         values = load_yaml(read_yaml(file), str(file))
     except ConfigError:

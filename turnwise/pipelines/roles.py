@@ -68,7 +68,7 @@ class BatchPlan:
 class ModelRole:
     """`actor_train`, `reference` or `critic`, on whatever workers they run.
 
-    `is_base` stands for the model under the LoRA adapter of these workers. `stopwatch` learns how many micro-batches there are.
+    `is_base` stands for the model under the LoRA adapter of these workers. `stopwatch` counts its micro-batches.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ModelRole:
         return metrics
 
     def compute_old_log_probs(self, samples: Sequence[Sample], version: int) -> list[Metric]:
-        """Fills `old_logprobs`, the log-probs of the policy at the start of an update, where they must be known before it.
+        """Fills `old_logprobs`, the log-probs of the policy at the start of an update, if the update needs them in advance.
 
         One optimiser step on samples of the current policy, `version`, needs none: its own forward pass computes the same
         numbers, so the ratio is exactly 1, and the loss uses that.

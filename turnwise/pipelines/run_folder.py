@@ -128,8 +128,8 @@ class RunFolder:
         return self.path / "best"
 
     def begin(self, config_yaml: str) -> None:
-        """Writes the resolved config, the package versions and the git revision, and cuts off what was measured and played
-        after the `num_done` steps that the run goes on from: it will be again."""
+        """Writes the resolved config, the package versions and the git revision, and cuts off metrics and trajectories after
+        the `num_done` steps that the run goes on from, since they come again."""
         _replace_text(self.config, config_yaml)
         facts = {
             "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -193,7 +193,7 @@ def _replace_text(file: Path, text: str) -> None:
 
 
 def _git_revision() -> str | None:
-    """The revision of turnwise itself, None where it was installed without its repository."""
+    """The revision of turnwise itself, None if it was installed without its repository."""
     try:
         here = Path(__file__).parent
         # An installed package may lie inside a repository that is somebody else's.

@@ -57,7 +57,7 @@ def describe(trajectory: Trajectory, decode: Decode) -> str:
 
 
 def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
-    """The episode with one line a turn, without those in the middle of a long one."""
+    """The episode with one line per turn, without the middle turns of a long one."""
     lines = [_headline(trajectory)]
     for number, turn in _shortened(list(enumerate(trajectory.turns)), num_turns):
         if turn is None:

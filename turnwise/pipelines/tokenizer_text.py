@@ -20,7 +20,7 @@ _NUM_EPISODES = 200
 
 
 def environment_text() -> Iterator[str]:
-    """What a random player reads and writes in every built-in environment, in each form of its observations."""
+    """The texts that a random player reads and writes in every built-in environment, in each form of its observations."""
     settings = EnvAgentSettings(
         tag="FrozenLake", system_template=DEFAULT_SYSTEM_TEMPLATE, turn_template=DEFAULT_TURN_TEMPLATE, max_steps=10
     )
@@ -33,7 +33,7 @@ def environment_text() -> Iterator[str]:
 
 
 def message_text(rows: Iterable[Sequence[Message]]) -> Iterator[str]:
-    """What is said in each row of messages."""
+    """The texts of each row of messages."""
     for messages in rows:
         yield "\n".join(str(message["content"]) for message in messages)
 

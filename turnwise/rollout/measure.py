@@ -117,7 +117,7 @@ def _mean(name: str, values: Sequence[float]) -> list[Metric]:
 
 
 def _env_metrics(trajectories: Sequence[Trajectory], prefix: str, rewards: str) -> list[Metric]:
-    """What environments and rewards have measured; those that are called `reward/…` stand below `rewards`."""
+    """Metrics of environments and rewards; those named `reward/…` go below `rewards`."""
     measured: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():

@@ -119,9 +119,9 @@ class RolloutScheduler:
         return part.groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """The batch as one part or, where it is streamed, in several: groups in the order in which they end, each as soon as it
-        is known to be of the batch, while the others play on. Raises what `get_batch` does. A batch that is closed before its
-        last part is played again; `close` closes it too.
+        """The batch as one part or, if streamed, in several: groups in the order in which they end, each as soon as it has a
+        place in the batch, while the others play on. Raises what `get_batch` does. A batch that is closed before its last part
+        is played again; `close` closes it too.
         """
         self._open_parts = self._parts(num_trajectories, is_streamed)
         return self._open_parts

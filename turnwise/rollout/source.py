@@ -11,7 +11,7 @@ Rejection = Literal["failed", "filtered", "stale"]
 
 
 ScoreGroup = Callable[[Group], Awaitable[list[Trajectory]]]
-"""Adds the rewards of a group to its trajectories; returns those that couldn't be scored and have failed by that."""
+"""Adds the rewards of a group to its trajectories; returns the trajectories that failed because they couldn't be scored."""
 
 
 class Part(NamedTuple):
@@ -27,7 +27,7 @@ class RolloutSource(Protocol):
     rejected: list[Group]
     """Groups since the previous batch that aren't trained on, for the record."""
     score: ScoreGroup | None
-    """What rewards groups, None where only environments do."""
+    """Scores groups, None if only environments give rewards."""
     num_episodes: int
     """Number handed out since the run began."""
 
@@ -44,9 +44,8 @@ class RolloutSource(Protocol):
         ...
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """The same as one part or, where it is streamed, in several: groups in the order in which they end, each as soon as it
-        is known to be of the batch. Only the last part may be empty. A caller that stops early must close the iterator or the
-        source."""
+        """The same as one part or, if streamed, in several: groups in the order in which they end, each as soon as it has a
+        place in the batch. Only the last part may be empty. A caller that stops early must close the iterator or the source."""
         ...
 
     def describe(self) -> str:

@@ -94,7 +94,7 @@ def _walk(frame: FrameType | None, following: Callable[[FrameType], FrameType | 
 
 
 def _of_task(task: asyncio.Task[Any]) -> Stack:
-    """What a suspended task awaits, coroutine by coroutine (`Task.get_stack` shows the first one only)."""
+    """The awaited coroutines of a suspended task (`Task.get_stack` shows the first one only)."""
     places: list[StackCall] = []
     awaited: Any = task.get_coro()
     while isinstance(awaited, CoroutineType) and awaited.cr_frame is not None:

@@ -232,7 +232,7 @@ class Watchdog:
         return timeouts
 
     def describe(self, wait: Wait, loop: asyncio.AbstractEventLoop | None) -> str:
-        """Who waits for whom, and the stacks of everybody else."""
+        """A text that says who waits for whom, with the stacks of all others."""
         if time.monotonic() - self._stacks_at > _SAME_STACKS_S:
             self._stacks, self._stacks_at = describe_stacks(loop, but=self._thread), time.monotonic()
         return f"{wait}\n{self._stacks}"

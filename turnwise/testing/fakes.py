@@ -64,7 +64,7 @@ def byte_tokenizer(
 
 @dataclass(frozen=True, slots=True)
 class SeenRequest:
-    """What a ScriptedServer was asked."""
+    """A request that a ScriptedServer got."""
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams

@@ -310,7 +310,7 @@ class Health:
     """Reports each condition once.
 
     Args:
-        play_at_random: successes of a player that draws its actions, None where that can't be measured.
+        play_at_random: successes of a player that draws its actions, None if that can't be measured.
     """
 
     def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None) -> None:

@@ -18,7 +18,7 @@ from turnwise.types import Group, Metric
 logger = logging.getLogger(__name__)
 
 PUBLISHED_PHASES = {"ref_log_probs": "ref_log_probs_values_reward"}
-"""Phase → its published name in `time/step_…`, where the two differ."""
+"""Phase → its published name in `time/step_…`, if they differ."""
 
 
 @runtime_checkable
@@ -28,7 +28,7 @@ class Watcher(Protocol):
     def begin_phase(self, name: str) -> None: ...
 
     def show(self, text: str) -> None:
-        """Shows a few lines until the next ones come."""
+        """Shows a few lines until the next call."""
         ...
 
 

@@ -165,7 +165,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def _add_parts(text: Text, parts: Sequence[Text], width: int) -> None:
-    """Adds the parts to the last line, two columns apart, and goes on below the labels where the next one doesn't fit."""
+    """Adds the parts to the last line, two columns apart, and starts a new line below the labels if the next one doesn't
+    fit."""
     used = len(text.plain) - text.plain.rfind("\n") - 1
     for part in parts:
         gap = "" if used == _LABEL_WIDTH else "  "

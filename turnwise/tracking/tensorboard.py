@@ -12,7 +12,7 @@ class TensorBoardTracker:
     """Writes scalars to `folder`, one event a step, `settings` as hyperparameters and what `keep` is given as texts; look at
     them with `tensorboard --logdir FOLDER`.
 
-    A run that goes on at `first_step` takes back what an earlier one wrote of that step and later ones.
+    A run that goes on at `first_step` replaces an earlier run's events of that step and later ones.
     """
 
     def __init__(self, folder: Path, first_step: int = 0, settings: Mapping[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A run on the terminal as plain text: one line a step, and warnings, those that are alike once."""
+"""A run on the terminal as plain text: one line per step, and warnings, similar ones once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is called after steps, beside the loop that yields them."""
+"""Callbacks after steps, besides the loop that yields them."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class Trainer:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest checkpoint of the run, None where there is none yet."""
+        """The newest checkpoint of the run, None if there is none yet."""
         from turnwise.pipelines.checkpoints import all_checkpoints
         from turnwise.pipelines.resume import checkpoints_folder
 
@@ -137,7 +137,8 @@ class Trainer:
         return next(reversed(all_checkpoints(checkpoints_folder(self.config, self.run_folder))), None)
 
     def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> Evaluation:
-        """What `turnwise eval` measures of the newest checkpoint, of the start where there is none, or of another `model`.
+        """The measurements of `turnwise eval` for the newest checkpoint, for the start if there is none, or for another
+        `model`.
 
         The validation tasks of the config, or their first `num_tasks`, are played as in training.
         """

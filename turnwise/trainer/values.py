@@ -1,4 +1,4 @@
-"""What a Trainer is given, as values of a config."""
+"""Converts a Trainer's arguments to values of a config."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class Examination:
             yield Finding("scripted play", "skipped", "the environment has no expert_action()")
 
     def _same_again(self) -> Iterator[Finding]:
-        """Each episode again, in a new environment and in one that has played others."""
+        """Repeats each episode, in a new environment and in a used one."""
         num_replayed = 0
         with self._opened() as used:
             for episode in self._in_time(self._replayable()):

@@ -24,7 +24,7 @@ class Finding:
     verdict: Verdict
     result: str
     advice: str = ""
-    """What to change."""
+    """Advice."""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """The numbers behind `result`, for programs."""
     trace: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Who plays an environment that nothing is known of: a random player over its actions, or its own expert."""
+"""Players for any environment: a random player over its actions, or its own expert."""
 
 from __future__ import annotations
 

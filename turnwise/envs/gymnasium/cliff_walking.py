@@ -13,6 +13,6 @@ starts again."""
 
 
 def words(observation: Any, env: Any) -> str:
-    """Where the walker is: `at 3,0`."""
+    """The walker's place: `at 3,0`."""
     row, column = divmod(int(observation), env.unwrapped.shape[1])
     return f"at {row},{column}"

@@ -19,7 +19,7 @@ STOPS = "RGYB"
 
 
 def words(observation: Any, env: Any) -> str:
-    """Where taxi, passenger and destination are: `taxi 3,1 passenger Y 4,0 destination R 0,0`."""
+    """The places of taxi, passenger and destination: `taxi 3,1 passenger Y 4,0 destination R 0,0`."""
     row, column, passenger, destination = env.unwrapped.decode(int(observation))
     riding = passenger == len(STOPS)
     return (

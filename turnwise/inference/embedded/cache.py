@@ -44,7 +44,7 @@ class KVCache:
         self.keys = [empty] * num_layers
         self.values = [empty] * num_layers
         self.prefixes = SharedPrefixes(self.copy)
-        """What slots read out of others; those who don't look there `copy` instead."""
+        """Prefixes that slots read from other slots; code that can't read them there calls `copy`."""
 
     @property
     def num_slots(self) -> int:

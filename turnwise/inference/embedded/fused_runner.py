@@ -86,7 +86,7 @@ class FusedRunner:
         self.name = "fused" if self._native is None else "fused (own kernels)"
 
     def _native_forward(self) -> NativeForward | None:
-        """All layers in one call, where the kernels are there and the model is small."""
+        """All layers in one call, if there are kernels and the model is small."""
         parameters = list(self._model.parameters())
         is_plain = self._model.device.type == "cpu" and {parameter.dtype for parameter in parameters} == {torch.float32}
         is_small = sum(parameter.nbytes for parameter in parameters) <= MAX_PACKED_BYTES

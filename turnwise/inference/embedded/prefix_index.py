@@ -10,7 +10,7 @@ from turnwise.types import IntArray
 
 
 class PrefixIndex:
-    """Contexts of slots in the order of their bytes: the one that shares most with another stands next to where that would.
+    """Contexts of slots, sorted by their bytes, so that the context with the longest common prefix is a neighbour.
 
     Finding costs a binary search, however many slots there are and however long their contexts.
 

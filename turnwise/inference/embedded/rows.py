@@ -53,7 +53,7 @@ class Rows:
         self.stop_ids = _grown(self.stop_ids, (num_slots, self.stop_ids.shape[1]), _NO_TOKEN)
 
     def common_prefix(self, slot: int, context_ids: IntArray) -> int:
-        """With how many tokens of the context the slot's own context begins, computed or not."""
+        """Number of the context's tokens that the slot's own context begins with, computed or not."""
         length = min(int(self.state["length"][slot]), len(context_ids))
         own, other = self.ids[slot, :length], context_ids[:length]
         if own.tobytes() == other.tobytes():

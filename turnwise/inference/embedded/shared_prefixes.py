@@ -81,7 +81,7 @@ class SharedPrefixes:
                 self._borrow(heir, other, int(self.splits[other]))
 
     def _borrow(self, base: int, slot: int, split: int) -> None:
-        """From now on the slot reads its first `split` positions from `base`."""
+        """Makes the slot read its first `split` positions from `base`."""
         self.splits[slot] = split
         self.bases[slot] = base if split else slot
 
