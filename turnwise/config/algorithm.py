@@ -35,13 +35,13 @@ class RewardNormalizationArgs(Section):
     method: NormalizationMethod = derived()
     """s, s − μ, (s − μ)/σ, or the last clamped to [−1, 3]."""
     norm_mean_type: Statistic | None = None
-    """Range of μ [the method's]."""
+    """Scores that the mean μ is over [the method's]."""
     norm_std_type: Statistic | None = None
-    """Range of σ [the method's]."""
+    """Scores that the deviation σ is over [the method's]."""
 
     @property
     def statistics(self) -> tuple[str, str]:
-        """Ranges of mean and standard deviation."""
+        """Scores that mean and standard deviation are over."""
         mean, std = METHOD_STATISTICS[self.method]
         return self.norm_mean_type or mean, self.norm_std_type or std
 

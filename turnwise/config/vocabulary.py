@@ -24,7 +24,7 @@ class Retired:
     idle: Sequence[str] = ()
 
     def answer_to(self, value: Any) -> Answer:
-        """The effect of such a key with this value, in words; perhaps empty."""
+        """The effect of such a key with this value, in words; empty if it needs none."""
         if value is None or any(type(value) is type(known) and value == known for known in self.harmless):
             return ""
         if self.answer == "refuse own classes":
