@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from chat_server import ChatServer, answer
 
 from turnwise.cli.main import main
 from turnwise.data.demonstrations import read_demonstrations
@@ -126,28 +123,9 @@ def test_what_cannot_be_played_is_one_sentence_and_leaves_no_file(
     assert not Path("demos.jsonl").exists()
 
 
-class Oracle(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server that always opens the door."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        answer = '<answer>{"do": "open", "how": "gently"}</answer>'
-        body = json.dumps({"choices": [{"message": {"content": answer}, "finish_reason": "stop"}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    log_message: Callable[..., None] = lambda *_: None
-
-
 def test_a_model_behind_a_url_demonstrates(capsys: pytest.CaptureFixture[str]) -> None:
-    server = HTTPServer(("127.0.0.1", 0), Oracle)
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        url = f"openai:http://127.0.0.1:{server.server_port}/v1"
+    """The model always opens the door."""
+    with ChatServer(answer('<answer>{"do": "open", "how": "gently"}</answer>')) as server:
+        url = f"openai:{server.base_url}"
         assert demos("own_doors:Door", "--policy", url, "--model-name", "m", "--episodes", "20") == 0
-    finally:
-        server.shutdown()
-        server.server_close()
     assert success(capsys) == 1.0 and len(read_demonstrations(["demos.jsonl"])) == 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pty
 import re
@@ -11,11 +10,10 @@ import select
 import signal
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import yaml
+from chat_server import ChatServer, answer
 
 from turnwise.cli.main import main
 
@@ -133,29 +131,15 @@ def test_what_a_terminal_would_take_for_a_command_is_written_out(played, folder)
     assert "clear \\x1b[2J now" in played("rude:Rude", "--policy", "random")
 
 
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(200)
-        self.end_headers()
-        choice = {"message": {"content": "I go <answer>Right</answer>"}, "finish_reason": "stop"}
-        self.wfile.write(json.dumps({"choices": [choice]}).encode())
-
-    def log_message(self, *_):
-        """Nothing on stderr."""
-
-
 def test_a_model_behind_a_url(played, lake):
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.asked = []
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        said = played(lake, "--policy", f"openai:http://127.0.0.1:{server.server_port}/v1", "--model-name", "small")
-        server.shutdown()
+    with ChatServer(answer("I go <answer>Right</answer>")) as server:
+        said = played(lake, "--policy", f"openai:{server.base_url}", "--model-name", "small")
     assert "there are no token ids to show" in said
     assert rows(said, "says") == ["I go <answer>Right</answer>"] * 3
     assert not rows(said, "ids") and not rows(said, "tokens") and not rows(said, "mask")
-    assert [len(asked["messages"]) for asked in server.asked] == [2, 4, 6]
-    assert {(asked["model"], asked["max_tokens"]) for asked in server.asked} == {("small", 16)}
+    contents = [content for _, _, content in server.asked]
+    assert [len(content["messages"]) for content in contents] == [2, 4, 6]
+    assert {(content["model"], content["max_tokens"]) for content in contents} == {("small", 16)}
 
 
 def test_a_person_at_a_terminal_leaves_with_control_c(lake, folder):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import ExitStack
 
 import pytest
+from chat_server import ChatServer, answer
 
 from turnwise.errors import ConfigError, ServerError
 from turnwise.inference.openai_chat import OpenAIChat
@@ -17,47 +16,10 @@ MESSAGES = [{"role": "user", "content": "Where to?"}]
 SAMPLING = SamplingParams(max_new_tokens=7, temperature=0.5, top_p=0.9, seed=2**40 + 3)
 
 
-class Answers(HTTPServer):
-    """Answers every request alike, and keeps what was asked."""
-
-    def __init__(self, body, status=200):
-        self.body, self.status, self.asked = body, status, []
-        super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def base_url(self):
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.path, self.headers["Authorization"], content))
-        self.send_response(self.server.status)
-        self.end_headers()
-        self.wfile.write(self.server.body.encode())
-
-    def log_message(self, *_):
-        """Nothing on stderr."""
-
-
 @pytest.fixture
 def serve():
-    servers = []
-
-    def start(body, status=200):
-        servers.append(Answers(body if isinstance(body, str) else json.dumps(body), status))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def answer(text, reason="stop"):
-    return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": reason}]}
+    with ExitStack() as servers:
+        yield lambda body, status=200: servers.enter_context(ChatServer(body, status))
 
 
 def test_it_asks_for_what_is_sampled_and_reads_the_answer(serve):

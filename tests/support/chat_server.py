@@ -1,0 +1,38 @@
+"""A server of chat completions, of a few lines, for tests of what asks one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+
+class ChatServer(HTTPServer):
+    """Answers every request alike until it is left, and keeps `(path, key, content)` of what was asked."""
+
+    def __init__(self, body: object, status: int = 200) -> None:
+        self.body, self.status, self.asked = body if isinstance(body, str) else json.dumps(body), status, []
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.base_url = f"http://127.0.0.1:{self.server_port}/v1"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, self.headers["Authorization"], content))
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(self.server.body.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on stderr."""
+
+
+def answer(text: str | None, reason: str = "stop") -> dict[str, object]:
+    """The body of an answer."""
+    return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": reason}]}
