@@ -200,7 +200,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
     """The events of a record.
 
     Raises:
-        DataError: it isn't there, can't be read, or doesn't begin at the beginning.
+        DataError: the file is missing, unreadable, or begins after a resume.
     """
     try:
         events = [event for _, event in read_jsonl(path)]

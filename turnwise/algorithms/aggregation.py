@@ -19,7 +19,7 @@ def check_mode(mode: str) -> LossAggMode:
     """`mode` if it is one.
 
     Raises:
-        ConfigError: it isn't.
+        ConfigError: there is no such mode.
     """
     for known in LOSS_AGG_MODES:
         if mode == known:

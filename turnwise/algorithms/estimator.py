@@ -64,7 +64,7 @@ def require_mean(name: str, normalizer: Normalizer) -> None:
     """Refuses a normalisation without a mean for the estimator `name`, which compares with a mean.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the normalisation takes no mean.
     """
     if normalizer.mean_type == "none":
         raise ConfigError(

@@ -63,7 +63,7 @@ class PolicyLoss:
         """Importance weights, masks and chosen tokens of an optimiser step, from its batch of numpy arrays.
 
         Raises:
-            ValueError: they need `old_logprobs`, which aren't there.
+            ValueError: they need `old_logprobs`, which are missing.
         """
         batch = step_batch.map(torch.as_tensor)
         kept, weights = kept_tokens(batch, self.correction), importance_weights(batch, self.correction)

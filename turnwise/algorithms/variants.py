@@ -220,7 +220,7 @@ def find_variant(name: str, parameters: Mapping[str, Any]) -> Variant:
     """The loss of a `pg_variant`, built in or a user's `module:function`.
 
     Raises:
-        ConfigError: there is none, or it can't be called with these parameters.
+        ConfigError: there is no such variant, or it can't be called with these parameters.
     """
     if name in VARIANTS:
         return VARIANTS[name]

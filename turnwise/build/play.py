@@ -109,7 +109,7 @@ class EpisodePrinter:
         """Shows the last outcome, and checks that the turns add up to the sampled context.
 
         Raises:
-            RolloutError: they don't.
+            RolloutError: they don't add up.
         """
         self._tell_outcomes()
         self._verify()

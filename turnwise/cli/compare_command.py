@@ -169,7 +169,7 @@ def _name(run: Run) -> str:
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
-    """Columns two apart: words to the left, figures to the right."""
+    """The rows as columns two spaces apart: words aligned left, figures right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     is_word = [any(char.isalpha() for line in lines[1:] for char in line[i]) for i in range(len(widths))]
     aligned = ["<" if word or i == 0 else ">" for i, word in enumerate(is_word)]

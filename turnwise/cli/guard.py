@@ -22,7 +22,7 @@ from turnwise.pipelines.interrupt import EXIT_INTERRUPTED
 from turnwise.runtime.call_board import CALLS
 
 EXIT_UNFINISHED = 70
-"""This is the status of a command that was ended with status 0 before it was done (EX_SOFTWARE)."""
+"""Exit status of a command that ended with status 0 before it was done (EX_SOFTWARE)."""
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 _ECHO_S = 0.5
 """A signal that was sent to the whole process group reaches both processes within it."""

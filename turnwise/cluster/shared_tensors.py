@@ -46,7 +46,7 @@ class SharedTensors:
         """Copies in the values of tensors on any device.
 
         Raises:
-            WorkerError: they aren't the tensors that there is a place for.
+            WorkerError: the tensors' names or shapes don't match the places.
         """
         missing = dict(self.places)
         with torch.no_grad():

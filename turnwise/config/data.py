@@ -72,7 +72,7 @@ class Agent(Section):
     tool_parser: str = "hermes"
     """Form of the tool calls in the model's text."""
     max_assistant_turns: PositiveCount | None = None
-    """Responses of an episode at most."""
+    """Most responses of an episode."""
     max_user_turns: PositiveCount | None = None
     """Messages of a simulated user at most."""
     max_parallel_calls: PositiveCount = 1

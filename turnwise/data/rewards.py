@@ -155,7 +155,7 @@ async def _called(function: Callable[..., Any], name: str, task_id: str, argumen
 
 def _numbers(values: Any, num_wanted: int, name: str) -> list[float]:
     """Raises:
-    RewardFault: they aren't as many finite numbers.
+    RewardFault: the values aren't one finite number for each completion.
     """
     form = f"return one finite number for each of the {num_wanted} completions"
     if isinstance(values, str | Mapping) or not isinstance(values, Collection):

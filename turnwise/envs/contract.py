@@ -56,7 +56,7 @@ def read_reset(result: Any, env_name: str) -> tuple[Observation, Mapping[str, An
     """The `(observation, info)` of a `reset`.
 
     Raises:
-        EnvironmentFault: it isn't that.
+        EnvironmentFault: the result has another form.
     """
     where = f"environment {env_name}, reset"
     if not (isinstance(result, tuple) and len(result) == 2):

@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ATTENTION = {"auto": None, "sdpa": "sdpa", "eager": "eager", "fa2": "flash_attention_2"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-"""A folder with a tokenizer has one of these. Without any, transformers makes one up."""
+"""Files of a tokenizer; a folder needs one of them, or transformers makes up a tokenizer."""
 _REMOTE_MODULES = "transformers_modules."
-"""How the modules are called that transformers makes of a model folder's Python files."""
+"""Prefix of the modules that transformers makes from a model folder's Python files."""
 _MANY_WITHOUT_TOKEN = 0.05
 """Share of the vocabulary without tokens from which it is no padding any more."""
 
@@ -134,7 +134,7 @@ def require_weights(path: str | Path, missing: Sequence[str]) -> None:
     """Refuses a model whose folder lacks tensors.
 
     Raises:
-        ModelError: it does.
+        ModelError: the folder lacks tensors.
     """
     if missing:
         raise ModelError(f"{path}: the weights lack {len(missing)} tensors of the model ({', '.join(missing[:3])}, …)")

@@ -19,7 +19,7 @@ _MOST_NUMBERS = 2**15
 
 
 class Branches(NamedTuple):
-    """Where queries lie, and the keys that they see: query tokens `starts[b]` to `starts[b + 1]` are the last of the path
+    """The places of queries and of the keys they see: query tokens `starts[b]` to `starts[b + 1]` are the last of the path
     `paths[ends[b] : ends[b + 1]]`."""
 
     starts: IntArray

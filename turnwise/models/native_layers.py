@@ -170,8 +170,8 @@ def _heads_backward(
     x_grad: Tensor,
     needs_weight_grad: bool,
 ) -> Tensor | None:
-    """The gradient to `weight` of heads whose gradient is `grad` [N, heads, D]; that to `x` is written to `x_grad`, which is
-    laid out as `x` is."""
+    """The gradient of `weight` from the heads' gradient `grad` [N, heads, D]; writes the gradient of `x` to `x_grad`, laid out
+    like `x`."""
     grad = grad.contiguous()
     weight_grad = torch.empty_like(weight) if needs_weight_grad and weight is not None else None
     cosines, sines = tables or (None, None)

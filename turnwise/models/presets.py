@@ -93,7 +93,7 @@ def preset(size: str) -> ModelPreset:
     """The preset of that name.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is no such preset.
     """
     if size not in PRESETS:
         raise ModelError(f"model size {size!r} is unknown; sizes are {', '.join(PRESETS)}.{nearest(size, PRESETS)}")

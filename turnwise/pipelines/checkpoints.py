@@ -48,7 +48,7 @@ class Fingerprint:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises:
-        CheckpointError: they are other ones.
+        CheckpointError: the samples differ from the saved ones.
         """
         if state["sha256"] != self._value:
             raise CheckpointError(
@@ -263,7 +263,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     """The contents of pipeline.json: `step`, the number of steps done, and the state of every part.
 
     Raises:
-        CheckpointError: it isn't there or can't be read.
+        CheckpointError: the file is missing or unreadable.
     """
     try:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))

@@ -161,7 +161,7 @@ def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
     """The last undamaged checkpoint, and the faults of later ones.
 
     Raises:
-        CheckpointError: none is.
+        CheckpointError: none is whole.
     """
     faults: list[str] = []
     for folder in sorted(found, key=_saved_at, reverse=True):

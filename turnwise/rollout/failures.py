@@ -21,7 +21,7 @@ class Failures:
         """Counts a failed episode.
 
         Raises:
-            RolloutError: there is now more than allowed.
+            RolloutError: more episodes have failed than allowed.
         """
         for trajectory in trajectories:
             if trajectory.error is not None:

@@ -271,7 +271,7 @@ class RolloutScheduler:
         """Notes an episode that failed for good, at once: the run ends as soon as there are too many.
 
         Raises:
-            RolloutError: there are.
+            RolloutError: too many episodes have failed.
         """
         group = self._failing.setdefault(index, Group(self._task(index), [], index, rejected="failed"))
         group.trajectories += failed

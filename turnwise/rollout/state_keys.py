@@ -50,7 +50,7 @@ def read_state_key(value: Any) -> Hashable:
     """The key that `StateKeyWriter.encode` encoded.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `encode` didn't write it.
     """
     match value:
         case None | str() | int() | float():

@@ -338,8 +338,8 @@ class Health:
 
 
 def _figures(row: Row) -> Figures:
-    """With what the conditions ask for and no metric says: whether all scores were alike, so that no token has an advantage,
-    and the share of answers that were an action, parsed and valid to the environment."""
+    """The row with two more figures: whether all scores were equal, so that no token has an advantage, and the share of answers
+    with a valid action."""
     figures = Figures(row)
     figures.setdefault("rollout/score/mean", figures["rollout/unfiltered_score/mean"])
     names = ("rollout/score/min", "rollout/score/max")

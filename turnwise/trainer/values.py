@@ -15,7 +15,7 @@ def plain_values(value: Any, objects: Objects, key: str) -> Any:
     """Values that a YAML file could hold as well: classes and functions by their texts.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the value is something else.
     """
     match value:
         case None | bool() | int() | float() | str():

@@ -80,7 +80,7 @@ def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
     """The contents of a trainer's file. They are memory-mapped: tensors are read when they are used.
 
     Raises:
-        ModelError: it isn't what `save_state` writes.
+        ModelError: `save_state` didn't write it.
     """
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)

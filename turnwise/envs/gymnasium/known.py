@@ -21,7 +21,7 @@ class Known:
     """Words for the numbers 0, 1, …; empty = the numbers."""
     rules: str = ""
     success: str = "reward"
-    """As `success` of `GymnasiumEnv`."""
+    """The argument `success` of `GymnasiumEnv`."""
     renderers: Mapping[str, Renderer] = field(default_factory=dict)
     """Renderers by their names in a config. The first is the default; none = by the observation's space."""
     state_key: Callable[[Any], Hashable] | None = None

@@ -8,7 +8,7 @@ from functools import lru_cache
 from turnwise.envs.sokoban.room import Layout, State, move
 
 MAX_STATES = 200_000
-"""States that are looked at before giving up, within a second or so: more than an 8×8 room with two boxes has."""
+"""Most states to search, in about a second; an 8×8 room with two boxes has fewer."""
 
 
 def shortest_solution(layout: Layout, state: State, max_states: int = MAX_STATES) -> list[int] | None:
