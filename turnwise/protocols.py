@@ -247,7 +247,7 @@ WHOLE_STEP = StepPart()
 
 
 class TrainStrategy(Protocol):
-    """One role's model and optimiser on this rank. Blind to the algorithm; at most eight methods."""
+    """One role's model and optimiser on this rank. It doesn't know the algorithm; it has at most eight methods."""
 
     def forward(
         self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
@@ -375,9 +375,9 @@ class Workers(Protocol):
     size: int
 
     def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Pending:
-        """`split` deals every positional argument, a list, out over the data-parallel ranks, gives all of them the keyword
-        arguments, and joins the lists that come back in the same order; `broadcast` gives all ranks the same and returns
-        rank 0's answer; `rank0` asks that one alone."""
+        """`split` deals every positional argument, a list, out over the data-parallel ranks, gives all ranks the keyword
+        arguments, and joins the returned lists in order. `broadcast` gives all ranks the same and returns rank 0's answer.
+        `rank0` asks rank 0 alone."""
         ...
 
 

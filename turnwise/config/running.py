@@ -112,7 +112,7 @@ class RunKeys(Section):
         return self._is_examined
 
     def note_examined(self) -> None:
-        """Says that its plug-ins are good."""
+        """Marks the config's plug-ins as checked."""
         self._is_examined = True
 
 

@@ -1,4 +1,4 @@
-"""Which task comes next, as a pure function of its index: nothing depends on what finished first."""
+"""Chooses the next task, as a pure function of its index: the order in which groups end doesn't matter."""
 
 from __future__ import annotations
 

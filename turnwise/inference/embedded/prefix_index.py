@@ -30,7 +30,7 @@ class PrefixIndex:
         return slot in self._key_of
 
     def put(self, slot: int, context_ids: IntArray) -> None:
-        """The slot's context begins with these ids now."""
+        """Sets the ids that the slot's context begins with."""
         self.discard(slot)
         key = _key(context_ids)
         self._key_of[slot] = key
