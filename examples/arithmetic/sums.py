@@ -29,7 +29,13 @@ NUM_HELD_OUT = 1000
 
 def correct(completions: list[str], answer: list[str], **columns: object) -> list[float]:
     """1 for the right sum, else 0."""
-    return [float(text.strip() == right) for text, right in zip(completions, answer, strict=True)]
+    return [float(text.split() == right.split()) for text, right in zip(completions, answer, strict=True)]
+
+
+def digits(completions: list[str], answer: list[str], **columns: object) -> list[float]:
+    """The share of digits that are right, counted from the last."""
+    pairs = [(text.split()[::-1], right.split()[::-1]) for text, right in zip(completions, answer, strict=True)]
+    return [sum(a == b for a, b in zip(*pair, strict=False)) / max(map(len, pair)) for pair in pairs]
 
 
 def sums(seed: int) -> list[dict[str, str]]:

@@ -13,29 +13,32 @@ from turnwise import Trainer
 from turnwise.cli.main import exit_status
 
 sys.path.append(str(Path(__file__).parent))
-from sums import NUM_HELD_OUT, correct, sums
+from sums import NUM_HELD_OUT, correct, digits, sums
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/arithmetic"))
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=350)
     options = parser.parse_args()
     rows = sums(seed=42)
     trainer = Trainer(
         model=options.out / "sft_model",
         train_dataset=rows[NUM_HELD_OUT:],
         eval_dataset=rows[:NUM_HELD_OUT],
-        reward_funcs=[correct],
+        reward_funcs=[correct, digits],
+        reward_weights=[1.0, 0.5],
         max_steps=options.steps,
         output_dir=str(options.out),
         save_steps=0,
-        rollout_batch_size=128,
+        rollout_batch_size=256,
         val_batch_size=NUM_HELD_OUT,
         sequence_length=48,
         actor_infer={"generating_args": {"max_new_tokens": 6}},
-        actor_train={"training_args": {"learning_rate": 5e-4, "per_device_train_batch_size": 128}},
-        train_env_manager={"num_env_groups": 16, "group_size": 8},
+        actor_train={
+            "training_args": {"learning_rate": 3e-4, "per_device_train_batch_size": 256, "lr_scheduler_type": "linear"}
+        },
+        train_env_manager={"num_env_groups": 32, "group_size": 8},
         val_env_manager={"num_env_groups": 128},
     )
     trainer.train()

@@ -183,7 +183,10 @@ class WeightedReward:
 
 @dataclass(frozen=True, slots=True)
 class RewardStage:
-    """Adds the rewards of a group to its trajectories: `outcome_rewards` hold the weighted parts, metrics the raw numbers."""
+    """Adds the rewards of a group to its trajectories: `outcome_rewards` hold the weighted parts, metrics the raw numbers.
+
+    An answer to a row is a success where the first reward is more than ½.
+    """
 
     rewards: Sequence[WeightedReward]
     timeout_s: float
@@ -204,6 +207,9 @@ class RewardStage:
         for weighted, result in zip(self.rewards, results, strict=True):
             for number, run in enumerate(runs):
                 _add(weighted, result, number, run)
+        for number, run in enumerate(runs if group.task.row is not None else ()):
+            for trajectory in run:
+                trajectory.metrics.setdefault("success", float(results[0].scores[number] > 0.5))
         return []
 
     async def _result(self, weighted: WeightedReward, group: Group) -> RewardResult:

@@ -40,7 +40,8 @@ def test_weighted_parts_add_up_to_the_score_and_metrics_are_raw() -> None:
     assert scored(played, (of(toy_rewards.of_answer), 2.0), (of(toy_rewards.length, power=2.0), 0.5)) == []
     first, second = played.trajectories
     assert first.outcome_rewards == {"of_answer": 2.0, "length": 0.45} and first.score == pytest.approx(2.45)
-    assert first.metrics == {"reward/of_answer": 1.0, "reward/length": 0.9}
+    assert first.metrics == {"reward/of_answer": 1.0, "reward/length": 0.9, "success": 1.0}
+    assert second.metrics["success"] == 0.0, "its score is positive, but the first reward is 0"
     assert second.score == pytest.approx(0.05)
 
 
