@@ -37,7 +37,8 @@ from turnwise.tracking.live import REFRESH_PER_S, LiveTracker
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.screen import Screen
-from turnwise.tracking.tensorboard import TensorBoardTracker
+from turnwise.tracking.store import StoreTracker, TrackedRun
+from turnwise.tracking.tensorboard import TensorBoardStore
 from turnwise.types import Group, Metric, samples_of
 
 MEASURED = ("rollout/", "env/", "tokens/", "system/", "time/step_log")
@@ -93,7 +94,7 @@ def step_costs(rows: list[dict[str, float]], batches: dict[int, list[Group]], fo
     live = LiveTracker(Screen("run", AGENTIC_COLUMNS, len(rows)), Console(file=(folder / "terminal").open("w"), **TERMINAL))
     parts: dict[str, list[Any]] = {
         "metrics.jsonl": [JsonlTracker(folder / "metrics.jsonl")],
-        "tensorboard": [TensorBoardTracker(folder / "tensorboard")],
+        "tensorboard": [StoreTracker("tensorboard", lambda: TensorBoardStore(TrackedRun(folder, "", "")))],
         "live view, steps": [live],
     }
     logs = {name: RunLog(trackers) for name, trackers in parts.items()}

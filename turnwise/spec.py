@@ -289,19 +289,27 @@ ENVS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TrackerSpec:
-    """One name of `track_with`. `package` is the distribution that it needs; `arguments` None passes on what it is given."""
+    """One name of `track_with`. `target` is its class; `arguments` None passes on what it is given."""
 
-    package: str = ""
+    target: str = ""
     arguments: Mapping[str, type] | None = None
-    is_available: bool = False
+    extra: str = ""
+    """The extra that installs its library, which is called the same."""
+    offline: str = ""
+    """Arguments with which it needs neither network nor login."""
 
 
 TRACKERS: dict[str, TrackerSpec] = {
-    "tensorboard": TrackerSpec(arguments={"log_dir": str}, is_available=True),
-    "stdout": TrackerSpec(arguments={}, is_available=True),
-    "wandb": TrackerSpec("wandb"),
-    "swanlab": TrackerSpec("swanlab"),
-    "mlflow": TrackerSpec("mlflow"),
+    "tensorboard": TrackerSpec("turnwise.tracking.tensorboard:TensorBoardStore", {"log_dir": str}),
+    "stdout": TrackerSpec(arguments={}),
+    "wandb": TrackerSpec("turnwise.tracking.wandb_store:WandbStore", extra="wandb", offline="mode: offline"),
+    "swanlab": TrackerSpec("turnwise.tracking.swanlab_store:SwanlabStore", extra="swanlab", offline="mode: offline"),
+    "mlflow": TrackerSpec(
+        "turnwise.tracking.mlflow_store:MlflowStore",
+        {"tracking_uri": str, "experiment_name": str, "run_name": str, "artifact_location": str, "tags": dict},
+        extra="mlflow",
+        offline="tracking_uri: 'sqlite:///mlflow.db'",
+    ),
 }
 
 KV_CACHE_BYTES = 2**30

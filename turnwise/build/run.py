@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from turnwise.config.describe import most_sampled
 from turnwise.config.differences import leaves
 from turnwise.config.dump import resolved_values
 from turnwise.config.smaller import smaller_steps
+from turnwise.entry_points import load_class
+from turnwise.errors import ConfigError
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.checkpoints import Checkpoints, Contents
 from turnwise.pipelines.resume import checkpoints_folder, open_run
@@ -22,11 +25,12 @@ from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.protocols import Tracker
 from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.spec import TRACKERS
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.live import stdout_tracker
 from turnwise.tracking.metric_columns import MetricColumns
 from turnwise.tracking.pace import Pace
-from turnwise.tracking.tensorboard import TensorBoardTracker
+from turnwise.tracking.store import StoreTracker, TrackedRun
 from turnwise.types import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -42,11 +46,18 @@ def build_trackers(
 ) -> list[Tracker]:
     """`metrics.jsonl` always, and what `track_with` names; a quiet run prints no steps. `stopwatch` knows a phase's work."""
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
-    if "tensorboard" in config.track_with:
-        # Arguments stand under the tracker's name, or alone where there is only one tracker to take them.
-        arguments = config.tracker_kwargs.get("tensorboard", config.tracker_kwargs)
-        log_dir = Path(arguments.get("log_dir", folder.tensorboard)).absolute()
-        trackers.append(TensorBoardTracker(log_dir, folder.num_done, dict(leaves(resolved_values(config)))))
+    settings = {name: value for name, value in leaves(resolved_values(config)) if not name.startswith("tracker_kwargs")}
+    run = TrackedRun(folder.path, config.exp_name, folder.path.name, folder.num_done, settings)
+    with ExitStack() as on_error:
+        for name in config.track_with:
+            if target := TRACKERS[name].target:
+                # Arguments stand under the tracker's name, or alone where there is only one tracker to take them.
+                alone = {key: value for key, value in config.tracker_kwargs.items() if key not in TRACKERS}
+                arguments = {**alone, **config.tracker_kwargs.get(name, {})}
+                store = load_class(target, "track_with", ConfigError)
+                trackers.append(StoreTracker(name, partial(store, run, **arguments)))
+                on_error.callback(trackers[-1].close)
+        on_error.pop_all()
     if "stdout" in config.track_with and not is_quiet:
         # Tokens of asynchronous rollouts are those of later batches too, and say nothing of this one.
         most = most_sampled(config) if isinstance(config, AgenticConfig) and not config.async_generation_ratio else 0
@@ -63,11 +74,14 @@ def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_
 
 def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: AgenticPipeline | SFTPipeline) -> None:
     """The end of a start: everything is built, so the run's files may be changed."""
-    if folder.resumed_from is not None:
-        pipeline.checkpoints.restore(folder.resumed_from)
-    folder.begin(dump_yaml(config))
-    if pipeline.log.health is not None and folder.metrics.exists():
-        pipeline.log.health.replay(read_metrics(folder.metrics))
+    with ExitStack() as on_error:
+        on_error.callback(pipeline.log.close)
+        if folder.resumed_from is not None:
+            pipeline.checkpoints.restore(folder.resumed_from)
+        folder.begin(dump_yaml(config))
+        if pipeline.log.health is not None and folder.metrics.exists():
+            pipeline.log.health.replay(read_metrics(folder.metrics))
+        on_error.pop_all()
 
 
 def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:

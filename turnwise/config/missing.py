@@ -128,12 +128,8 @@ def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
 
 def _trackers(names: list[str]) -> Iterator[str]:
     for name in names:
-        tracker = TRACKERS[name]
-        if not tracker.is_available:
-            available = ", ".join(sorted(other for other, spec in TRACKERS.items() if spec.is_available))
-            yield f"track_with {name} isn't in this version, which has {available}."
-        elif tracker.package and not _is_installed(tracker.package):
-            yield f"track_with {name} needs a library that isn't installed; pip install {tracker.package}."
+        if (extra := TRACKERS[name].extra) and not _is_installed(extra):
+            yield f"track_with {name} needs a library that isn't installed; pip install 'turnwise[{extra}]'."
 
 
 def _is_installed(module: str) -> bool:

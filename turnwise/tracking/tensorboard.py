@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from turnwise.tracking.store import TrackedRun
 
-class TensorBoardTracker:
-    """Writes scalars to `folder`, one event a step, `settings` as hyperparameters and what `keep` is given as texts; look at
-    them with `tensorboard --logdir FOLDER`.
 
-    A run that goes on at `first_step` replaces an earlier run's events of that step and later ones.
+class TensorBoardStore:
+    """Scalars, one event a step, settings as hyperparameters, and texts in the folder `log_dir`, `tensorboard` of the run if
+    unset; look at them with `tensorboard --logdir FOLDER`.
+
+    A run that goes on takes back what an earlier one wrote of its first step and later ones.
     """
 
-    def __init__(self, folder: Path, first_step: int = 0, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, run: TrackedRun, log_dir: str | None = None) -> None:
         # Imported here, so that only runs that track with it pay. Torch's SummaryWriter makes an event of every scalar, which
         # takes ten times as long.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -23,16 +25,16 @@ class TensorBoardTracker:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder))
-        if first_step:
+        self.place = str(Path(log_dir or run.folder / "tensorboard").absolute())
+        self._writer = EventFileWriter(self.place)
+        if run.first_step:
             # TensorBoard drops the events of older files from this step on.
             start = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))
-        self._text = ""
-        if settings:
-            self._add_settings(settings)
+            self._writer.add_event(Event(wall_time=time.time(), step=run.first_step, session_log=start))
+        if run.settings:
+            self._add_settings(run.settings)
 
-    def _add_settings(self, settings: Mapping[str, Any]) -> None:
+    def _add_settings(self, settings: Mapping[str, object]) -> None:
         from tensorboard.plugins.hparams import metadata
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 
@@ -47,28 +49,23 @@ class TensorBoardTracker:
         what = metadata.create_summary_metadata(HParamsPluginData(session_start_info=start))
         self._add([self._summary.Value(tag=metadata.SESSION_START_INFO_TAG, metadata=what, tensor=metadata.NULL_TENSOR)])
 
-    def keep(self, text: str) -> None:
-        """Writes the text with the step that ends next."""
-        self._text = text
-
-    def _text_value(self) -> Any:
+    def _text_value(self, text: str) -> Any:
         import numpy as np
         from tensorboard.plugins.text.metadata import create_summary_metadata
         from tensorboard.util.tensor_util import make_tensor_proto
 
         # Indented, so that what the model wrote isn't read as Markdown.
-        lines = "\n".join(f"    {line}" for line in self._text.splitlines())
+        lines = "\n".join(f"    {line}" for line in text.splitlines())
         tensor = make_tensor_proto(np.array([lines.encode()], dtype=object))
         return self._summary.Value(tag="samples", metadata=create_summary_metadata("samples", ""), tensor=tensor)
 
     def _add(self, values: list[Any], step: int = 0) -> None:
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        if self._text:
-            values.append(self._text_value())
-            self._text = ""
+        if text:
+            values.append(self._text_value(text))
         self._add(values, step)
         self._writer.flush()
 

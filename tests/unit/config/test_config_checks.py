@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -309,7 +310,6 @@ def test_this_version_runs_the_main_job() -> None:
         ({"actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm isn't in this version"),
         ({"custom_envs": {"Lake": LAKE | {"tools": ["python"]}}}, "custom_envs.Lake.tools: a tool in an environment"),
         ({"custom_envs": {"Lake": {"env_type": "webshop"}}}, "webshop isn't in this version"),
-        ({"track_with": ["stdout", "wandb"]}, "track_with wandb"),
         ({"trace": {"backend": "jsonl"}}, "tracing"),
         ({"actor_train": {"strategy_args": {"strategy_config": {"zero": 2}}}}, "actor_train.strategy_args.strategy_config"),
         ({"actor_infer": {"device_mapping": [0, 1]}}, "actor_infer.device_mapping: a role on several devices"),
@@ -317,6 +317,13 @@ def test_this_version_runs_the_main_job() -> None:
 )
 def test_valid_settings_of_later_versions_are_named(keys: dict[str, Any], part: str) -> None:
     assert any(part in line for line in unavailable(config_of(**keys)))
+
+
+def test_a_tracker_without_its_library_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert unavailable(config_of(track_with=["stdout", "wandb"])) == [
+        "track_with wandb needs a library that isn't installed; pip install 'turnwise[wandb]'."
+    ]
 
 
 def test_an_environment_that_is_not_used_is_not_missed() -> None:

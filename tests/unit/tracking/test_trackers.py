@@ -11,7 +11,8 @@ from turnwise.cli.main import main
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS
 from turnwise.tracking.run_log import RunLog
-from turnwise.tracking.tensorboard import TensorBoardTracker
+from turnwise.tracking.store import StoreTracker, TrackedRun
+from turnwise.tracking.tensorboard import TensorBoardStore
 from turnwise.tracking.terminal import TerminalHandler, TerminalTracker
 from turnwise.types import Metric
 
@@ -108,8 +109,12 @@ def scalars(folder, name):
     return [(scalar.step, scalar.value) for scalar in events.Scalars(name)]
 
 
+def tensorboard(folder, first_step=0):
+    return StoreTracker("tensorboard", lambda: TensorBoardStore(TrackedRun(folder, "lake", "first", first_step), str(folder)))
+
+
 def test_tensorboard_writes_readable_scalars(tmp_path):
-    tracker = TensorBoardTracker(tmp_path)
+    tracker = tensorboard(tmp_path)
     tracker.log(3, {"actor/pg_loss": 0.5, "actor/lr": 0.25})
     tracker.close()
     assert scalars(tmp_path, "actor/pg_loss") == [(3, 0.5)]
@@ -118,7 +123,7 @@ def test_tensorboard_writes_readable_scalars(tmp_path):
 
 def test_a_resumed_run_replaces_the_steps_that_it_does_again(tmp_path):
     for first_step, value in ((0, 0.5), (2, 0.25)):
-        tracker = TensorBoardTracker(tmp_path, first_step)
+        tracker = tensorboard(tmp_path, first_step)
         for step in range(first_step, 4):
             tracker.log(step, {"x": value})
         tracker.close()

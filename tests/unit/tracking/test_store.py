@@ -1,0 +1,198 @@
+"""A library that keeps runs may fail or hang as it likes; and what each of them is told, by small stand-ins."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import ModuleType
+
+import pytest
+import yaml
+
+from turnwise.cli.main import main
+from turnwise.errors import NotAvailableError
+from turnwise.tracking import store
+from turnwise.tracking.store import StoreTracker, TrackedRun
+from turnwise.tracking.swanlab_store import SwanlabStore
+from turnwise.tracking.wandb_store import WandbStore
+
+
+class Memory:
+    """Keeps what it is given, fails at the step `bad`, and waits at the step `slow` until it is let go."""
+
+    place = "here"
+
+    def __init__(self, bad=None, slow=None):
+        self.bad, self.slow, self.let_go = bad, slow, threading.Event()
+        self.rows, self.is_closed = [], threading.Event()
+
+    def write(self, step, metrics, text):
+        if step == self.bad:
+            raise OSError("the server is\ngone")
+        if step == self.slow:
+            self.let_go.wait(60)
+        self.rows.append((step, dict(metrics), text))
+
+    def close(self):
+        self.is_closed.set()
+
+
+def test_steps_and_texts_arrive_in_order_and_the_end_closes():
+    memory = Memory()
+    tracker = StoreTracker("wandb", lambda: memory)
+    tracker.log(0, {"x": 0.5})
+    tracker.keep("an episode")
+    tracker.log(1, {"x": 0.25})
+    tracker.log(2, {"x": 0.125})
+    tracker.close()
+    tracker.close()
+    assert memory.rows == [(0, {"x": 0.5}, ""), (1, {"x": 0.25}, "an episode"), (2, {"x": 0.125}, "")]
+    assert memory.is_closed.is_set()
+
+
+def test_a_failure_is_said_once_and_turns_the_tracker_off(caplog):
+    memory = Memory(bad=1)
+    tracker = StoreTracker("mlflow", lambda: memory)
+    for step in range(4):
+        tracker.log(step, {"x": 1.0})
+    tracker.close()
+    [said] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == "mlflow is off from here on: OSError: the server is gone; metrics.jsonl has every step"
+    assert [step for step, *_ in memory.rows] == [0]
+    assert memory.is_closed.wait(60)
+
+
+def test_one_that_hangs_costs_a_step_its_wait_once_and_the_end_another(caplog, monkeypatch):
+    monkeypatch.setattr(store, "WRITE_S", 0.01)
+    monkeypatch.setattr(store, "CLOSE_S", 0.01)
+    memory = Memory(slow=1)
+    tracker = StoreTracker("swanlab", lambda: memory)
+    for step in range(50):
+        tracker.log(step, {"x": 1.0})
+    tracker.close()
+    assert "swanlab did not take everything within 0.01 s; metrics.jsonl has every step" in caplog.text
+    memory.let_go.set()
+    assert memory.is_closed.wait(60)
+    assert [step for step, *_ in memory.rows] == list(range(50))
+
+
+def test_one_that_cannot_start_is_refused_with_the_arguments_that_need_no_login(monkeypatch):
+    def start():
+        raise RuntimeError("no API key")
+
+    with pytest.raises(NotAvailableError) as refused:
+        StoreTracker("wandb", start)
+    assert str(refused.value) == (
+        "track_with wandb can't start: RuntimeError: no API key; tracker_kwargs {wandb: {mode: offline}} needs neither network "
+        "nor login, and without wandb in track_with the run keeps metrics.jsonl"
+    )
+    monkeypatch.setattr(store, "START_S", 0.01)
+    never = threading.Event()
+    with pytest.raises(NotAvailableError, match=r"mlflow can't start: TimeoutError: it did not answer within 0.01 s; .*sqlite"):
+        StoreTracker("mlflow", lambda: never.wait(60))
+    never.set()
+
+
+def test_one_that_stops_working_does_not_end_the_run_and_all_are_closed(tiny_model, tmp_path, monkeypatch, capsys):
+    told = {}
+
+    class Failing(Memory):
+        def __init__(self, run, **arguments):
+            super().__init__(bad=1)
+            told.update(run=run, arguments=arguments, store=self)
+
+    monkeypatch.setattr("turnwise.tracking.tensorboard.TensorBoardStore", Failing)
+    values = {
+        "pretrain": str(tiny_model),
+        "output_dir": str(tmp_path),
+        "exp_name": "letters",
+        "max_steps": 3,
+        "seed": 7,
+        "sequence_length": 384,
+        "rollout_batch_size": 4,
+        "track_with": ["tensorboard"],
+        "tracker_kwargs": {"tensorboard": {"log_dir": "secret"}},
+        "train_env_manager": {"num_env_groups": 1, "group_size": 4},
+        "custom_envs": {"Toy": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
+    }
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(values))
+    assert main(["train", str(tmp_path / "toy.yaml")]) == 0
+    assert capsys.readouterr().err.count("tensorboard is off from here on") == 1
+    run, memory = told["run"], told["store"]
+    [(step, row, text)] = memory.rows
+    assert step == 0 and "rollout/score/mean" in row and "best trajectory" in text
+    assert memory.is_closed.wait(60)
+    assert told["arguments"] == {"log_dir": "secret"}
+    assert (run.project, run.first_step, run.settings["seed"], run.settings["train_env_manager.group_size"]) == (
+        "letters",
+        0,
+        7,
+        4,
+    )
+    assert not [name for name in run.settings if name.startswith("tracker_kwargs")]
+
+
+class Recorder:
+    """Takes every call, and notes it by name."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def called(*arguments, **named):
+            self.calls.append((name, *arguments, named))
+            return named or arguments
+
+        return called
+
+
+def library(monkeypatch, name, **contents):
+    """A stand-in for a library that notes what its run is told."""
+    run = Recorder()
+    run.url, run.dir, told = None, "a folder", {}
+
+    def init(**arguments):
+        told.update(arguments)
+        return run
+
+    module = ModuleType(name)
+    vars(module).update(init=init, Settings=dict, **contents)
+    monkeypatch.setitem(sys.modules, name, module)
+    return told, run
+
+
+def test_wandb_is_told_the_run_and_never_asks_anybody(monkeypatch, tmp_path):
+    setup = []
+    told, run = library(monkeypatch, "wandb", setup=setup.append, Html=lambda text: ("html", text))
+    run_facts = TrackedRun(tmp_path, "lake", "first", 0, {"seed": 7})
+    kept = WandbStore(run_facts, api_key="k", project="ours", mode="offline", settings={"x_stats_sampling_interval": 5})
+    assert setup == [{"silent": True, "console": "off"}]
+    assert told == {
+        "project": "ours",
+        "name": "first",
+        "dir": tmp_path,
+        "mode": "offline",
+        "config": {"seed": 7},
+        "settings": {"silent": True, "console": "off", "api_key": "k", "x_stats_sampling_interval": 5},
+    }
+    kept.write(3, {"x": 0.5}, "<b>")
+    kept.close()
+    assert run.calls == [("log", {"x": 0.5, "samples": ("html", "<pre>&lt;b&gt;</pre>")}, {"step": 3}), ("finish", {})]
+
+
+def test_swanlab_is_told_the_run_and_never_asks_anybody(monkeypatch, tmp_path):
+    told, run = library(monkeypatch, "swanlab", Text=lambda text: ("text", text))
+    run.mode, run.dir = "offline", tmp_path / "swanlab"
+    run_facts = TrackedRun(tmp_path, "lake", "first", 0, {"seed": 7})
+    kept = SwanlabStore(run_facts, login_kwargs={"api_key": "k"}, experiment_name="mine", mode="offline")
+    assert told == {
+        "project": "lake",
+        "experiment_name": "mine",
+        "mode": "offline",
+        "log_dir": str(tmp_path / "swanlab"),
+        "config": {"seed": 7},
+        "settings": {"interactive": False, "terminal": {"proxy_type": "none"}, "api_key": "k"},
+    }
+    kept.write(3, {"x": 0.5}, "a text")
+    kept.close()
+    assert run.calls == [("log", {"x": 0.5, "samples": ("text", "a text")}, {"step": 3}), ("finish", {})]

@@ -1,0 +1,69 @@
+"""MLflow."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+
+from turnwise.tracking.store import TrackedRun
+
+MAX_PARAMS, MAX_VALUE = 100, 6000
+"""MLflow takes so many parameters at once, and so many characters of each."""
+
+
+class MlflowStore:
+    """A run of MLflow.
+
+    Args:
+        tracking_uri: of a server or a database; else the variable MLFLOW_TRACKING_URI, else a file that all runs of the
+            experiment share.
+        artifact_location: where a new experiment keeps the sample texts; else the server says, or they lie beside that file.
+    """
+
+    def __init__(
+        self,
+        run: TrackedRun,
+        tracking_uri: str | None = None,
+        experiment_name: str | None = None,
+        run_name: str | None = None,
+        artifact_location: str | None = None,
+        tags: Mapping[str, object] | None = None,
+    ) -> None:
+        import mlflow
+        from mlflow.entities import Metric, Param
+        from mlflow.environment_variables import MLFLOW_TRACKING_URI
+
+        self._metric = Metric
+        shared = run.folder.parent
+        if tracking_uri is None and not MLFLOW_TRACKING_URI.get():
+            tracking_uri = f"sqlite:///{shared / 'mlflow.db'}"
+            artifact_location = artifact_location or (shared / "mlflow_texts").as_uri()
+        self._client = mlflow.MlflowClient(tracking_uri)
+        name = experiment_name or run.project
+        experiment = self._client.get_experiment_by_name(name)
+        experiment_id = (
+            experiment.experiment_id
+            if experiment
+            else self._client.create_experiment(name, artifact_location=artifact_location)
+        )
+        begun = self._client.create_run(experiment_id, run_name=run_name or run.name, tags=dict(tags or {}))
+        self._id: str = begun.info.run_id
+        params = [Param(_allowed(key), str(value)[:MAX_VALUE]) for key, value in (run.settings or {}).items()]
+        for first in range(0, len(params), MAX_PARAMS):
+            self._client.log_batch(self._id, params=params[first : first + MAX_PARAMS])
+        self.place = f"run {self._id} in {self._client.tracking_uri}"
+
+    def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
+        now = int(time.time() * 1000)
+        self._client.log_batch(self._id, [self._metric(_allowed(key), value, now, step) for key, value in metrics.items()])
+        if text:
+            self._client.log_text(self._id, text, f"samples/step_{step:06d}.txt")
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+def _allowed(name: str) -> str:
+    """The name with what MLflow allows in one; tags of a config may hold anything."""
+    return re.sub(r"[^\w\-. /:]", "_", name)

@@ -1,0 +1,114 @@
+"""Trackers that keep a run in somebody's library: what the library raises or waits for doesn't end or hold the run."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from turnwise.errors import NotAvailableError
+from turnwise.runtime.threads import DaemonThread
+from turnwise.spec import TRACKERS
+
+logger = logging.getLogger(__name__)
+
+START_S, WRITE_S, CLOSE_S = 120.0, 1.0, 60.0
+"""How long a run waits for a library: to start, to take a step in (the rest happens while the run goes on), and to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """What a library is told of a run at its start."""
+
+    folder: Path
+    project: str
+    """The experiment's name, `exp_name`; a tracker's own arguments may say another."""
+    name: str
+    first_step: int = 0
+    """The step that a resumed run goes on at."""
+    settings: Mapping[str, object] | None = None
+    """Every resolved setting by its path, without `tracker_kwargs`, which may hold keys."""
+
+
+class Store(Protocol):
+    """One run in such a library. It is only ever called in one thread, its own."""
+
+    place: str
+    """Where people find the run."""
+
+    def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
+        """Metrics of a step, and a sample text unless it is empty."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class StoreTracker:
+    """Writes to the store that `start` makes, in a thread of its own. The first failure is said once and turns the tracker off.
+
+    Raises:
+        NotAvailableError: the store can't start, with the arguments that make it work without network and login.
+    """
+
+    def __init__(self, name: str, start: Callable[[], Store]) -> None:
+        self._name, self._text = name, ""
+        self._calls: deque[Future[None]] = deque()
+        self._thread = DaemonThread(name)
+        started = self._thread.start(start)
+        wait([started], START_S)
+        fault = started.exception() if started.done() else TimeoutError(f"it did not answer within {START_S:g} s")
+        if fault is not None:
+            self._thread.end()
+            way_out = TRACKERS[name].offline
+            raise NotAvailableError(
+                f"track_with {name} can't start: {_described(fault)}"
+                + (f"; tracker_kwargs {{{name}: {{{way_out}}}}} needs neither network nor login" if way_out else "")
+                + f", and without {name} in track_with the run keeps metrics.jsonl"
+            )
+        self._store: Store | None = started.result()
+        logger.info("%s: %s", name, self._store.place)
+
+    def keep(self, text: str) -> None:
+        """Writes the text with the step that ends next."""
+        self._text = text
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step waits for its own write only, and not where an earlier one still goes on."""
+        self._settle()
+        if self._store is not None:
+            self._calls.append(self._thread.start(self._store.write, step, metrics, self._text))
+            if len(self._calls) == 1:
+                self._settle(WRITE_S)
+        self._text = ""
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._calls.append(self._thread.start(self._store.close))
+            self._settle(CLOSE_S)
+            if self._calls:
+                logger.warning("%s did not take everything within %g s; metrics.jsonl has every step", self._name, CLOSE_S)
+            self._thread.end()
+            self._store = None
+
+    def _settle(self, timeout_s: float = 0.0) -> None:
+        """Looks at the calls that are over by then."""
+        wait(self._calls, timeout_s)
+        while self._calls and self._calls[0].done():
+            fault = self._calls.popleft().exception()
+            if fault is not None and self._store is not None:
+                logger.warning("%s is off from here on: %s; metrics.jsonl has every step", self._name, _described(fault))
+                for call in self._calls:
+                    call.cancel()
+                self._calls.clear()
+                self._thread.start(self._store.close)
+                self._thread.end()
+                self._store = None
+
+
+def _described(fault: BaseException) -> str:
+    """In one line of at most a few."""
+    return f"{type(fault).__name__}: {' '.join(str(fault).split())[:500]}".rstrip(".: ")

@@ -1,0 +1,42 @@
+"""SwanLab."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from turnwise.tracking.store import TrackedRun
+
+
+class SwanlabStore:
+    """A run of SwanLab, in the run's folder until it is sent. All arguments but the first three go to `swanlab.init`.
+
+    Args:
+        api_key: as in the variable SWANLAB_API_KEY.
+        login_kwargs: the same as a mapping, `{api_key, host}`.
+    """
+
+    def __init__(
+        self, run: TrackedRun, api_key: str | None = None, login_kwargs: Mapping[str, str] | None = None, **arguments: Any
+    ) -> None:
+        import swanlab
+
+        login = {"api_key": api_key, **(login_kwargs or {})}
+        named = {"api_key": login.get("api_key"), "api_host": login.get("host")}
+        # It asks nobody for a login, and leaves alone what is printed.
+        settings = swanlab.Settings(
+            interactive=False, terminal={"proxy_type": "none"}, **{name: value for name, value in named.items() if value}
+        )
+        defaults = {"project": run.project, "config": dict(run.settings or {})}
+        defaults |= {} if {"name", "experiment_name"} & set(arguments) else {"name": run.name}
+        defaults |= {} if {"logdir", "log_dir"} & set(arguments) else {"log_dir": str(run.folder / "swanlab")}
+        self._text = swanlab.Text
+        self._run = swanlab.init(**{**defaults, **arguments}, settings=settings)
+        is_online = self._run.mode == "online"
+        self.place = self._run.url if is_online else f"{self._run.dir}; `swanlab sync` sends it"
+
+    def write(self, step: int, metrics: Mapping[str, float], text: str) -> None:
+        self._run.log({**metrics, **({"samples": self._text(text)} if text else {})}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
