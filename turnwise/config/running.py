@@ -99,9 +99,9 @@ class RunKeys(Section):
     checkpoint_config: CheckpointConfig = Field(default_factory=CheckpointConfig)
 
     track_with: Annotated[Names, AfterValidator(_trackers)] = Field(default_factory=lambda: ["tensorboard", "stdout"])
-    """Where metrics go, next to metrics.jsonl."""
+    """Where metrics go, next to metrics.jsonl: tensorboard, stdout, wandb, swanlab, mlflow."""
     tracker_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments by tracker name, or alone where one tracker takes any: `tensorboard: {log_dir}`; stdout takes none."""
+    """Arguments by tracker name, or alone where one tracker takes any: `wandb: {mode: offline}`; docs/python.md has them."""
     sequence_length: PositiveCount = derived()
     """Tokens of a context [the model's, at most 4096]."""
     _is_examined: bool = PrivateAttr(False)
