@@ -34,7 +34,7 @@ def refusal(**keys: Any) -> str:
         ("bf16", "actor_train.model_args.dtype", "true is bf16"),
         ("lora_r", "actor_train.model_args.lora_rank", "the same number"),
         ("max_completion_length", "actor_infer.generating_args.max_new_tokens", "one response"),
-        ("max_prompt_length", "sequence_length", "max_prompt_length + max_completion_length"),
+        ("max_prompt_length", "data.max_prompt_length", "sequence_length bounds prompt and responses together"),
         ("use_vllm", "actor_infer.strategy_args.strategy_name", "isn't in this version"),
         ("gradient_checkpointing", "actor_train.model_args.disable_gradient_checkpointing", "the opposite"),
         ("per_device_eval_batch_size", "val_batch_size", "trajectories"),
