@@ -19,6 +19,7 @@ PACKAGE = ROOT / "turnwise"
 
 LAYERS: list[set[str]] = [
     {
+        "trajectory_view",
         "types",
         "errors",
         "protocols",
@@ -48,7 +49,8 @@ SIDE_ROOMS = {"cluster", "tracking", "report", "compat"}
 
 ONLY: dict[str, set[str]] = {
     "__init__": {"trainer"},
-    "types": set(),
+    "trajectory_view": set(),
+    "types": {"trajectory_view"},
     "errors": set(),
     "spec": {"errors"},
     "runtime": {"errors"},

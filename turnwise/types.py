@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.trajectory_view import ViewedGroup, ViewedTrajectory
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 Message = dict[str, Any]
@@ -224,7 +226,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Trajectory:
+class Trajectory(ViewedTrajectory):
     """One episode: its turns, its samples and how it ended. A failure is data here, not an exception.
 
     `limit` names the limit that cut a `truncated` episode. For credit, the task's own limits (`max_steps`, `sequence_length`)
@@ -258,7 +260,7 @@ class Trajectory:
 
 
 @dataclass(slots=True)
-class Group:
+class Group(ViewedGroup):
     """The sibling trajectories of one Task: the unit of scheduling, credit, filtering and back-pressure."""
 
     task: Task
@@ -388,12 +390,11 @@ def samples_of(groups: Sequence[Group]) -> list[Sample]:
 
 
 def derive_seed(*parts: str | int) -> int:
-    """A seed in [0, 2⁶³) from a stable hash of the parts: the same in every process and version of Python.
-
-    It seeds every random choice of a run, so that no choice depends on the order of events.
+    """A seed in [0, 2⁶³) from a stable hash of the parts: the same in every process and version of Python. It seeds every
+    random choice of a run, so that no choice depends on the order of events.
 
     >>> derive_seed(42, "train", "FrozenLake", 7) == derive_seed(42, "train", "FrozenLake", 7)
     True
     """
-    text = "\x1f".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+    text = "\x1f".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
