@@ -23,7 +23,7 @@ def row_problems(config: AgenticConfig) -> Iterator[Problem]:
         message = f"are not played: train_env_manager.tags doesn't name {ROWS_TAG!r}; add it, or leave tags out"
         yield Problem.at("data.train_files", message)
     if has_rows and not data.reward:
-        message = "is unset, and nothing else rewards rows; name a function, such as exact_match or module:function"
+        message = "is unset, and nothing else rewards the rows of train_files; name exact_match, or module:function of your own"
         yield Problem.at("data.reward", message)
     if config.uses_validation and has_rows and not config.val_env_manager.tags:
         yield Problem.at("eval_steps", f"{config.eval_steps} asks for validation, and there are no data.val_files; name some")
