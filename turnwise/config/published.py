@@ -115,9 +115,11 @@ def _rename_values(translation: Translation) -> None:
 def _move_keys(translation: Translation) -> None:
     for theirs, ours in vocabulary()["moves"].items():
         for source, target in zip(_places(translation, theirs), cycle(_places(translation, ours)), strict=False):
-            value = translation.section(*source[:-1]).get(source[-1])
-            if value is not None:
-                translation.move(source, target, value)
+            section = translation.section(*source[:-1])
+            if section.get(source[-1]) is not None:
+                translation.move(source, target, section[source[-1]])
+            else:
+                section.pop(source[-1], None)  # null is not set
 
 
 def _unplayed(translation: Translation) -> frozenset[str]:

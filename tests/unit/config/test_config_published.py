@@ -73,6 +73,17 @@ def test_mapped_in_an_environment(keys: dict[str, Any], name: str, expected: obj
     assert "action_pattern" not in env.env_config and "max_steps" not in env.env_config
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"actor_train": {"pg_variant": None, "topr_positive_weight": None, "model_args": {"flash_attn": None}}},
+        {"custom_envs": {"Lake": LAKE | {"max_actions_per_traj": None}}},
+    ],
+)
+def test_a_published_key_that_is_null_is_not_set(keys: dict[str, Any]) -> None:
+    assert parse_config(MINIMAL | keys)[0] == parse_config(MINIMAL)[0]
+
+
 def test_an_environment_of_ones_own_keeps_its_arguments() -> None:
     env = {"env_type": "mine:Env", "env_config": {"max_steps": 6}}
     assert parse_config(MINIMAL | {"custom_envs": {"Mine": env}})[0].custom_envs["Mine"].env_config == {"max_steps": 6}
