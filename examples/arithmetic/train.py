@@ -42,7 +42,7 @@ def main() -> None:
         val_env_manager={"num_env_groups": 128},
     )
     trainer.train()
-    print(trainer.evaluate().render())
+    print(trainer.evaluate())
     trainer.save(options.out / "trained")
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from glob import glob
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -194,7 +195,7 @@ def test_a_killed_download_goes_on_with_the_files_that_are_missing(
     hub.stalls = 1
     process = start(environment, tmp_path, "-c", FOLDER.format(MODEL))
     assert hub.has_stalled.wait(120)
-    while set(hub.names) != set(WANTED) or not list((tmp_path / "cache").rglob("snapshots/*/config.json")):
+    while set(hub.names) != set(WANTED) or not glob(f"{tmp_path}/cache/**/snapshots/*/config.json", recursive=True):
         threading.Event().wait(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
