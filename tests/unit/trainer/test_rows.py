@@ -89,7 +89,7 @@ def test_a_run_on_rows_goes_on_with_the_same_rows(keys):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"reward_funcs": None}, "data.reward: is unset, and nothing else rewards rows"),
+        ({"reward_funcs": None}, "data.reward: is unset, and nothing else rewards the rows"),
         ({"train_dataset": [{"text": "a"}]}, "there is no column 'prompt'"),
         ({"train_dataset": []}, "has no rows"),
         ({"train_dataset": ["a.jsonl"]}, "a.jsonl"),
