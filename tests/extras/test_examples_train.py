@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import get_args
 
@@ -25,15 +26,30 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model("tiny", tmp_path_factory.mktemp("model") / "made", environment_text(), overrides=sizes).folder
 
 
+def of_sums(folder: Path) -> None:
+    """The files of examples/arithmetic, of a few sums each."""
+    script = runpy.run_path(str(ROOT / "examples" / "arithmetic" / "sums.py"))
+    rows = script["sums"](seed=0)
+    script["write"](folder / "train.jsonl", rows[:16])
+    script["write"](folder / "val.jsonl", rows[16:24])
+    script["write"](folder / "demos.jsonl", [{"messages": script["conversation"](row)} for row in rows[:16]])
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_one_small_step(path: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = [f"pretrain={model}", f"output_dir={tmp_path}", "max_steps=1"]
     if "train_files" in yaml.safe_load(path.read_text(encoding="utf-8")):
         demos = tmp_path / "demos.jsonl"
-        assert main(["demos", str(path.parent / "agentic.yaml"), "--episodes", "16", "--out", str(demos)]) == 0
+        if path.parent.name == "arithmetic":
+            of_sums(tmp_path)
+        else:
+            assert main(["demos", str(path.parent / "agentic.yaml"), "--episodes", "16", "--out", str(demos)]) == 0
         assert main(["sft", str(path), *changes, f"train_files=[{demos}]", "--quiet"]) == 0
         return
     config, _ = load_config(path, [])
+    if config.data.train_files:
+        of_sums(tmp_path)
+        changes += [f"data.{split}_files=[{tmp_path / f'{split}.jsonl'}]" for split in get_args(Split)]
     has_critic = config.adv_estimator == "gae"
     for split in get_args(Split):
         manager, num_tags = f"{split}_env_manager", len(config.env_manager(split).tags)
