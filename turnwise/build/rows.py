@@ -17,6 +17,7 @@ from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.build.reward_model import build_reward_model
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig
+from turnwise.config.data import RewardFunction
 from turnwise.data.demonstrations import message_problem
 from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, prompt_of
 from turnwise.data.tables import TableRow, read_tables
@@ -69,9 +70,9 @@ def load_rows(config: AgenticConfig, split: Split) -> list[TableRow]:
         if problem := _prompt_problem(row.columns[data.prompt_key]):
             raise DataError(f"{row.place}: column {data.prompt_key!r} {problem}; a prompt is a text or a list of messages")
         _agent_of(config, row)
-    for _, _, reward in load_rewards(config):
-        if isinstance(reward, FunctionReward):
-            reward.check(rows)
+    for weighted in load_rewards(config):
+        if isinstance(weighted.reward, FunctionReward):
+            weighted.reward.check(rows)
     return rows
 
 
@@ -89,13 +90,13 @@ def _agent_of(config: AgenticConfig, row: TableRow) -> str:
     NotAvailableError: it is one of a later version.
     """
     name = row.columns.get(config.data.agent_name_key) or config.data.default_agent
-    name = AGENT_ALIASES.get(name, name)
-    if name not in AGENTS and ":" not in str(name):
+    name = AGENT_ALIASES.get(str(name), str(name))
+    if name not in AGENTS and ":" not in name:
         known = ", ".join(AGENTS)
-        raise DataError(f"{row.place}: agent {name!r} isn't one of {known}, nor module:Class.{nearest(str(name), AGENTS)}")
+        raise DataError(f"{row.place}: agent {name!r} isn't one of {known}, nor module:Class.{nearest(name, AGENTS)}")
     if AGENTS.get(name) == "":
         raise NotAvailableError(f"{row.place}: the agent {name} isn't in this version")
-    return str(name)
+    return name
 
 
 def build_tasks(config: AgenticConfig, split: Split, template: ChatTemplate) -> TaskSource:
@@ -190,33 +191,40 @@ def build_row_agent(config: AgenticConfig, split: Split, name: str) -> AgentLoop
 
 def load_rewards(
     config: AgenticConfig, completion: Callable[[Trajectory], str] = lambda trajectory: trajectory.turns[-1].text
-) -> list[tuple[str, float, Reward]]:
-    """`(name, weight, reward)` of every entry of `data.reward` but the reward model, in their order.
+) -> list[WeightedReward]:
+    """Every entry of `data.reward` but the reward model, in their order, called by the last parts of their names where those
+    differ.
 
     Raises:
         ConfigError: there is no such function, or it isn't called so.
         DataError: it needs columns, and environments have none.
     """
-    loaded: list[tuple[str, float, Reward]] = []
-    for asked in config.data.reward:
-        if asked.name == "reward_model":
-            continue
-        name = asked.name.rpartition(":")[2]
-        found = load_object(REWARDS.get(asked.name) or asked.name, "data.reward", ConfigError)
-        if not callable(found):
-            raise ConfigError(f"data.reward {asked.name}: is a {type(found).__name__}; a reward is a function or a class")
-        if isinstance(found, type):
-            with Foreign(f"data.reward {asked.name}: making it", "at the start", are_faults=True):
-                found = found(**asked.args)
-        if "group" in inspect.signature(found).parameters:
-            loaded.append((name, asked.weight, GroupReward(name, found)))
-            continue
-        arguments = {} if isinstance(load_object(REWARDS.get(asked.name) or asked.name, "", ConfigError), type) else asked.args
-        function = FunctionReward(name, found, completion, config.data.prompt_key, arguments)
-        if config.train_env_manager.env_tags:
-            function.check([TableRow("environments have no columns", {})])
-        loaded.append((name, asked.weight, function))
+    brief = [asked.name.rpartition(":")[2] for asked in config.data.reward]
+    loaded: list[WeightedReward] = []
+    for asked, name in zip(config.data.reward, brief, strict=True):
+        if asked.name != "reward_model":
+            name = name if brief.count(name) == 1 else asked.name
+            loaded.append(WeightedReward(name, asked.weight, _reward(config, asked, name, completion)))
     return loaded
+
+
+def _reward(config: AgenticConfig, asked: RewardFunction, name: str, completion: Callable[[Trajectory], str]) -> Reward:
+    found, arguments = load_object(REWARDS.get(asked.name) or asked.name, "data.reward", ConfigError), asked.args
+    if not callable(found):
+        raise ConfigError(f"data.reward {asked.name}: is a {type(found).__name__}; a reward is a function or a class")
+    if isinstance(found, type):
+        with Foreign(f"data.reward {asked.name}: making it", "at the start", are_faults=True):
+            found, arguments = found(**arguments), {}
+    parameters = inspect.signature(found).parameters
+    if "group" in parameters:
+        if unknown := [key for key in arguments if key not in parameters]:
+            known = ", ".join(parameters)
+            raise ConfigError(f"data.reward {asked.name}: args.{unknown[0]} is no parameter of it; it has {known}")
+        return GroupReward(name, partial(found, **arguments) if arguments else found)
+    function = FunctionReward(name, found, completion, config.data.prompt_key, arguments)
+    if config.train_env_manager.env_tags:
+        function.check([TableRow("environments have no columns", {})])
+    return function
 
 
 def build_reward_stage(
@@ -229,7 +237,7 @@ def build_reward_stage(
     """The rewards that `data.reward` asks for; None if unset."""
     if not config.data.reward:
         return None
-    rewards = [WeightedReward(*entry) for entry in load_rewards(config, _reader(tokenizer))]
+    rewards = load_rewards(config, _reader(tokenizer))
     for asked in config.data.reward:
         if asked.name == "reward_model":
             model = build_reward_model(config, device, watchdog, stopwatch)

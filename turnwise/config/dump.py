@@ -11,7 +11,7 @@ from turnwise.config.sft import SFTConfig
 
 _MAX_INLINE = 300
 """Most characters of a mapping that is written on one line."""
-_VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
+_VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs", "args")
 _TRAIN_KEYS = ("use_dynamic_batching_in_train", "max_tokens_per_microbatch_in_train")
 _INFER_KEYS = ("use_dynamic_batching_in_infer", "max_tokens_per_microbatch_in_infer")
 _UNUSED_IN_ROLE = {
@@ -67,7 +67,7 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
         # As resolved, so that values from actor_infer stay the same when this is loaded again.
         sampling = _without_null(config.sampling(split).model_dump())
         values[f"{split}_env_manager"]["generating_args"] = sampling
-    if not config.data.train_files:
+    if not config.is_set("data"):
         del values["data"]
     if not config.is_set("agent"):
         del values["agent"]

@@ -29,6 +29,9 @@ def row_problems(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at("eval_steps", f"{config.eval_steps} asks for validation, and there are no data.val_files; name some")
     if data.num_epochs is not None and not has_rows:
         yield Problem.at("data.num_epochs", "counts how often rows are played, and there are no data.train_files")
+    for index, reward in enumerate(data.reward):
+        if reward.name == "reward_model" and reward.args:
+            yield Problem(("data", "reward", index, "args"), "reward_model takes none; the section `reward` says how it is run")
     names = [reward.name for reward in data.reward]
     for name in {name for name in names if names.count(name) > 1}:
         yield Problem.at(

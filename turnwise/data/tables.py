@@ -32,7 +32,8 @@ def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
     """All rows of the sources, in their order. `key` is the setting that names them.
 
     A source is a file (`.jsonl`, `.json` with an object a line, `.parquet`), a folder that the datasets library saved, a name
-    of the hub (`owner/name`, or `owner/name:split` for another split than train), or `module:object` for rows in Python.
+    of the hub (`owner/name`, `owner/name:split` for another split than train, `owner/name:subset:split`), or `module:object`
+    for rows in Python.
 
     Raises:
         DataError: a source isn't there, is empty, can't be read, or holds what JSON can't; the message names file and line.
@@ -55,9 +56,9 @@ def _rows(name: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         return read_jsonl(path)
     if path.suffix == ".parquet":
         return _of_parquet(path)
-    repository, _, split = name.partition(":")
+    repository, *parts = name.split(":")
     if not path.exists() and looks_like_hub_name(repository):
-        return _of_dataset(_hub_dataset(repository, split or "train", key), name)
+        return _of_dataset(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)
     if ":" in name and not path.exists():
         return _of_object(load_object(name, key, DataError), name, key)
     reason = "is no such form" if path.exists() else "there is no such file"
@@ -108,10 +109,10 @@ def _saved_dataset(path: Path, key: str) -> Any:
     return found
 
 
-def _hub_dataset(name: str, split: str, key: str) -> Any:
+def _hub_dataset(name: str, subset: Sequence[str], split: str, key: str) -> Any:
     datasets = _datasets(f"{key} {name}: a data set of the hub")
     try:
-        return datasets.load_dataset(name, split=split)
+        return datasets.load_dataset(name, *subset, split=split)
     except (ConnectionError, FileNotFoundError, ValueError, OSError) as fault:
         line = str(fault).strip().splitlines()[0]
         raise DataError(

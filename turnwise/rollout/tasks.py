@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -68,7 +70,7 @@ class DataRow:
 
 
 class RowTasks(FixedTasks):
-    """Every row once an epoch, in an order of that epoch's own where they are shuffled.
+    """Every row once an epoch, in an order of that epoch's own where they are shuffled. Its state says which rows they are.
 
     >>> rows = [DataRow("sums", "single_turn_agent", {"prompt": text}) for text in ("1+1", "1+2", "2+2")]
     >>> source = RowTasks(42, "train", rows, num_epochs=2)
@@ -103,6 +105,27 @@ class RowTasks(FixedTasks):
             agent=self.rows[row].agent,
             row=row,
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows_sha256": self._digest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises:
+        CheckpointError: they are other rows, or their order is another one.
+        """
+        if state.get("rows_sha256") != self._digest:
+            raise CheckpointError(
+                "the rows of data.train_files, or how they are chosen and ordered (max_prompt_length, shuffle), are other ones "
+                "than when the checkpoint was saved, so its position means nothing; bring them back, or start a new run from "
+                "the weights with pretrain"
+            )
+
+    @cached_property
+    def _digest(self) -> str:
+        digest = hashlib.sha256(str(self._shuffle).encode())
+        for row in self.rows:
+            digest.update(json.dumps([row.tag, row.agent, row.payload], sort_keys=True).encode())
+        return digest.hexdigest()
 
     def _order_of(self, epoch: int) -> NDArray[np.int64]:
         seed = derive_seed(self._run_seed, self._split, "order of rows", epoch)
@@ -145,6 +168,8 @@ class SeededTasks:
             return None
         slots = _round(tuple(self.tags), tuple(self.partition))
         places = [slot for slot, tag in enumerate(slots) if tag == self.rows_tag]
+        if not places:
+            return None
         rounds, rest = divmod(num_rows, len(places))
         return rounds * len(slots) + places[rest]
 
@@ -162,10 +187,12 @@ class SeededTasks:
         """Learns nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return self.rows.state_dict() if self.rows else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes nothing."""
+        """Raises what its rows raise."""
+        if self.rows:
+            self.rows.load_state_dict(state)
 
 
 def _of_environment(split: Split, tag: str, index: int, seed: int, agents: Mapping[str, str]) -> Task:
@@ -242,21 +269,22 @@ class CurriculumTasks:
         return self._FLOOR + (1.0 - self._FLOOR) * 4.0 * p * (1.0 - p)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": [[version, successes] for version, successes in self._history.items()]}
+        history = [[version, successes] for version, successes in self._history.items()]
+        return {"history": history, **(self._rows.state_dict() if self._rows else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises:
-        CheckpointError: it knows rows that aren't there.
+        CheckpointError: it was saved by a run without a curriculum, or is of other rows.
         """
+        if "history" not in state:
+            raise CheckpointError(
+                "the checkpoint was saved without data.curriculum; leave it out, or start a new run from the weights"
+            )
+        if self._rows:
+            self._rows.load_state_dict(state)
         self._history = {version: {key: (s, n) for key, (s, n) in of.items()} for version, of in state["history"]}
         self.version = max(self._history)
         self._limits.cache_clear()
-        known = {int(key.removeprefix("row ")) for key in self._history[self.version] if key.startswith("row ")}
-        if known and max(known) >= (len(self._rows.rows) if self._rows else 0):
-            raise CheckpointError(
-                f"the curriculum of the checkpoint knows row {max(known)}, which data.train_files no longer have; bring the "
-                "rows back, or start a new run from the weights with pretrain"
-            )
 
     def _limits_of(self, version: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Cumulative weights of tags and of rows."""

@@ -71,12 +71,20 @@ def test_a_folder_that_holds_several_splits_names_them(tmp_path: Path) -> None:
 
 
 def test_the_hub_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_dataset(name: str, split: str) -> None:
+    asked = []
+
+    def load_dataset(*names: str, split: str) -> list[dict[str, str]]:
+        asked.append((*names, split))
+        if split == "train":
+            return ROWS
+        name = names[0]
         raise ConnectionError(f"Couldn't reach '{name}' on the Hub\nand more")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(DataError, match=r"gsm8k: the hub doesn't give its split test \(Couldn't reach .*hf download"):
-        read_tables(["openai/gsm8k:test"], "data.val_files")
+        read_tables(["openai/gsm8k:main:test"], "data.val_files")
+    assert columns(read_tables(["openai/gsm8k"], "data.train_files")) == ROWS
+    assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "train")]
 
 
 def test_a_column_that_json_cannot_hold_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from turnwise.build.agentic import build_agentic
@@ -17,7 +18,7 @@ from turnwise.build.run import start_run
 from turnwise.build.saved import evaluate_model
 from turnwise.cli.main import main
 from turnwise.config import AgenticConfig, dump_yaml, parse_config
-from turnwise.errors import DataError, RolloutError
+from turnwise.errors import CheckpointError, ConfigError, DataError, RolloutError
 from turnwise.models.load import load_tokenizer, save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.agentic import AgenticPipeline
@@ -98,6 +99,56 @@ def test_a_run_that_goes_on_is_the_one_that_was_never_stopped(make_config) -> No
     assert [r["task"] for r in played(resumed)] == [r["task"] for r in played(whole)]
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(resumed)[name])
+
+
+def test_an_asynchronous_run_that_goes_on_plays_every_row_once(make_config) -> None:
+    config = {"data": {"num_epochs": 2}, "async_generation_ratio": 1, "save_steps": 1, "max_ckpt_to_keep": 0, "max_steps": 50}
+    first = run(make_config(**config))
+    checkpoint = first.checkpoints.path / "checkpoint-2"
+    state = json.loads((checkpoint / "pipeline.json").read_text())["rollouts"]
+    assert state["playing"] or state["finished"], "nothing was ahead of training"
+    resumed = run(make_config(**config, resume_from_checkpoint=str(checkpoint)))
+    assert resumed.folder.path == first.folder.path, "the file goes on with the third step"
+    assert Counter((record["task"]["row"], record["task"]["epoch"]) for record in played(resumed)) == Counter(
+        {(row, epoch): 2 for row in range(7) for epoch in range(2)}
+    )
+
+
+def test_a_run_goes_on_with_the_same_rows_only(make_config, tmp_path: Path) -> None:
+    checkpoint = str(run(make_config(max_steps=1)).checkpoints.newest)
+    file = tmp_path / "train.jsonl"
+    file.write_text(file.read_text().replace("seven", "eleven"))
+    with pytest.raises(CheckpointError, match=r"the rows of data.train_files, or how they are chosen and ordered"):
+        run(make_config(max_steps=2, resume_from_checkpoint=checkpoint))
+
+
+def test_rewards_of_environments_and_their_arguments_are_in_the_resolved_config(make_config) -> None:
+    letters = {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 2, "agent_template": "{observation}"}
+    reward = {"name": "toy_rewards:length", "weight": 0.5, "args": {"power": 2.0}}
+    config = make_config({"train_files": None, "reward": [reward]}, custom_envs={"Letters": letters})
+    again = parse_config(yaml.safe_load(dump_yaml(config)))[0]
+    assert again.data == config.data and again.data.reward[0].args == {"power": 2.0}
+
+
+def test_rewards_whose_names_end_alike_are_kept_apart(make_config) -> None:
+    rewards = [{"name": "toy_rewards:length"}, {"name": "odd_rewards:length", "weight": 0.5}]
+    [first, *_] = played(run(make_config({"reward": rewards}, max_steps=1)))
+    assert set(first["outcome_rewards"]) == {"toy_rewards:length", "odd_rewards:length"}
+    assert first["score"] == pytest.approx(sum(first["outcome_rewards"].values()))
+
+
+def test_arguments_reach_rewards_of_groups_or_are_refused(make_config) -> None:
+    def of(name: str, **args: Any) -> list[float]:
+        records = played(run(make_config({"reward": [{"name": name, "args": args}]}, max_steps=1)))
+        return sorted({record["score"] for record in records})
+
+    assert of("odd_rewards:compare", margin=3.0) == [3.0]
+    for name, args, said in (
+        ("odd_rewards:compare", {"marign": 3.0}, "args.marign is no parameter of it; it has group, margin"),
+        ("reward_model", {"size": 1}, "reward_model takes none"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            of(name, **args)
 
 
 def test_an_asynchronous_curriculum_is_repeated_bit_by_bit(make_config) -> None:

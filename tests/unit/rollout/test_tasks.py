@@ -61,6 +61,11 @@ def test_a_mixture_ends_with_its_rows(num_rows, num_tasks):
     assert len({task.id for task in played}) == num_tasks
 
 
+def test_rows_without_a_share_end_nothing():
+    mixed = SeededTasks(3, "train", ("A", "data"), (2, 0), rows=RowTasks(3, "train", rows(3), num_epochs=1), rows_tag="data")
+    assert mixed.num_tasks is None and {mixed.task(index).tag for index in range(10)} == {"A"}
+
+
 def solved(task, share):
     return Group(task, [Trajectory(task, s, outcome_rewards={"right": float(s < 8 * share)}) for s in range(8)])
 
