@@ -108,7 +108,7 @@ def test_an_asynchronous_run_that_goes_on_plays_every_row_once(make_config) -> N
     state = json.loads((checkpoint / "pipeline.json").read_text())["rollouts"]
     assert state["playing"] or state["finished"], "nothing was ahead of training"
     resumed = run(make_config(**config, resume_from_checkpoint=str(checkpoint)))
-    assert resumed.folder.path == first.folder.path, "the file goes on with the third step"
+    # The new folder begins with the records of the two steps that were done.
     assert Counter((record["task"]["row"], record["task"]["epoch"]) for record in played(resumed)) == Counter(
         {(row, epoch): 2 for row in range(7) for epoch in range(2)}
     )
