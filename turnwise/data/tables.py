@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -39,13 +40,26 @@ def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
         DataError: a source isn't there, is empty, can't be read, or holds what JSON can't; the message names file and line.
         NotAvailableError: its form needs a library that isn't installed.
     """
-    rows: list[TableRow] = []
-    for name in names:
-        found = [TableRow(place, _plain(columns, place)) for place, columns in _noting(_rows(name, key), name)]
-        if not found:
-            raise DataError(f"{key} {name}: has no rows; name a file with at least one, or remove it")
-        rows += found
-    return rows
+    return [row for name in names for row in _table(name, key)]
+
+
+def _table(name: str, key: str) -> Sequence[TableRow]:
+    """The rows of one source. Those of a file are read once, though a start asks for them several times."""
+    path = Path(name).expanduser()
+    facts = path.stat() if path.is_file() else None
+    return _read(name, key) if facts is None else _read_once(name, key, facts.st_mtime_ns, facts.st_size)
+
+
+@lru_cache(maxsize=2)
+def _read_once(name: str, key: str, *changes: int) -> Sequence[TableRow]:
+    return _read(name, key)
+
+
+def _read(name: str, key: str) -> Sequence[TableRow]:
+    found = [TableRow(place, _plain(columns, place)) for place, columns in _noting(_rows(name, key), name)]
+    if not found:
+        raise DataError(f"{key} {name}: has no rows; name a file with at least one, or remove it")
+    return found
 
 
 def _rows(name: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

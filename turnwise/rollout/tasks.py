@@ -132,8 +132,8 @@ class RowTasks(FixedTasks):
         return np.random.default_rng(seed).permutation(len(self.rows))
 
 
-@dataclass(frozen=True, slots=True)
-class SeededTasks:
+@dataclass(frozen=True)
+class SeededTasks(FixedTasks):
     """The endless sequence of tasks of seeded environments for one split, mixed with the rows of a data set where there are
     `rows`; those are the tag `rows_tag`, and the sequence ends where they end.
 
@@ -157,11 +157,7 @@ class SeededTasks:
     rows_tag: str = ""
 
     @property
-    def version(self) -> int:
-        return 0
-
-    @property
-    def num_tasks(self) -> int | None:
+    def num_tasks(self) -> int | None:  # type: ignore[override]
         """Groups until there is no row left, None for no end."""
         num_rows = None if self.rows is None else self.rows.num_tasks
         if num_rows is None:
@@ -182,9 +178,6 @@ class SeededTasks:
             return replace(self.rows.task(number), id=f"{self.split}/{self.rows_tag}/{index}")
         seed = derive_seed(self.run_seed, self.split, tags[slot], slot, episode, 0)
         return _of_environment(self.split, tags[slot], index, seed, self.agents)
-
-    def observe(self, groups: Sequence[Group]) -> None:
-        """Learns nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         return self.rows.state_dict() if self.rows else {}

@@ -29,23 +29,8 @@ class Brief:
 
 
 @pytest.fixture
-def keys(tiny_model, tmp_path):
-    return {
-        "model": tiny_model,
-        "max_steps": 2,
-        "save_steps": 0,
-        "eval_steps": 2,
-        "rollout_batch_size": 4,
-        "val_batch_size": 2,
-        "sequence_length": 128,
-        "output_dir": tmp_path / "runs",
-        "track_with": [],
-        "is_quiet": True,
-        "train_env_manager": {"num_env_groups": 2, "group_size": 2},
-        "val_env_manager": {"num_env_groups": 2},
-        "actor_train": {"training_args": {"learning_rate": 1e-3}},
-        "actor_infer": {"generating_args": {"max_new_tokens": 6}},
-    }
+def keys(small_keys):
+    return small_keys | {"eval_steps": 2, "actor_infer": {"generating_args": {"max_new_tokens": 6}}}
 
 
 def test_rows_and_functions_are_trained_on(keys):
