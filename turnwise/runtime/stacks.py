@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import linecache
+import os
 import sys
 import sysconfig
 import threading
@@ -72,7 +74,15 @@ def describe_calls(error: BaseException, max_calls: int = 3) -> list[str]:
     calls = traceback.extract_tb(error.__traceback__)
     # Compiled modules have frames too, but no lines to show.
     foreign = [call for call in calls if call.line and not call.filename.startswith((*_LIBRARIES, _OWN))]
-    return [f"{call.filename}:{call.lineno} in {call.name}: {call.line}" for call in (foreign or calls[-1:])[-max_calls:]]
+    shown = (foreign or calls[-1:])[-max_calls:]
+    return [f"{_relative(call.filename)}:{call.lineno} in {call.name}: {call.line}" for call in shown]
+
+
+def _relative(file: str) -> str:
+    """A file below the current folder by its relative path, so that a deep folder leaves room for the line."""
+    with contextlib.suppress(OSError):  # the current folder may be gone
+        return file.removeprefix(os.path.join(os.getcwd(), ""))
+    return file
 
 
 def _is_of_libraries(stack: Stack) -> bool:
