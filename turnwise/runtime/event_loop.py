@@ -94,6 +94,11 @@ class WatchedRunner:
             try:
                 with seldom_collecting(), outer_loop_aside():
                     self._runner.run(turn.keep(main, results))
+            except asyncio.CancelledError:
+                # asyncio forgets a Ctrl-C that comes while it sets up its handler: it cancels the task, which never starts.
+                if turn.report is None and inspect.getcoroutinestate(main) == inspect.CORO_CREATED:
+                    raise KeyboardInterrupt from None
+                raise
             finally:
                 self._stopwatch.add(LOOP, "turning", started)
                 if inspect.getcoroutinestate(main) == inspect.CORO_CREATED:

@@ -30,3 +30,21 @@ def test_what_ctrl_c_keeps_from_beginning_is_no_coroutine_that_was_never_awaited
         runner.close()
         gc.collect()
     assert [str(warning.message) for warning in warned if "never awaited" in str(warning.message)] == []
+
+
+def test_a_ctrl_c_that_comes_while_the_handler_is_set_up_is_no_cancellation(monkeypatch):
+    """asyncio sets its count of Ctrl-Cs to 0 after it has installed the handler that counts them."""
+    install = signal.signal
+
+    def installed(number, handler):
+        before = install(number, handler)
+        if handler is not before and callable(handler) and handler is not signal.default_int_handler:
+            signal.raise_signal(number)
+        return before
+
+    runner = WatchedRunner(Watchdog())
+    monkeypatch.setattr(signal, "signal", installed)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(main())
+    monkeypatch.undo()
+    runner.close()
