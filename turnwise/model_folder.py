@@ -117,7 +117,7 @@ def _named_base(folder: Path) -> str:
         )
     if not (folder / ADAPTER_WEIGHTS).is_file():
         pickled = " (adapter_model.bin is a pickle, which isn't read)" if (folder / "adapter_model.bin").is_file() else ""
-        raise ModelError(f"{folder}: is no whole adapter, it has no {ADAPTER_WEIGHTS}{pickled}")
+        raise ModelError(f"{folder}: is an incomplete adapter, it has no {ADAPTER_WEIGHTS}{pickled}")
     return base
 
 
@@ -237,7 +237,7 @@ def _header(file: Path) -> Shapes:
         with safe_open(file, "numpy") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118  # it can't be iterated
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{file}: is cut or no safetensors file ({error}); fetch or write it again") from error
+        raise ModelError(f"{file}: is cut off, or isn't a safetensors file ({error}); fetch or write it again") from error
 
 
 def _check_weights(file: Path, sizes: Mapping[str, Any], shapes: Shapes) -> None:

@@ -113,7 +113,7 @@ class ReplayLog:
 
     def _end(self) -> DataError:
         return DataError(
-            f"{self._recorded} ends after {len(self._batches)} batches, where its run was ended: there is no more to repeat"
+            f"{self._recorded} ends after {len(self._batches)} batches, where its run was ended; there is no more to repeat"
         )
 
     # What has happened

@@ -68,8 +68,8 @@ def require_mean(name: str, normalizer: Normalizer) -> None:
     """
     if normalizer.mean_type == "none":
         raise ConfigError(
-            f"adv_estimator {name} compares siblings with their mean, and reward_normalization (method "
-            f"{normalizer.method!r}) takes none. Use method mean_std or mean, or adv_estimator reinforce."
+            f"adv_estimator {name} compares siblings with their mean, but reward_normalization.method "
+            f"{normalizer.method!r} subtracts no mean. Use method mean_std or mean, or adv_estimator reinforce."
         )
 
 

@@ -52,7 +52,7 @@ class ReMax(TokenEstimator):
         if group.greedy is None:
             raise ValueError(
                 f"adv_estimator remax subtracts the score of a greedy sibling, and group {group.index} (task {group.task.id}) "
-                "has none in `greedy`: whoever plays its tasks must add it"
+                "has none in `greedy`: the rollout must add one"
             )
         bound = self.settings.reward_clip or np.inf
         rewards = [group.greedy.score] if self.placement == "final" else rewards_by_turn(group.greedy)

@@ -200,7 +200,7 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
     if ("values" in algorithm.needs) != (algorithm.value_loss is not None):
         raise ConfigError(
             f"adv_estimator {name}: needs {', '.join(sorted(algorithm.needs)) or 'nothing'}, and its value_loss is "
-            f"{algorithm.value_loss}; a critic is made where it needs values, and trained by value_loss: have both, or none"
+            f"{algorithm.value_loss}; a critic is made where it needs values, and trained by value_loss: have both, or neither"
         )
     whole = "trains a critic" if algorithm.value_loss else "keeps running statistics" if algorithm.running else ""
     if config.is_streamed and (whole or not isinstance(algorithm.loss, StreamsStep)):

@@ -97,9 +97,9 @@ def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, policy: Serve
 def _no_replay(config: AgenticConfig, is_asynchronous: bool) -> Iterator[str]:
     """Why a run of this config can't be repeated."""
     if not is_asynchronous:
-        yield "it trained synchronously, so that its config alone repeats it; train without --replay"
+        yield "it trained synchronously, so its config alone repeats it; train without --replay"
     if config.train_env_manager.group_size_redundancy or config.stale_groups == "drop":
-        yield "its group_size_redundancy or stale_groups: drop cancelled episodes when others ended, which no schedule repeats"
+        yield "its group_size_redundancy or stale_groups: drop cancelled episodes by time, which a replay can't repeat"
     sampler = config.actor_infer.strategy_args.strategy_name
     if sampler != "embedded":
         yield f"it sampled with {sampler}, and only the embedded server follows a schedule"

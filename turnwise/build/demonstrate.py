@@ -89,7 +89,7 @@ def _scripted(demonstrator: Demonstrator, settings: EnvAgentSettings) -> Convers
         make_player = partial(_known, demonstrator)
     else:
         known = (*DEMONSTRATORS, "module:Class", f"{OPENAI}URL")
-        raise ConfigError(f"--policy {policy!r} is none of {', '.join(known)}")
+        raise ConfigError(f"--policy {policy!r} isn't one of {', '.join(known)}")
     return scripted(make_player, settings.action_pattern)
 
 

@@ -110,8 +110,8 @@ def _of_player(config: AgenticConfig, task: Task, choices: Choices) -> EpisodeSe
         settings = replace(settings, max_tokens_per_step=BYTES_PER_TOKEN * settings.max_tokens_per_step)
         sampling = replace(sampling, max_new_tokens=BYTES_PER_TOKEN * sampling.max_new_tokens)
         note = (
-            f"no tokenizer is here: bytes stand in for tokens, limits in tokens are {BYTES_PER_TOKEN} times as high; "
-            "--tokenizer DIR takes a real one"
+            f"there is no tokenizer here: bytes are counted as tokens, and limits in tokens are {BYTES_PER_TOKEN} times as "
+            "high; --tokenizer DIR takes a real one"
         )
     if choices.policy == "human":
         # A person may think for longer than an episode of training takes.
@@ -165,7 +165,7 @@ def _of_model(config: AgenticConfig, task: Task, choices: Choices) -> EpisodeSet
     if not Path(choices.policy).is_dir() and not looks_like_hub_name(choices.policy):
         known: Sequence[str] = (*PLAYERS, f"{OPENAI}URL")
         raise ConfigError(
-            f"--policy {choices.policy!r} is none of {', '.join(known)}, no model folder, and no name on the hub, ORG/NAME"
+            f"--policy {choices.policy!r} isn't one of {', '.join(known)}, a model folder, or a name on the hub (ORG/NAME)"
         )
     require(unavailable_to_play(config, task.split))
     policy = build_policy(config, choose_device(config), is_trained=False, model_path=choices.policy)

@@ -65,8 +65,8 @@ def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Wa
         head = value_head(model)
         if head is None or not head.weight.any():
             raise ModelError(
-                f"reward_pretrain {path}: has no score head, so it would give every response the same; name a sequence "
-                "classifier of one label"
+                f"reward_pretrain {path}: has no score head, so it would give every response the same score; name a "
+                "sequence classifier with one label"
             )
         return TorchStrategy(model, dtype=parse_dtype(arguments.dtype), device=device, stopwatch=stopwatch)
 

@@ -102,7 +102,7 @@ def _problems(config: AgenticConfig, groups: Sequence[Group], reader: Reader) ->
             yield f"{group.task.id} is a task of validation, which training must not see; play with --split train"
         if group.task.row is None and group.task.tag not in config.custom_envs:
             known = ", ".join(config.custom_envs) or "none"
-            yield f"{group.task.id} is of tag {group.task.tag!r}, which custom_envs ({known}) doesn't have; name it there"
+            yield f"{group.task.id} is of tag {group.task.tag!r}, which custom_envs ({known}) doesn't have; add it there"
         weights: dict[int, float] = {}
         for trajectory in group.trajectories:
             weights[trajectory.sibling] = weights.get(trajectory.sibling, 0.0) + trajectory.weight
@@ -110,7 +110,7 @@ def _problems(config: AgenticConfig, groups: Sequence[Group], reader: Reader) ->
             if weight > 1 + _ROUNDING:
                 yield (
                     f"sibling {sibling} of {group.task.id} is there more than once: its lines weigh {weight:g} together, and "
-                    "those of one episode weigh 1; remove what is double, or play again with `turnwise rollout`"
+                    "those of one episode must weigh 1; remove the duplicates, or play again with `turnwise rollout`"
                 )
         size = len({trajectory.sibling for trajectory in group.trajectories})
         if size != group_size:

@@ -180,7 +180,7 @@ class TokenConversation:
         token_ids, reason = completion.token_ids, completion.finish_reason
         if len(token_ids) > sampling.max_new_tokens:
             raise ServerError(
-                f"the server answered {self.request_id!r} with {len(token_ids)} tokens; asked were {sampling.max_new_tokens}"
+                f"the server answered {self.request_id!r} with {len(token_ids)} tokens, more than the {sampling.max_new_tokens}"
             )
         if reason not in _FINISH_REASONS:
             raise ServerError(f"finish reason {reason!r} of {self.request_id!r}; allowed: {', '.join(_FINISH_REASONS)}")

@@ -121,5 +121,5 @@ def _summary(report: Report) -> str:
     parts = [f"{counts[v]} {v}{'s' if counts[v] > 1 else ''}" for v in ("error", "warning") if counts[v]]
     fitness = "not fit to train in" if report.verdict == "error" else "fit to train in"
     if report.verdict == "skipped":
-        fitness = "not examined: nobody named an action that it understands"
+        fitness = "not examined: no action was named that it understands"
     return f"{report.env} is {fitness}" + (f": {', '.join(parts)}" if parts else "")

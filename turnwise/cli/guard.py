@@ -170,7 +170,7 @@ def _fate(code: int) -> int:
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code} before it was done"
     advice = "; an environment that can't go on should raise an exception, which fails one episode"
     if code == -signal.SIGKILL:
-        how, advice = f"{how}, as the system does where memory runs out", ""
+        how, advice = f"{how}, as the system does when memory runs out", ""
     going_on, last = CALLS.going_on(), CALLS.last()
     where = "in " + "; or ".join(going_on[:5]) + (f"; or {len(going_on) - 5} more calls" if len(going_on) > 5 else "")
     if not going_on:

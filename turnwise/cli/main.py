@@ -98,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     rollout = _verb(verbs, "rollout", "rollout_command", "play batches without training, write them to a file and sum them up")
     _config_arguments(rollout)
-    rollout.add_argument("--model", metavar="DIR", help="the model that plays (else the config's pretrain)")
+    rollout.add_argument("--model", metavar="DIR", help="the model that plays (default: the config's pretrain)")
     rollout.add_argument("--out", default="rollouts.jsonl", metavar="FILE", help="a new file (default: rollouts.jsonl)")
     rollout.add_argument("--batches", "--steps", type=int, default=1, metavar="N", help="number of batches (default: 1)")
     rollout.add_argument("--split", choices=("train", "val"), default="train", help="whose tasks (default: train)")
@@ -106,10 +106,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     evaluate = _verb(verbs, "eval", "eval_command", "success of saved models on a config's validation tasks")
     _config_arguments(evaluate)
-    models = "a model to score (else the config's pretrain); may be given several times, for the same tasks"
+    models = "a model to score (default: the config's pretrain); may be given several times, for the same tasks"
     evaluate.add_argument("--model", action="append", default=[], metavar="DIR", help=models)
-    evaluate.add_argument("--episodes", type=int, metavar="N", help="number of tasks (else those of a validation)")
-    evaluate.add_argument("--samples", type=int, metavar="K", help="episodes of each task, for pass@k (else group_size)")
+    evaluate.add_argument("--episodes", type=int, metavar="N", help="number of tasks (default: as many as a validation has)")
+    evaluate.add_argument("--samples", type=int, metavar="K", help="episodes of each task, for pass@k (default: group_size)")
     evaluate.add_argument("--sampled", action="store_true", help="sample as validation does; no greedy episodes")
     evaluate.add_argument("--greedy", action="store_true", help="take the likeliest tokens; no sampled episodes")
     evaluate.add_argument("--json", metavar="FILE", help="write the result here too")
@@ -121,9 +121,9 @@ def build_parser() -> argparse.ArgumentParser:
     export = _verb(verbs, "export", "export_command", "write a checkpoint as a plain model folder, its LoRA adapter merged")
     export.add_argument("--model", required=True, metavar="DIR", help="checkpoint, adapter or model folder")
     export.add_argument("--out", required=True, metavar="DIR", help="folder to write")
-    export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"), help="of its weights (default: fp32)")
+    export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"), help="of the weights (default: fp32)")
 
-    compare = _verb(verbs, "compare", "compare_command", "what came of several runs, the settings in which they differ, curves")
+    compare = _verb(verbs, "compare", "compare_command", "compare runs: results, settings in which they differ, curves")
     _compare_arguments(compare)
 
     make = _verb(verbs, "make-model", "make_model_command", "make a model folder with random weights and its tokenizer")
@@ -138,8 +138,8 @@ def build_parser() -> argparse.ArgumentParser:
     _tokenizer_argument(check)
     check.add_argument("--config", metavar="FILE", help="take arguments and limits from a tag of this config")
     check.add_argument("--episodes", type=int, metavar="N", help="episodes of each player (default: 64)")
-    check.add_argument("--budget", type=int, metavar="TOKENS", help="tokens of a context (else the config's sequence_length)")
-    check.add_argument("--timeout", type=float, metavar="S", help="seconds of a call beyond which it hangs (default: 20)")
+    check.add_argument("--budget", type=int, metavar="TOKENS", help="tokens of a context (default: its sequence_length)")
+    check.add_argument("--timeout", type=float, metavar="S", help="seconds after which a call counts as hanging (default: 20)")
     check.add_argument("--json", action="store_true", help="print as JSON")
 
     play = _verb(verbs, "play", "play_command", "one episode turn by turn, as the model sees it")
@@ -149,7 +149,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--policy", default="human", metavar="WHO", help="human (default), random, scripted, a model's DIR, or openai:URL"
     )
     play.add_argument("--model-name", metavar="NAME", help="the model behind openai:URL")
-    play.add_argument("--seed", type=int, default=0, metavar="N", help="of the episode (default: 0)")
+    play.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episode (default: 0)")
     play.add_argument("--split", choices=("train", "val"), default="train")
     play.add_argument("--ids", action="store_true", help="show every token id")
     play.add_argument("--no-color", action="store_true")
@@ -164,7 +164,7 @@ def _verb(verbs: argparse._SubParsersAction, name: str, module: str, help_text: 
 
 def _compare_arguments(compare: argparse.ArgumentParser) -> None:
     compare.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or one of an experiment with all of its runs")
-    metric = "a name of metrics.jsonl, `*` for any one part; may be given several times (else success, score or loss)"
+    metric = "a name of metrics.jsonl, `*` for any one part; may be given several times (default: success, score or loss)"
     compare.add_argument("--metric", action="append", default=[], metavar="NAME", help=metric)
     compare.add_argument("--out", metavar="FILE", help="draw the curves side by side into this picture")
 
@@ -173,13 +173,13 @@ def _env_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("env", nargs="?", metavar="ENV", help="env_type (frozen_lake), your module:Class, or a config (.yaml)")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="arguments of the environment; of a config, any key")
     parser.add_argument("--tag", help="which environment of the config")
-    parser.add_argument("--actions", metavar="A,B,C", help="the random player's, where the environment has no `actions`")
-    parser.add_argument("--actions-file", metavar="FILE", help="the same, one action a line: actions with commas")
-    parser.add_argument("--max-steps", type=int, metavar="N", help="actions of an episode (else the config's, or 10)")
+    parser.add_argument("--actions", metavar="A,B,C", help="the random player's actions, if the environment has no `actions`")
+    parser.add_argument("--actions-file", metavar="FILE", help="a file of actions, one a line (they may hold commas)")
+    parser.add_argument("--max-steps", type=int, metavar="N", help="most actions of an episode (default: the config's, or 10)")
 
 
 def _tokenizer_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokenizer", metavar="DIR", help="model folder whose tokenizer counts (else the config's pretrain)")
+    parser.add_argument("--tokenizer", metavar="DIR", help="model whose tokenizer counts (default: the config's pretrain)")
 
 
 def _demos_arguments(demos: argparse.ArgumentParser) -> None:

@@ -60,17 +60,17 @@ def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
             raise ConfigError(f"--replay {run} takes the config of that run, and {text} is another one; leave one of them out")
         if (key := text.partition("=")[0].partition(".")[0]) not in _FREE_IN_REPLAY:
             raise ConfigError(
-                f"--replay {run} repeats that run bit by bit, and {key} may change it; leave {text} out, or train with the "
-                f"config anew. A replay may have its own {', '.join(_FREE_IN_REPLAY)}"
+                f"--replay {run} repeats that run bit by bit, and {key} could change it; leave {text} out, or train "
+                f"without --replay. A replay may have its own {', '.join(_FREE_IN_REPLAY)}"
             )
     if options.from_rollouts:
         raise ConfigError("--replay plays the tasks of a run again and --from-rollouts plays nothing; leave one of them out")
     file = run / "config.yaml"
     if not file.is_file():
-        raise DataError(f"--replay {run}: there is no config.yaml in it, so that it isn't the folder of a run")
+        raise DataError(f"--replay {run}: there is no config.yaml in it, so it isn't the folder of a run")
     values = load_yaml(read_yaml(file), str(file))
     if not isinstance(values, dict) or not isinstance(values.get("exp_name"), str):
-        raise DataError(f"--replay {run}: its config.yaml holds no exp_name, so that no run wrote it; bring back the run's own")
+        raise DataError(f"--replay {run}: its config.yaml holds no exp_name, so no run wrote it; bring back the run's own")
     return str(file), [f"exp_name={values['exp_name']}-replay", "resume_from_checkpoint=false", *overrides]
 
 

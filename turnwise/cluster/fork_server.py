@@ -39,7 +39,7 @@ class ForkServer:
 
     def __init__(self, modules: Sequence[str]) -> None:
         if sys.platform == "win32":
-            raise NotAvailableError("async_generation_ratio above 0 needs Unix, whose processes fork; with 0 nothing does")
+            raise NotAvailableError("async_generation_ratio above 0 forks processes, which needs Unix; set it to 0")
         self.modules = modules
         self._control, theirs = socket.socketpair()
         self._control.settimeout(_ANSWER_S)
@@ -78,13 +78,13 @@ class ForkServer:
                 return self._number()
         except TimeoutError:
             raise WorkerError(
-                f"the process that starts others gave no answer within {_ANSWER_S:g} s, in which it imports torch; "
-                "async_generation_ratio: 0 needs none"
+                f"the process that starts others imports torch and didn't answer within {_ANSWER_S:g} s; "
+                "async_generation_ratio: 0 needs no such process"
             ) from None
         except OSError:
             raise WorkerError(
-                f"the process that starts others has ended with exit code {self._process.wait()} (-9 where memory runs out), "
-                "perhaps with a message above; async_generation_ratio: 0 needs none"
+                f"the process that starts others has ended with exit code {self._process.wait()} (-9 if memory ran out); "
+                "there may be a message above; async_generation_ratio: 0 needs no such process"
             ) from None
 
     def reap(self, process_id: int) -> int | None:

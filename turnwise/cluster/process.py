@@ -81,7 +81,7 @@ class TrainerProcess:
             WorkerError: it was ended.
         """
         if self._late and self._late == self._busy_with:
-            raise DeadlineError(f"{name} can't be called: {self._late} is past its deadline and still goes on")
+            raise DeadlineError(f"{name} can't be called: {self._late} is past its deadline and still runs")
         if self._has_ended:
             raise WorkerError(f"{name} can't be called: the trainer's process was ended")
         return Started(name, self._thread.start(self._ask, name, command), self)
@@ -165,7 +165,7 @@ class TrainerProcess:
         if code is None:
             return "it isn't known how"
         if code == -signal.SIGKILL:
-            return "something killed it (SIGKILL), as the system does where memory runs out"
+            return "something killed it (SIGKILL), as the system does when memory runs out"
         return f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _stack(self) -> str:

@@ -55,10 +55,10 @@ class SharedTensors:
                 if place is None or (place.dtype, place.shape) != (tensor.dtype, tensor.shape):
                     expected = "unknown" if place is None else f"{place.dtype} {list(place.shape)}"
                     got = f"{tensor.dtype} {list(tensor.shape)}"
-                    raise WorkerError(f"{name} is {got} now, and was {expected} when the tensors were sent first")
+                    raise WorkerError(f"{name} is {got} now, but it was {expected} when the tensors were first sent")
                 self._view(place).copy_(tensor)
         if missing:
-            raise WorkerError(f"{next(iter(missing))} isn't among the tensors any more, and was when they were sent first")
+            raise WorkerError(f"{next(iter(missing))} is missing, but it was among the tensors when they were first sent")
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, self._view(place)) for name, place in self.places.items())

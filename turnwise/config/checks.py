@@ -264,7 +264,7 @@ def _wrong_parameter(name: str, given: Mapping[str, Any]) -> str:
     if name.startswith("tau_") and value == 0:
         return "0 is no temperature; it divides the loss"
     if name == "dual_clip" and value <= 1:
-        return f"{value} would bound losses that no ratio has moved yet; use more than 1 (3), or dual_clip_loss: false"
+        return f"{value} would bound losses that no ratio has moved yet; use more than 1 (3 is usual), or dual_clip_loss: false"
     if name == "fraction" and value > 1:
         return f"{value} is no share of the tokens; use at most 1"
     if name == "cap" and value == 0:

@@ -201,7 +201,7 @@ def _missing_file(path: Path) -> str:
     if path.is_dir():
         return f"{path} is a folder; name a config file in it"
     if "=" in path.name:
-        return f"there is no config file {path}; KEY=VALUE stands behind the FILE"
+        return f"there is no config file {path}; KEY=VALUE comes after FILE"
     siblings = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
     return f"there is no config file {path}.{nearest(path.name, siblings)}"
 

@@ -31,7 +31,7 @@ def row_problems(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at("data.num_epochs", "counts how often rows are played, and there are no data.train_files")
     for index, reward in enumerate(data.reward):
         if reward.name == "reward_model" and reward.args:
-            yield Problem(("data", "reward", index, "args"), "reward_model takes none; the section `reward` says how it is run")
+            yield Problem(("data", "reward", index, "args"), "reward_model takes no args; the section `reward` configures it")
     names = [reward.name for reward in data.reward]
     for name in {name for name in names if names.count(name) > 1}:
         yield Problem.at(

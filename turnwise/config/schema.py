@@ -24,7 +24,7 @@ DEFAULT_MAX_NEW_TOKENS = 128
 def _whole(value: Any) -> Any:
     if isinstance(value, float):
         if not value.is_integer():
-            raise ValueError(f"got {value}; batches in flight are whole ones: 0 (synchronous), 1, 2 …")
+            raise ValueError(f"got {value}; it must be a whole number of batches: 0 (synchronous), 1, 2 …")
         return int(value)
     return value
 

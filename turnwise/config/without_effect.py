@@ -146,7 +146,7 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
     Requirement(("target_kl",), _penalizes_kl, "it adapts init_kl_coef, which add_token_level_kl uses"),
     Requirement(("kl_horizon",), lambda c: c.target_kl is not None, "needs target_kl"),
     Requirement(("kl_loss_coef", "kl_loss_type"), lambda c: c.use_kl_loss, "needs use_kl_loss: true"),
-    Requirement(("reference",), lambda c: c.needs_reference, "nothing takes a KL to it; set use_kl_loss or add_token_level_kl"),
+    Requirement(("reference",), lambda c: c.needs_reference, "no KL to it is taken; set use_kl_loss or add_token_level_kl"),
     Requirement(("max_refill_factor",), lambda c: c.group_filter is not None, "needs group_filter"),
     Requirement(("prompt_length", "response_length"), lambda c: not c.departs("sequence_length"), "sequence_length is set"),
     Requirement(
@@ -154,7 +154,7 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
     ),
     Requirement(tuple(f"data.{key}" for key in _ROWS), _has_tasks, "there are no data.train_files"),
     Requirement(("data.shuffle",), lambda c: not c.data.curriculum, "data.curriculum draws the rows"),
-    Requirement(("data.curriculum",), _has_choice, "one environment has no other task to prefer"),
+    Requirement(("data.curriculum",), _has_choice, "a single environment has no other task to prefer"),
     Requirement(("data.reward_timeout_s",), lambda c: bool(c.data.reward), "there is no data.reward"),
     Requirement(("reward",), lambda c: c.needs_reward_model, "data.reward doesn't name reward_model"),
     Requirement(_TRACE, lambda c: c.trace.backend is not None, "needs trace.backend"),

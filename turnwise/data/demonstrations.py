@@ -57,11 +57,11 @@ def _problem(record: dict[str, Any]) -> str:
 def message_problem(index: int, message: Any) -> str:
     """The reason why it can't be message number `index` of a conversation; empty if it can."""
     if not isinstance(message, dict):
-        return f"message {index} is {str(message)[:40]!r}, no object"
+        return f"message {index} is {str(message)[:40]!r}; it must be an object"
     if message.get("role") not in _ROLES:
-        return f"message {index} has the role {str(message.get('role'))[:40]!r}; there are {', '.join(_ROLES)}"
+        return f"message {index} has the role {str(message.get('role'))[:40]!r}; allowed are {', '.join(_ROLES)}"
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     if not isinstance(content, str | list) or not all(isinstance(part, dict) for part in parts):
-        return f"message {index} has the content {str(content)[:40]!r}, which is no text"
+        return f"message {index} has the content {str(content)[:40]!r}; it must be a text"
     return ""

@@ -119,7 +119,7 @@ class GroupReward:
             return RewardResult(scores)
         if len(result.turn_rewards) != num_runs:
             raise RewardFault(
-                f"data.reward {self.name}: turn_rewards of {len(result.turn_rewards)} runs, and there are {num_runs}"
+                f"data.reward {self.name}: turn_rewards covers {len(result.turn_rewards)} runs, but there are {num_runs}"
             )
         turns = [sum(len(t.turns) for t in run) for run in runs_of(group)]
         return RewardResult(

@@ -63,15 +63,15 @@ def _prompt_problem(prompt_ids: IntArray, vocab_size: int, max_length: int) -> s
 
 def _sampling_problem(sampling: SamplingParams) -> str | None:
     if sampling.max_new_tokens < 1:
-        return f"max_new_tokens is {sampling.max_new_tokens}, must be at least 1"
+        return f"max_new_tokens is {sampling.max_new_tokens}; it must be at least 1"
     if sampling.temperature < 0:
-        return f"temperature is {sampling.temperature}, must be 0 (greedy) or more"
+        return f"temperature is {sampling.temperature}; it must be 0 (greedy) or more"
     if not 0 < sampling.top_p <= 1:
-        return f"top_p is {sampling.top_p}, must be in (0, 1]"
+        return f"top_p is {sampling.top_p}; it must be in (0, 1]"
     if sampling.top_k < 0:
-        return f"top_k is {sampling.top_k}, must be 0 (off) or more"
+        return f"top_k is {sampling.top_k}; it must be 0 (off) or more"
     if sampling.repetition_penalty <= 0:
-        return f"repetition_penalty is {sampling.repetition_penalty}, must be above 0"
+        return f"repetition_penalty is {sampling.repetition_penalty}; it must be above 0"
     if not 0 <= sampling.seed < 2**64:
-        return f"seed is {sampling.seed}, must be in [0, 2**64)"
+        return f"seed is {sampling.seed}; it must be in [0, 2**64)"
     return None

@@ -69,7 +69,7 @@ def _load() -> ctypes.CDLL | None:
             faults.append(f"{shlex.join(compiler)}: {error}")
     reason = "; ".join(faults) or "there is no C compiler (cc, gcc, clang or $CC)"
     logger.warning(
-        "Running on torch's kernels, which are slower: %s. %s, or set %s=off to say that this is fine.",
+        "Running on torch's kernels, which are slower: %s. %s, or set %s=off to silence this.",
         reason,
         advice,
         SWITCH,
@@ -131,7 +131,7 @@ def cache_folder() -> Path | None:
         return None
     if foreign:
         logger.warning(
-            "Kernels are compiled anew at each start: others can write %s, above their cache %s. chmod go-w it, or set "
+            "Kernels are compiled anew at each start: others can write to %s, above their cache %s. chmod go-w it, or set "
             "XDG_CACHE_HOME to a folder that is yours alone.",
             foreign[-1],
             folder,

@@ -126,7 +126,7 @@ class PolicyForward(PackedForward):
         # Asked at once, in evaluation mode: under dropout no two passes agree.
         self.has_plain_head = _has_plain_head(model)
         if not self.has_plain_head:
-            logger.warning("%s changes its logits after the projection: they are kept whole", type(model).__name__)
+            logger.warning("%s changes its logits after the projection, so all are kept in memory", type(model).__name__)
 
     def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
         with_entropy = "entropy" in outputs

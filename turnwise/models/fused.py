@@ -34,7 +34,7 @@ def fast_path_obstacle(model: PreTrainedModel) -> str | None:
     """The reason why the model's forward pass isn't the plain Llama shape with plain projections; None if it is."""
     name = type(model).__name__
     if name not in _MODEL_CLASSES:
-        return f"{name} is none of {', '.join(_MODEL_CLASSES)}"
+        return f"{name} isn't one of {', '.join(_MODEL_CLASSES)}"
     obstacle = _obstacle_of_body(model)
     if obstacle is not None:
         return obstacle

@@ -181,7 +181,7 @@ def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> N
     without = num_rows - len(ids) if isinstance(num_rows, int) else 0
     if without > _MANY_WITHOUT_TOKEN * (num_rows or 0):
         logger.warning(
-            "%s: %d of %d ids of its vocabulary have no token, and what is sampled of them has no text; "
+            "%s: %d of %d ids of its vocabulary have no token, and such an id has no text if it is sampled; "
             "take the tokenizer that belongs to the weights",
             path,
             without,

@@ -74,7 +74,7 @@ def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     decoders, known = AutoModelForCausalLM._model_mapping, AutoModelForTokenClassification._model_mapping
     if type(config) not in decoders:
         raise ModelError(
-            f"a {config.model_type} model is no decoder: its values would know what comes later; take a causal one"
+            f"a {config.model_type} model is no decoder: its values would depend on later tokens; take a causal model"
         )
     if type(config) in known:
         return known[type(config)]

@@ -106,7 +106,7 @@ class ByValidation:
                 part.load_state_dict(state[name])
         if self.best and self.best.value is not None and _step_of(self._folder) != self.best.step:
             logger.warning(
-                "the best model, that of step %d, isn't in %s; the next validation's is kept there",
+                "the best model, that of step %d, isn't in %s; the model of the next validation is kept there",
                 self.best.step,
                 self._folder,
             )

@@ -52,7 +52,7 @@ class Fingerprint:
         """
         if state["sha256"] != self._value:
             raise CheckpointError(
-                "the rows of train_files are other ones than when the checkpoint was saved, so its position means nothing; "
+                "the rows of train_files have changed since the checkpoint was saved, so its position means nothing; "
                 "bring them back, or start a new run from the weights with pretrain"
             )
 
@@ -227,7 +227,7 @@ class Checkpoints:
         missing += [name for name in contents.parts if name not in state]
         if missing:
             raise CheckpointError(
-                f"{folder} holds no {' and no '.join(missing)}, which this config needs: it was saved under another one. "
+                f"{folder} holds no {' and no '.join(missing)}, which this config needs: it was saved with another config. "
                 "Set adv_estimator and what belongs to it as they were, or start a new run from the weights with pretrain"
             )
         if state["step"] > self.num_steps:
@@ -243,7 +243,7 @@ class Checkpoints:
             try:
                 part.load_state_dict(state[name])
             except (KeyError, TypeError, ValueError, AttributeError) as fault:
-                raise CheckpointError(f"{folder}: {STATE_FILE} says nothing that {name} can go on from ({fault!r})") from fault
+                raise CheckpointError(f"{folder}: {STATE_FILE} holds nothing that {name} can go on from ({fault!r})") from fault
         self.num_done = self.first_step = state["step"]
         self._num_saved = self.num_done if folder.parent.resolve() == self.path.resolve() else None
         self._remember()

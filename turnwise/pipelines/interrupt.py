@@ -57,7 +57,7 @@ class Interrupts:
         if self._is_pressed:
             raise KeyboardInterrupt
         self._is_pressed = True
-        print(f"\n{self._doing}; Ctrl-C again drops it", file=sys.stderr, flush=True)
+        print(f"\n{self._doing}; press Ctrl-C again to drop it", file=sys.stderr, flush=True)
 
 
 @contextmanager

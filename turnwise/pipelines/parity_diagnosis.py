@@ -107,7 +107,7 @@ def diagnose(evidence: Evidence, suspects: Suspects) -> str:
             f"sampler and trainer differ by {difference:.2g} nats a token in the mean, {found.max():.2g} at most, over "
             f"{len(found)} tokens of policy version {evidence.version}; parity_max_logprob_diff is {evidence.max_diff:g}.",
             verdict,
-            "What would be left of the mean difference, were the cause",
+            "Mean difference that would be left if the cause were",
             *(f"  {fault.rest:<8.2g} {fault.cause}" for fault in faults),
         ]
     )

@@ -106,7 +106,7 @@ async def first_prompts(
         except (ConfigError, DeadlineError):
             raise
         except Exception as error:  # boundary: agents and environments are foreign code; what is wrong with them, rollouts say
-            logger.info("parity: %s gave no first prompt (%r); the gate does without", tag, error)
+            logger.info("parity: %s gave no first prompt (%r); the parity check does without it", tag, error)
         if listener.heard:
             prompts[tag] = listener.heard
     return prompts

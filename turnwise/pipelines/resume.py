@@ -125,7 +125,7 @@ def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> Run
     with ExitStack() as on_error:
         on_error.callback(folder.close)
         if find_resume_point(config) != point:
-            raise CheckpointError(f"{run} went on while it was looked at; start again to go on from where it is now")
+            raise CheckpointError(f"{run} went on while its checkpoint was chosen; start again to take its newest one")
         for place in (run, folder.metrics, folder.rollouts, point.checkpoint.parent):
             if place.exists() and not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
@@ -244,5 +244,5 @@ def _copy_history(old: RunFolder, new: RunFolder) -> list[str]:
         except FileNotFoundError:
             continue
         except OSError as fault:
-            notes.append(f"{source} can't be copied ({fault.strerror}); this run's own begins with its first step")
+            notes.append(f"{source} can't be copied ({fault.strerror}); this run's own file begins with its first step")
     return notes

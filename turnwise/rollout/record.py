@@ -190,7 +190,7 @@ class _TrajectoryRecord(_Record):
             raise ValueError(f"turns: it has none, and its status is {self.status}; only a failed episode has no turn")
         total = sum(turn.reward for turn in self.turns) + sum(self.outcome_rewards.values())
         if not math.isclose(self.score, total, rel_tol=1e-6, abs_tol=1e-6):
-            raise ValueError(f"score: it is {self.score:g}, and the rewards add up to {total:g}; change those")
+            raise ValueError(f"score: it is {self.score:g}, and the rewards add up to {total:g}; change the rewards")
         return self
 
 

@@ -244,7 +244,7 @@ class RolloutScheduler:
         if self._running.pop(index, None) is None:
             return
         if task.cancelled():
-            self._fault = RolloutError(f"group {index} was cancelled by something else than the scheduler")
+            self._fault = RolloutError(f"group {index} was cancelled by something other than the scheduler")
         elif (fault := task.exception()) is not None:
             self._fault = self._fault or fault
         else:
@@ -373,8 +373,8 @@ class RolloutScheduler:
             )
         if "groups" not in state:
             raise CheckpointError(
-                "this checkpoint was saved by an earlier version, which didn't note what is played ahead; start a new run from "
-                "its weights with pretrain"
+                "this checkpoint was saved by an earlier version, without what was played ahead; start a new run from its "
+                "weights with pretrain"
             )
         self._buffer.load_state_dict(state)
         self._tasks.load_state_dict(state.get("tasks", {}))

@@ -274,7 +274,7 @@ def _no_better_than(play: Callable[[], Outcomes | None]) -> Condition:
     played: list[Outcomes | None] = []
 
     @condition(
-        RANDOM_HEADING, "Look at what the model is shown and how rewards fall (`turnwise play`), or begin with `turnwise sft`."
+        RANDOM_HEADING, "Look at what the model is shown and rewarded for (`turnwise play`), or begin with `turnwise sft`."
     )
     def no_better_than_random(history: History) -> str | None:
         known, now = history.successes(0, BLOCK), history.successes(-BLOCK)

@@ -88,8 +88,8 @@ def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
             raise ValueError("it has other parts")
     except (OSError, ValueError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, UnpicklingError) as error:
         raise ModelError(
-            f"{file}: isn't the training state that turnwise writes, and nothing else in it is run; it is damaged or "
-            "somebody else's: go on from another checkpoint"
+            f"{file}: isn't a training state that turnwise wrote, so nothing in it is run; it is damaged, or another "
+            "program wrote it: go on from another checkpoint"
         ) from error
     return state
 

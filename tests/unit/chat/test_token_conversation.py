@@ -185,7 +185,7 @@ def broken_completion(token_ids, reason):
 @pytest.mark.parametrize(
     ("completion", "complaint"),
     [
-        (broken_completion([65] * 33, "length"), "33 tokens; asked were 32"),
+        (broken_completion([65] * 33, "length"), "33 tokens, more than the 32"),
         (broken_completion([65], "eos"), "finish reason 'eos'"),
         (broken_completion([65], "stop"), "keep the stop token"),
         (broken_completion([], "stop"), "keep the stop token"),

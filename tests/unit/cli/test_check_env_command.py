@@ -241,7 +241,7 @@ class Shop(TextEnv):
 def test_few_tasks_are_told_as_training_tells_them(examined):
     for arguments, advice in (
         (["id=CliffWalking-v1"], "tasks are the same"),
-        (["id=CliffWalking-v1", "split=null"], "take `split`"),
+        (["id=CliffWalking-v1", "split=null"], "remove `split`"),
     ):
         status, said = examined("gymnasium", *arguments)
         assert status == 0 and advice in " ".join(said.split())

@@ -99,7 +99,7 @@ def test_actions_with_commas_come_from_a_file_and_players_from_a_class(capsys: p
         (["own_doors:Door"], "has no expert_action()"),
         (["own_doors:Door", "--policy", "random"], "--actions"),
         (["own_doors:Door", "--policy", "erring"], "has no expert_action()"),
-        (["frozen_lake", "--policy", "master"], "'master' is none of expert, random, erring"),
+        (["frozen_lake", "--policy", "master"], "'master' isn't one of expert, random, erring"),
         (["frozen_lake", "--policy", "own_doors:Nobody"], "no class 'Nobody'"),
         (["frozen_lake", "--policy", "own_doors:Statue"], "has no act()"),
         (["own_doors:Door", "--policy", "own_doors:Tired"], "gave up at once"),

@@ -78,7 +78,7 @@ def check(folder, at, way):
         ("step", "_exit", 70, "ended with exit status 0 before it was done, in step of"),
         ("reset", "abort", 128 + signal.SIGABRT, "was ended by SIGABRT, in reset of"),
         ("close", "crash", 128 + signal.SIGSEGV, "was ended by SIGSEGV, in close of"),
-        ("step", "killed", 128 + signal.SIGKILL, "was ended by SIGKILL, as the system does where memory runs out, in step of"),
+        ("step", "killed", 128 + signal.SIGKILL, "was ended by SIGKILL, as the system does when memory runs out, in step of"),
     ],
 )
 def test_an_environment_that_ends_the_process_is_named(folder, at, way, status, said):

@@ -114,7 +114,7 @@ def test_a_model_shows_its_log_probs(played, lake, tiny_model):
 
 def test_a_bare_environment_has_the_defaults_of_training_and_arguments(played):
     said = played("frozen_lake", "size=2", "is_slippery=false", "--policy", "scripted", "--max-steps", "4")
-    assert "note: no tokenizer is here: bytes stand in for tokens" in said
+    assert "note: there is no tokenizer here: bytes are counted as tokens" in said
     assert "You act in an environment, one action each turn." in said
     assert rows(said, "score") == ["1 after 2 turns, finished by the environment"]
 
@@ -217,7 +217,7 @@ def take_terminal():
         ([], "which environment?"),
         (["frozen_lak"], "Did you mean 'frozen_lake'?"),
         (["frozen_lake", "siz=3"], "Did you mean 'size'?"),
-        (["frozen_lake", "--policy", "nowhere"], "none of human, random, scripted, openai:URL"),
+        (["frozen_lake", "--policy", "nowhere"], "one of human, random, scripted, openai:URL"),
         (["frozen_lake", "--policy", "openai:localhost"], "--model-name"),
         (["frozen_lake", "--policy", "openai:localhost", "--model-name", "x"], "must be like http://"),
         (["frozen_lake", "--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "x"], "is the server up"),

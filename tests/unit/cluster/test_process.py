@@ -408,7 +408,7 @@ def test_a_call_that_was_only_late_has_others_after_it(make_cluster):
     late = workers.call("wait", 4.0)
     with pytest.raises(DeadlineError, match=r"waited 2 s for actor_train\.wait"):
         late.result()
-    with pytest.raises(DeadlineError, match="still goes on"):
+    with pytest.raises(DeadlineError, match="still runs"):
         workers.call("process")
     late.future.exception(timeout=60)
     assert workers.call("process").result()
@@ -519,7 +519,7 @@ def test_a_nursery_that_does_not_answer_is_named(make_cluster, monkeypatch):
     fork_server = prepare_processes()
     fork_server._control.settimeout(0.2)
     os.kill(fork_server._process.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerError, match=r"gave no answer within .* async_generation_ratio: 0 needs none"):
+    with pytest.raises(WorkerError, match=r"didn't answer within .* async_generation_ratio: 0 needs no such"):
         make_cluster()
     fork_server._process.wait(timeout=30)
     assert make_cluster().spawn("actor_train", Worker).call("process").result()
@@ -528,7 +528,7 @@ def test_a_nursery_that_does_not_answer_is_named(make_cluster, monkeypatch):
 def test_a_nursery_that_cannot_start_says_so_at_once(make_cluster, monkeypatch, capfd):
     end_nursery()
     monkeypatch.setattr(sys, "path", ["/nowhere"])
-    with pytest.raises(WorkerError, match=r"has ended with exit code 1 .* perhaps with a message above"):
+    with pytest.raises(WorkerError, match=r"has ended with exit code 1 .* there may be a message above"):
         make_cluster()
     assert "No module named" in capfd.readouterr().err
 
@@ -558,10 +558,10 @@ def test_a_process_that_breaks_outside_of_calls_says_so(capfd):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ([("a", torch.zeros(2))], r"a is torch.float32 \[2\] now, and was torch.float32 \[2, 3\]"),
+        ([("a", torch.zeros(2))], r"a is torch.float32 \[2\] now, but it was torch.float32 \[2, 3\]"),
         ([("a", torch.zeros(2, 3, dtype=torch.float64))], r"a is torch.float64 \[2, 3\] now"),
-        ([("c", torch.zeros(2))], "c is .* now, and was unknown"),
-        ([], "a isn't among the tensors any more"),
+        ([("c", torch.zeros(2))], "c is .* now, but it was unknown"),
+        ([], "a is missing, but it was among the tensors"),
     ],
 )
 def test_other_tensors_than_the_first_are_refused(tensors, message):

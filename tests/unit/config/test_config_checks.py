@@ -22,7 +22,7 @@ def config_of(**keys: Any) -> AgenticConfig:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"async_generation_ratio": 0.5}, "got 0.5; batches in flight are whole ones"),
+    ({"async_generation_ratio": 0.5}, "got 0.5; it must be a whole number of batches"),
     ({"reward_normalization": {"method": "identity"}}, "identity contradicts adv_estimator grpo.*mean_std.*reinforce"),
     ({"adv_estimator": "rloo", "reward_normalization": {"method": "mean"}}, "rloo centres scores in its own way"),
     ({"adv_estimator": "gae", "reward_normalization": {"method": "mean_std"}}, "reward_placement turn, gae works on single"),

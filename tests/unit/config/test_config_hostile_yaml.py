@@ -139,5 +139,5 @@ def test_a_folder_and_a_setting_are_no_config(tmp_path):
     (tmp_path / "own.yaml").mkdir()
     with pytest.raises(ConfigError, match=r"own.yaml is a folder; name a config file in it"):
         load_config(tmp_path / "own.yaml")
-    with pytest.raises(ConfigError, match="KEY=VALUE stands behind the FILE"):
+    with pytest.raises(ConfigError, match="KEY=VALUE comes after FILE"):
         load_config("seed=3")

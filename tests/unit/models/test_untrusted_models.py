@@ -122,7 +122,7 @@ def test_training_states_and_adapters_are_never_run(marker: Path, tmp_path: Path
     model = toy_model()
     save_state(tmp_path / "state", model, None)
     torch.save(Evil(marker), tmp_path / "state" / "trainer_state.pt")
-    with pytest.raises(ModelError, match=r"trainer_state.pt: isn't the training state that turnwise writes") as raised:
+    with pytest.raises(ModelError, match=r"trainer_state.pt: isn't a training state that turnwise wrote") as raised:
         load_state(tmp_path / "state", model, None)
     assert "weights_only" not in str(raised.value)
     adapter = tmp_path / "adapter"

@@ -22,7 +22,7 @@ def test_the_first_ctrl_c_waits_for_the_end_of_the_step(capsys):
     interrupts = Interrupts()
     interrupts.hold("finishing this step")
     signal.raise_signal(signal.SIGINT)
-    assert "finishing this step; Ctrl-C again drops it" in capsys.readouterr().err
+    assert "finishing this step; press Ctrl-C again to drop it" in capsys.readouterr().err
     with pytest.raises(KeyboardInterrupt):
         interrupts.release()
     assert signal.getsignal(signal.SIGINT) is before

@@ -141,7 +141,7 @@ def test_without_a_tokenizer_bytes_stand_in_and_it_is_said(tiny_model):
     _, result, setup = played(config, Choices("scripted", seed=1))
     assert result.trajectory.score == 1.0
     assert setup.max_length == 256 * BYTES_PER_TOKEN and setup.settings.max_tokens_per_step == 16 * BYTES_PER_TOKEN
-    assert "bytes stand in for tokens" in setup.notes[0]
+    assert "bytes are counted as tokens" in setup.notes[0]
     assert len(byte_tokenizer().encode("größer", add_special_tokens=False)) == len("größer".encode())
 
 
@@ -151,7 +151,7 @@ def test_nobody_to_play_is_a_sentence(tiny_model, tokens):
         played(config, Choices("random", **tokens))
     with pytest.raises(ConfigError, match=r"no expert_action\(\)"):
         played(config, Choices("scripted", **tokens))
-    with pytest.raises(ConfigError, match="none of human, random, scripted, openai:URL"):
+    with pytest.raises(ConfigError, match="one of human, random, scripted, openai:URL"):
         played(config, Choices("nowhere"))
     with pytest.raises(ConfigError, match="--model-name"):
         played(config, Choices("openai:http://localhost/v1"))

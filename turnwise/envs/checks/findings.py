@@ -82,7 +82,7 @@ def splits(
         advice = "training and validation tasks are the same: success in validation says nothing about new tasks"
         return Finding("train/val", "warning", f"{result}: too few tasks to hold any out", advice, figures)
     if takes_split and is_given:
-        advice = "take `split` out of the arguments where the environment can hold tasks out"
+        advice = "remove `split` from the arguments, if the environment can hold tasks out"
         return Finding("train/val", "warning", f"{result}; `split` is given, so only seeds differ", advice, figures)
     if not takes_split:
         advice = "give the constructor a parameter `split` (train or val) that keeps tasks apart by content"
@@ -108,7 +108,7 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
     spread = f"{min(values):.3g} … {max(values):.3g} a step, {min(scores):.3g} … {max(scores):.3g} an episode"
     result = f"{spread}; not 0 in {of_steps:.1%} of steps, {of_episodes:.0%} of episodes"
     if min(scores) == max(scores) and len(scores) > 1:
-        advice = "equal scores teach nothing: easier tasks, rewards on the way, or a start from demonstrations"
+        advice = "equal scores teach nothing: use easier tasks, rewards on the way, or a start from demonstrations"
         return Finding("rewards", "warning", result, advice, figures)
     return Finding("rewards", "ok", result, figures=figures)
 

@@ -49,9 +49,9 @@ def _judged(
         return [replace(step_row, result=f"{step_row.result}: {how}", figures=figures), start_row]
     slow_row = start_row if is_step_quick else step_row
     if sum(step.cpu_s) + sum(start.cpu_s) < 0.5 * (sum(step.wall_s) + sum(start.wall_s)):
-        advice = f"it waits: max_env_num_per_worker: {NUM_WAITING} lets so many wait at once"
+        advice = f"it mostly waits: max_env_num_per_worker: {NUM_WAITING} lets {NUM_WAITING} calls wait at once"
     else:
-        advice = f"it computes: make it quicker, or max_env_num_per_worker: {num_cores}, which helps outside Python's own lock"
+        advice = f"it mostly computes: make it quicker, or set max_env_num_per_worker: {num_cores} if it releases Python's lock"
     blocking = replace(slow_row, verdict="warning", result=f"{slow_row.result}: blocking", advice=advice)
     if is_step_quick:
         return [replace(step_row, figures=figures), blocking]
