@@ -310,7 +310,7 @@ def test_what_nothing_explains_is_said_to_be_so(loop, folders):
     folders = {str(folders / "right"): "pretrain", str(folders / "nowhere"): "reward_pretrain"}
     message = Run(loop, Sloppy(model, max_length=MAX_LENGTH), model, folders=folders).complaint()
     assert cause(message).startswith("none")
-    table = message.split("were the cause\n")[1].splitlines()
+    table = message.split("if the cause were\n")[1].splitlines()
     assert len(table) >= 6 and any("nan" in line and "can't be tried" in line for line in table)
 
 

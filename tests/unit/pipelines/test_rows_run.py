@@ -145,7 +145,7 @@ def test_arguments_reach_rewards_of_groups_or_are_refused(make_config) -> None:
     assert of("odd_rewards:compare", margin=3.0) == [3.0]
     for name, args, said in (
         ("odd_rewards:compare", {"marign": 3.0}, "args.marign is no parameter of it; it has group, margin"),
-        ("reward_model", {"size": 1}, "reward_model takes none"),
+        ("reward_model", {"size": 1}, "reward_model takes no args"),
     ):
         with pytest.raises(ConfigError, match=said):
             of(name, **args)
