@@ -1,4 +1,4 @@
-"""What tests of several rooms share: a small model folder, made once a session."""
+"""Fixtures that tests of several rooms share: a small model folder, made once a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that can be tested on this machine: `make test-full`. It writes `tests/full_run.json`, which is committed.
+"""Runs everything that can be tested on this machine: `make test-full`. It writes `tests/full_run.json`, which is committed.
 
 CI leaves out what takes longest: it kills a run three times instead of twenty, and tries only the mutants of what has changed
 since the revision of that file. A part that passed is not repeated when the command is given again on the same revision.

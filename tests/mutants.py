@@ -35,7 +35,7 @@ PASSED, FAILED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """In `file` of the package the code `old`, which stands there once, is `new`. One of `tests` must see it."""
+    """Replaces the code `old`, which occurs once in `file` of the package, by `new`. One of `tests` must notice it."""
 
     name: str
     file: str
@@ -151,7 +151,7 @@ def run(mutants: Sequence[Mutant]) -> list[str]:
 
 @contextmanager
 def _applied(mutant: Mutant, source: Path) -> Iterator[None]:
-    """The mutant in its file. The time of the file comes back with its text, so that its bytecode holds again."""
+    """Puts the mutant into its file for a while. The file gets its text and time back, so that its bytecode is valid again."""
     text, times = source.read_text(encoding="utf-8"), source.stat()
     [(start, end)] = places(text, mutant.old)
     source.write_text(text[:start] + mutant.new + text[end:], encoding="utf-8")

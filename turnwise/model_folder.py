@@ -175,7 +175,7 @@ def require_rows(folder: str | Path, num_rows: Any, num_ids: int) -> None:
     """Refuses a model whose embedding has fewer rows than the tokenizer has ids.
 
     Raises:
-        ModelError: it has.
+        ModelError: the embedding has fewer.
     """
     if isinstance(num_rows, int) and num_rows < num_ids:
         raise ModelError(

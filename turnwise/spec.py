@@ -86,7 +86,7 @@ class VariantSpec:
     aggregation: str = "token-mean"
     granularities: tuple[Granularity, ...] = ("token", "segment")
     chooses_tokens: bool = False
-    """Whether it looks at the whole optimiser step, with old log-probs."""
+    """Whether the loss chooses tokens over the whole optimiser step, which needs old log-probs."""
     paper: str = ""
 
     def ratio_refusal(self, name: str, ratio_type: Granularity | None) -> str:

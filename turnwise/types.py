@@ -348,7 +348,7 @@ class Batch:
         return self.response_mask if self.keep_mask is None else self.response_mask & self.keep_mask
 
     def map(self, convert: Callable[[Any], Any]) -> Batch:
-        """The same batch with `convert` applied to every array it has."""
+        """A copy of the batch with `convert` applied to every array."""
         plain = ("lengths", "denominators", "media", "media_positions")
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in plain}
         return replace(self, **{name: convert(a) for name, a in arrays.items() if a is not None})

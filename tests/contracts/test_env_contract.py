@@ -55,7 +55,7 @@ def test_the_environments_of_the_package_pass(make_env: Callable[[], Env], actio
 
 
 class ForgetfulEnv(BanditEnv):
-    """What it shows depends on how often it was reset."""
+    """An environment whose observation depends on how often it was reset."""
 
     def __init__(self) -> None:
         super().__init__()

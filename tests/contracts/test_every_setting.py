@@ -148,7 +148,7 @@ def turn_without_times(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def log_lines(path: Path) -> Iterator[str]:
-    """What was said at run time: without the tables at its start, and without times."""
+    """The warnings and errors in the log of a run, without their times."""
     for line in path.read_text().splitlines():
         found = re.match(r"\S+ \S+ (\w+) (\S+): (.*)", line)
         if found and found[1] in ("WARNING", "ERROR"):

@@ -36,7 +36,7 @@ def log_records(data: bytes) -> Iterator[bytes]:
 
 
 def wandb_kept(run: Path) -> tuple[dict[int, float], dict[str, object], int]:
-    """Steps, settings and the number of texts."""
+    """The steps, settings and number of texts that wandb has kept."""
     from wandb.proto import wandb_internal_pb2
 
     [path] = run.glob("wandb/offline-run-*/run-*.wandb")

@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_sums(folder: Path) -> None:
-    """The files of examples/arithmetic, of a few sums each."""
+    """The files of examples/arithmetic, with a few sums each."""
     script = runpy.run_path(str(ROOT / "examples" / "arithmetic" / "sums.py"))
     rows = script["sums"](seed=0)
     script["write"](folder / "train.jsonl", rows[:16])

@@ -12,7 +12,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebooks" / "first_steps.i
 
 
 def successes(notebook) -> list[float]:
-    """What the tables of its evaluations say."""
+    """The success rates in the tables of its evaluations."""
     texts = [output["text"] for cell in notebook.cells for output in cell.get("outputs", []) if "text" in output]
     return [float(number) for number in re.findall(r"(?m)^all +([\d.]+)", "".join(texts))]
 

@@ -17,7 +17,7 @@ from turnwise.spec import PG_VARIANTS
 from turnwise.types import ModelOutputs, Sample, TurnSpan
 
 ARM_REWARDS = np.array([[0.1, 0.9, 0.3, 0.2], [0.8, 0.1, 0.2, 0.3]])
-"""Of each turn's arms; the best pair is (1, 0)."""
+"""Rewards of each turn's arms; the best pair is (1, 0)."""
 NUM_GROUPS, GROUP_SIZE, NUM_ROUNDS, NUM_EPOCHS = 4, 8, 30, 2
 MASK = np.array([False, True, False, True])
 DRIFT = 0.3
@@ -68,7 +68,7 @@ def train(settings: AlgorithmSettings, seed: int = 0, sign: float = 1.0, drift: 
 
 
 def variant(name: str, **settings) -> AlgorithmSettings:
-    """With the share of tokens that 64 have room for."""
+    """The variant, with a share of tokens large enough to choose some of 64."""
     arguments = {"pg_args": {"fraction": 0.05}} if name.endswith("_cov") else {}
     return AlgorithmSettings(pg_variant=name, **arguments, **settings)
 

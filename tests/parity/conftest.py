@@ -112,7 +112,7 @@ class Run:
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """Of the last checkpoint."""
+        """The weights of the last checkpoint."""
         [folder] = self.folder.glob("checkpoints/checkpoint-*")
         return load_file(folder / "model.safetensors")
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def profile():
-    """The profile is a state of torch; the tests behind this one run outside of it."""
+    """Resets the deterministic profile, which is a state of torch, for the tests that follow."""
     yield "deterministic=true"
     torch.use_deterministic_algorithms(False)
 

@@ -40,7 +40,7 @@ def assert_equal(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def adapted_model(attn_implementation: str) -> PreTrainedModel:
-    """With adapters that have learnt something: as long as B is 0, A has no gradient."""
+    """A model whose adapters have learnt something: as long as B is 0, A has no gradient."""
     model = toy_model(attn_implementation=attn_implementation)
     Adapters(model, LoRASettings(rank=4, alpha=8))
     generator = torch.Generator().manual_seed(0)

@@ -47,7 +47,7 @@ CASES = {
 
 
 def overrides(case: str, layout: Sequence[str] = ()) -> list[str]:
-    """Of one case, with its trained roles in the layout."""
+    """The overrides of one case, with its trained roles in the layout."""
     roles = ("actor_train", "critic") if case == "a critic" else ("actor_train",)
     return [*CASES[case], *(line.format(role=role) for line in (*BASE, *layout) for role in roles)]
 
@@ -109,12 +109,12 @@ class Measured:
 
     @property
     def logprobs(self) -> FloatArray:
-        """The trainer's, before each update."""
+        """The trainer's log-probs before each update."""
         return np.concatenate([sample.old_logprobs for sample in self.samples])
 
     @property
     def values(self) -> FloatArray:
-        """The critic's, before each update; nothing without one."""
+        """The critic's values before each update; nothing without a critic."""
         return np.concatenate([np.zeros(0) if sample.values is None else sample.values for sample in self.samples])
 
 

@@ -37,7 +37,7 @@ CORRECTIONS = {
 
 
 def credited_samples() -> list[Sample]:
-    """Of version 1 and of version 0, with advantages, a reference's log-probs, and a sampler's that are near the model's."""
+    """Samples of versions 1 and 0, with advantages, a reference's log-probs, and a sampler's that are near the model's."""
     rng = np.random.default_rng(3)
     samples = toy_samples(NUM_SAMPLES, seed=1)
     for number, sample in enumerate(samples):

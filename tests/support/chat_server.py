@@ -30,7 +30,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.body.encode())
 
     def log_message(self, *_: object) -> None:
-        """Nothing on stderr."""
+        """Writes nothing to stderr."""
 
 
 def answer(text: str | None, reason: str = "stop") -> dict[str, object]:

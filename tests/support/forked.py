@@ -179,7 +179,7 @@ def run(
     timeout: float | None = 300,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run`, with the outputs captured. A process that takes longer than `timeout` seconds is killed."""
+    """Runs like `subprocess.run`, with the outputs captured. A process that takes longer than `timeout` seconds is killed."""
     if capture_output:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     if input is not None:
@@ -235,7 +235,7 @@ def _serve(address: str) -> None:
 
 
 def _handle(connection: socket.socket) -> None:
-    """In a process of its own: it forks the command, and waits for it."""
+    """Forks the command and waits for it, in a process of its own."""
     first, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(3 * 4))
     descriptors = list(array.array("i", ancillary[0][2]))
     request = json.loads(first + connection.makefile("rb").readline())

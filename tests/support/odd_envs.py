@@ -18,7 +18,7 @@ from turnwise.types import Reduction, SamplingParams, Task, Trajectory
 
 
 class HesitantEnv(LettersEnv):
-    """Letters, whose answers take up to 20 ms of somebody else's time, each time anew."""
+    """Letters whose answers take up to 20 ms of waiting, a new time for each."""
 
     async def step(self, action: str) -> Step:  # type: ignore[override]
         await asyncio.sleep(random.SystemRandom().random() * 0.02)
@@ -26,7 +26,7 @@ class HesitantEnv(LettersEnv):
 
 
 class CrowdEnv(LettersEnv):
-    """Letters, whose steps may block for `delay_s`. Counts its episodes and its steps at the same time, by split."""
+    """Letters whose steps may block for `delay_s`. Counts its episodes and its steps at the same time, by split."""
 
     now: ClassVar[Counter[str]] = Counter()
     most: ClassVar[Counter[str]] = Counter()
@@ -117,7 +117,7 @@ class StuckEnv(LettersEnv):
 
 
 LET_GO = Event()
-"""Set, what is stuck comes back after all, so that a test leaves no thread behind."""
+"""Lets every stuck call come back when it is set, so that a test leaves no thread behind."""
 
 
 def block_for_ever() -> None:

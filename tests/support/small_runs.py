@@ -1,4 +1,4 @@
-"""Runs of a few steps over a toy environment, whose answers are a few letters: what tests of whole runs set up."""
+"""Sets up runs of a few steps over a toy environment whose answers are a few letters, for tests of whole runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnwise.pipelines.run_folder import RunFolder
 from turnwise.tracking.jsonl import read_metrics
 
 TIMES = ("time/", "system/tps")
-"""Metrics that differ between two runs that are otherwise the same begin so."""
+"""Prefixes of metrics that differ between two otherwise equal runs."""
 LETTERS = {
     "env_type": "turnwise.testing.toy_envs:LettersEnv",
     "max_steps": 2,

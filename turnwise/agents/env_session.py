@@ -152,7 +152,7 @@ class ThreadSession(EnvSession):
         self._thread.end()
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The same in the thread, when a place is free.
+        """Calls it in the thread, when a place is free.
 
         Raises:
             DeadlineError: no place was free within the settings' `place_timeout_s`.

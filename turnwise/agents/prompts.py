@@ -1,4 +1,4 @@
-"""From observations to chat messages."""
+"""Turns observations into chat messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From losses of tokens to the loss of an optimiser step, for every `loss_agg_mode`.
+"""Combines losses of tokens into the loss of an optimiser step, for every `loss_agg_mode`.
 
 All four modes are linear in the token losses, so a mode is a factor for each token, already divided by the denominators of
 the *whole* optimiser step. Sums over micro-batches and ranks then add up to the same loss however the step was cut.

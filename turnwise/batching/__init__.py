@@ -1,1 +1,1 @@
-"""From trajectories to samples, from samples to packed micro-batches, and the plan of an optimiser step."""
+"""Makes samples of trajectories and packed micro-batches of samples, and plans an optimiser step."""

@@ -1,1 +1,1 @@
-"""From a config to objects: the one room that knows every concrete class."""
+"""Builds the objects of a config: the one room that knows every concrete class."""

@@ -1,4 +1,4 @@
-"""From a config to the pipeline of a training run."""
+"""Builds the pipeline of a training run from its config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a config to environments and the agents that play them, and a look at every plug-in. Nothing here needs torch."""
+"""Builds environments and the agents that play them from a config, and checks every plug-in. Nothing here needs torch."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from turnwise.pipelines.roles import ModelRole
 
 _MIN_CONVERSATIONS = 2
 _PLAIN_PROMPT: Prompt = [{"role": "user", "content": "Hello"}]
-"""Message of a gate without a prompt of the run."""
+"""The question of a parity check without a usable prompt of the run."""
 
 
 def build_parity_gate(

@@ -25,7 +25,7 @@ class ShownPrompt(NamedTuple):
     """The policy's input before a response, and its remaining room."""
 
     turn_idx: int
-    """From 1."""
+    """Number of the turn, from 1."""
     added_ids: Sequence[int]
     """New token ids of the context; empty if the policy knows texts only."""
     messages: Sequence[Message]

@@ -1,4 +1,4 @@
-"""From a config and a name to the setup of one episode: who answers, over which tokens, within which limits."""
+"""Builds the setup of one episode from a config and a name: who answers, over which tokens, within which limits."""
 
 from __future__ import annotations
 

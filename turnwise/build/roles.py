@@ -1,4 +1,4 @@
-"""From a role of the config to the strategy that trains or runs its model."""
+"""Builds the strategy that trains or runs the model of a role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a config to rollouts: the policy with its servers, the environments with their agents, the schedulers."""
+"""Builds what rollouts need from a config: the policy with its servers, the environments with their agents, the schedulers."""
 
 from __future__ import annotations
 

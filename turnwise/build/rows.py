@@ -1,4 +1,4 @@
-"""From `data` of a config to tasks, the agents that answer them, and the rewards of what they answered."""
+"""Builds tasks, the agents that answer them and the rewards of their answers from `data` of a config."""
 
 from __future__ import annotations
 

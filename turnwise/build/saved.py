@@ -66,7 +66,7 @@ def evaluate_model(
 def evaluate_modes(
     config: AgenticConfig, plan: EvaluationPlan, model_path: str | None = None, on_start: OnStart = log_applied
 ) -> Iterator[tuple[Mode, Evaluation]]:
-    """The same with each mode of the plan, one after the other."""
+    """Evaluates with each mode of the plan, one after the other."""
     name = Path(model_path or config.actor_train.model_args.model_name_or_path).name
     with _saved_policy(config, "val", model_path) as policy:
         for mode in plan.modes:

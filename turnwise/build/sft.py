@@ -1,4 +1,4 @@
-"""From a config to the pipeline of supervised fine-tuning."""
+"""Builds the pipeline of supervised fine-tuning from its config."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class _Ends(NamedTuple):
     closing: list[int]
     """The text between an answer and the next message, up to the token that ends the turn; empty without such a token."""
     said: list[int]
-    """The same after the last message of a conversation; fine-tuning teaches this one."""
+    """The end after the last message of a conversation; fine-tuning teaches this one."""
 
 
 class ChatTemplate:

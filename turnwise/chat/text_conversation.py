@@ -14,7 +14,7 @@ _NO_LIMIT = 2**31
 
 
 class TextAnswer(NamedTuple):
-    """The answer of such a model."""
+    """The answer of a model that takes and gives text."""
 
     text: str
     finish_reason: FinishReason

@@ -41,7 +41,7 @@ class RewardNormalizationArgs(Section):
 
     @property
     def statistics(self) -> tuple[str, str]:
-        """Scores that mean and standard deviation are over."""
+        """The scores over which mean and standard deviation are taken."""
         mean, std = METHOD_STATISTICS[self.method]
         return self.norm_mean_type or mean, self.norm_std_type or std
 

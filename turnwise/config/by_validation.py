@@ -1,4 +1,4 @@
-"""What is done by a metric of the validations: the best model is kept, and a run that no longer gets better ends."""
+"""Settings that act on a metric of the validations: keep the best model, end a run that no longer gets better."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EarlyStopping(Section):
 
 
 def validation_problems(config: AgenticConfig) -> Iterator[Problem]:
-    """Settings by which no validation can decide."""
+    """Problems of `save_best` and `early_stopping` with the validations of the config."""
     for key, section in (("save_best", config.save_best), ("early_stopping", config.early_stopping)):
         if section is None:
             continue

@@ -34,7 +34,7 @@ class Difference(NamedTuple):
 
     @property
     def is_refused(self) -> bool:
-        """Whether the run can't go on with it."""
+        """Whether a resumed run refuses the difference."""
         return bool(self._refusal)
 
     @property

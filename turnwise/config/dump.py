@@ -80,7 +80,7 @@ def dump_yaml(config: AgenticConfig | SFTConfig) -> str:
 
 
 def _without_null(value: dict[str, Any]) -> dict[str, Any]:
-    """Without unset values; `action_pattern: null` has a meaning and stays."""
+    """The mapping without unset values; `action_pattern: null` has a meaning and stays."""
     result: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, dict) and key not in _VERBATIM:

@@ -1,4 +1,4 @@
-"""From a YAML file, or a plain mapping, to a validated config."""
+"""Reads a YAML file, or a plain mapping, into a validated config."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def _short(value: Any) -> str:
 
 
 def _merge(problems: list[Problem]) -> list[Problem]:
-    """One problem a key: the branches of a union each complain."""
+    """Merges the problems of a key into one, since each branch of a union reports its own."""
     by_path: dict[KeyPath, list[str]] = {}
     for problem in problems:
         by_path.setdefault(problem.path, []).append(problem.message)

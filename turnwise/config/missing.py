@@ -79,7 +79,7 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
 
 
 def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str]:
-    """The same for playing the tasks of a split with a saved model, without the needs of training."""
+    """What this version lacks to play the tasks of a split with a saved model, without the needs of training."""
     manager = config.env_manager(split)
     return [
         *_role("actor_infer.", config.actor_infer),

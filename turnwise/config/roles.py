@@ -146,7 +146,7 @@ class StrategyArgs(Section):
         return options
 
     def degree(self, *names: str) -> int:
-        """The first of these parallel degrees that the engine's options hold, 1 without one."""
+        """The first of the given parallel degrees that the engine's options hold, 1 if they hold none."""
         found = (self.strategy_config[name] for name in names if name in self.strategy_config)
         value = next(found, 1)
         return value if isinstance(value, int) and value > 0 else 1
@@ -164,11 +164,11 @@ class Role(Section):
     use_dynamic_batching_in_train: bool = False
     """Fill micro-batches by tokens instead of by samples. Changes speed and memory, not the result."""
     use_dynamic_batching_in_infer: bool = False
-    """The same for forward passes."""
+    """Fill micro-batches of forward passes by tokens, too."""
     max_tokens_per_microbatch_in_train: PositiveCount = derived()
     """Tokens of a micro-batch, where batching is dynamic [2 × sequence_length]."""
     max_tokens_per_microbatch_in_infer: PositiveCount = derived()
-    """The same for forward passes."""
+    """Tokens of a micro-batch of forward passes, where batching is dynamic [2 × sequence_length]."""
     use_sequence_packing: bool = True
     """Lay samples one after another instead of padding them."""
 

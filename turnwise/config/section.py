@@ -45,10 +45,10 @@ Names = Annotated[list[Name], BeforeValidator(_as_list)]
 
 
 def is_entry_point(name: str) -> bool:
-    """Whether it is `module:Class` or `module:function` by its form.
+    """Whether the name has the form `module:Class` or `module:function`.
 
     Raises:
-        ValueError: it is one of Python's own modules, in which no plug-in is.
+        ValueError: the module is one of Python's own, which hold no plug-ins.
     """
     module, _, attribute = name.partition(":")
     if attribute and module.split(".")[0] in sys.stdlib_module_names:

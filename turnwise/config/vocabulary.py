@@ -43,6 +43,6 @@ def vocabulary() -> Mapping[str, Any]:
 
 @cache
 def retired_keys() -> Mapping[str, Retired]:
-    """By dotted key, with `<role>`, `<manager>` and `<env>` for the sections that occur more than once."""
+    """The retired keys by dotted name, with `<role>`, `<manager>` and `<env>` for the sections that occur more than once."""
     entries = [Retired(**entry) for entry in vocabulary()["retired"]]
     return {key: entry for entry in entries for key in entry.keys}

@@ -100,7 +100,7 @@ def read_state_key(env: Env) -> Hashable:
 
 
 def ask_state_key(env: HasStateKey) -> Hashable:
-    """The same for an environment that is known to name its state.
+    """The state key of an environment that is known to have one.
 
     Raises:
         EnvironmentFault: the name isn't hashable.

@@ -1,4 +1,4 @@
-"""From the text of a response to the action in it, and back."""
+"""Reads the action from the text of a response, and writes it back into one."""
 
 from __future__ import annotations
 

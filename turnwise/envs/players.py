@@ -17,7 +17,7 @@ class HasActions(Protocol):
 
 
 class ExpertEnv(HasActions, HasExpert, Protocol):
-    """One that knows a good action, too."""
+    """An environment that knows a good action, too."""
 
 
 @runtime_checkable
@@ -28,7 +28,7 @@ class Acting(Protocol):
 
 
 class Player(Acting, Protocol):
-    """One that knows all actions."""
+    """A player that knows all actions."""
 
     actions: tuple[str, ...]
 

@@ -90,7 +90,7 @@ class RecordingEnv:
 
 
 class _KeyedRecordingEnv(RecordingEnv):
-    """The same for an environment that names its states: one that doesn't must not seem to."""
+    """Records an environment that names its states; one that doesn't must not seem to have a `state_key`."""
 
     def __init__(self, env: Env, recording: EpisodeRecording, state_key: Callable[[], Hashable]) -> None:
         super().__init__(env, recording)

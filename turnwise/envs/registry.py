@@ -1,4 +1,4 @@
-"""From an `env_type` to an environment. Entry points are imported when they are first used, not before."""
+"""Finds the environment of an `env_type`. Entry points are imported when they are first used, not before."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "Klondike": "isn't valid Python 3.11",
     }
 )
-"""Its other single-player games: why each can't be played."""
+"""Textarena's other single-player games, with the reason why each can't be played."""
 
 
 class TextArenaEnv(TextEnv):

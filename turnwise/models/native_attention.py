@@ -15,7 +15,7 @@ from turnwise.kernels.build import LANES, load_kernels
 from turnwise.types import IntArray
 
 _MOST_NUMBERS = 2**15
-"""In the keys of one head of a path. Beyond, scaled_dot_product_attention is as fast or faster: its blocks fit the caches."""
+"""Most numbers in the keys of one head of a path. Beyond, SDPA is as fast or faster: its blocks fit the caches."""
 
 
 class Branches(NamedTuple):

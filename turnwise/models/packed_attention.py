@@ -63,7 +63,7 @@ class PackedSequences:
 
     @cached_property
     def branches(self) -> Branches:
-        """The same for the library's own kernels."""
+        """The micro-batch as branches, for the library's own kernels."""
         return Branches.of(self.lengths, self.key_lengths, None if self.tree is None else self.tree.paths.numpy())
 
     def mask(self, query: Tensor, num_keys: int, window: int | None) -> Tensor | None:

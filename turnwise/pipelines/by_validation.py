@@ -1,4 +1,4 @@
-"""What is done by a metric of the validations: the best model is kept, and a run that no longer gets better ends."""
+"""Acts on a metric of the validations: keeps the best model, and ends a run that no longer gets better."""
 
 from __future__ import annotations
 

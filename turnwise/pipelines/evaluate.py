@@ -144,7 +144,7 @@ def success_table(rows: Sequence[tuple[str, Score]]) -> str:
 
 
 def score_table(rows: Sequence[tuple[str, Score]]) -> str:
-    """The same table with pass@k and means per episode."""
+    """The table of success, with pass@k and means per episode."""
     ks = sorted({k for _, score in rows for k in score.pass_at if k > 1})
     return _table("", rows, ks, has_lengths=True)
 

@@ -119,7 +119,7 @@ def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> Run
 
     Raises:
         CheckpointError: another process writes into it.
-        OSError: this one can't.
+        OSError: this process can't write into it.
     """
     folder = RunFolder.reopen(run)
     with ExitStack() as on_error:
@@ -182,7 +182,7 @@ def _saved_at(folder: Path) -> tuple[float, int]:
 
 
 def _fault(checkpoint: Path) -> CheckpointError | None:
-    """Its fault, None if it is whole."""
+    """The fault of a checkpoint, None if it is whole."""
     try:
         verify(checkpoint)
     except CheckpointError as fault:

@@ -1,1 +1,1 @@
-"""From tasks to groups of trajectories: admission, seeds, retries, the journal. Knows protocols, not agents or engines."""
+"""Plays groups of trajectories from tasks: admission, seeds, retries, the journal. Knows protocols, not agents or engines."""

@@ -44,7 +44,7 @@ class RolloutSource(Protocol):
         ...
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
-        """The same as one part or, if streamed, in several: groups in the order in which they end, each as soon as it has a
+        """The batch as one part or, if streamed, in several: groups in the order in which they end, each as soon as it has a
         place in the batch. Only the last part may be empty. A caller that stops early must close the iterator or the source."""
         ...
 

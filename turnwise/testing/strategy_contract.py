@@ -131,7 +131,7 @@ class StrategyContract(ABC):
         assert metric(metrics, "grad_norm") == metric(expected, "grad_norm") > 0
 
     def test_a_part_that_is_not_finite_skips_the_step(self) -> None:
-        """Also where its gradient is."""
+        """The step is skipped even if the gradient of the part is finite."""
 
         class Infinite(WeightedLoss):
             def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]:

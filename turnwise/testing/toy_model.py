@@ -27,7 +27,7 @@ def toy_model(
 def toy_value_model(
     seed: int = 0, model_type: str = "qwen3", attn_implementation: str = PACKED_ATTENTION, **config: Any
 ) -> PreTrainedModel:
-    """The same with a random scalar head in the place of the language-model head."""
+    """The toy model with a random scalar head in the place of the language-model head."""
     return _random_model(AutoModelForTokenClassification, seed, model_type, attn_implementation, {"num_labels": 1, **config})
 
 

@@ -39,7 +39,7 @@ class Screen:
         self._styles: dict[str, str] = {}
         self._shown = Text()
         self._last_step: tuple[Mapping[str, float], float] = {}, 0.0
-        """Its metrics and its seconds."""
+        """The last step's metrics and seconds."""
         self._body, self._body_width = Text(), 0
 
     def begin_phase(self, name: str, now: float) -> None:

@@ -35,7 +35,7 @@ class TrackedRun:
 
 
 class Store(Protocol):
-    """One run in such a library. It is only ever called in one thread, its own."""
+    """One run in a tracking library. It is only ever called in one thread, its own."""
 
     place: str
     """Where people find the run."""
@@ -110,5 +110,5 @@ class StoreTracker:
 
 
 def _described(fault: BaseException) -> str:
-    """In one line of at most a few."""
+    """The fault in one line, cut to 500 characters."""
     return f"{type(fault).__name__}: {' '.join(str(fault).split())[:500]}".rstrip(".: ")

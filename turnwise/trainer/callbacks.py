@@ -31,7 +31,7 @@ class Callbacks:
 
         Raises:
             EnvironmentFault: a callback raised something.
-            ConfigError: it returned something that has no meaning.
+            ConfigError: a callback returned something that has no meaning.
         """
         has_happened = (report.validation is not None, not report.is_final, report.checkpoint is not None)
         answers = [

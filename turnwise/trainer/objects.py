@@ -75,5 +75,5 @@ def _source(value: Any) -> str:
 
 
 def _is_told(member: Any) -> bool:
-    """Whether it is a part of what a class does that reads the same in every process."""
+    """Whether this part of a class reads the same in every process, so that it belongs in the hash."""
     return isinstance(member, FunctionType | str | int | float | tuple)

@@ -1,4 +1,4 @@
-"""What a config answers where a setting can't do anything: a refusal or a sentence that names it."""
+"""The answers of a config where a setting can't do anything: a refusal, or a sentence that names it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BASE: dict[Kind, dict[str, Any]] = {
         "training_args": {"learning_rate": 0.01, "per_device_train_batch_size": 2},
     },
 }
-"""Runs of a blink in which two optimiser steps are made of each batch."""
+"""Very short runs that make two optimiser steps of each batch."""
 
 COMBINATIONS: dict[Kind, tuple[dict[str, Any], ...]] = {
     AgenticConfig: (
@@ -79,7 +79,7 @@ class Answer(NamedTuple):
 
 
 def answers(kind: Kind, changes: dict[str, Any], leaf: Leaf) -> list[Answer]:
-    """What setting the key to another value is answered with, in the base with these changes.
+    """The answers to setting the key to another value, in the base with these changes.
 
     An answer is a line that begins with the key's name, or with that of a section around it.
     """

@@ -42,7 +42,7 @@ class Leaf:
 
     @property
     def text(self) -> str:
-        """What the schema says of it, in one paragraph; empty where it says nothing."""
+        """The description of the key in the schema, as one paragraph; empty where it says nothing."""
         return _texts(self.owner).get(str(self.path[-1]), "")
 
     def other_value(self, current: Any) -> Any:

@@ -48,7 +48,7 @@ setting changes what is said here, or is refused, or is answered with a sentence
 
 
 class Row(NamedTuple):
-    """A line of a table: the key as it is written there, and what stands in the last column."""
+    """A line of a table: the key as it is written there, and the text of the last column."""
 
     key: str
     leaf: Leaf

@@ -1,4 +1,4 @@
-"""How each setting that is in force shows itself: what to set it to, on top of what, and where to look.
+"""The visible effect of each setting: which value to set, in which config, and where to look.
 
 `tests/contracts/test_every_setting.py` runs every line; a setting without one must be refused, or answered with a sentence,
 wherever it is set. Values that start with `$` are paths of the test's.
@@ -122,7 +122,7 @@ _TRAINING = (
     Live("model_args.freeze_module_prefix", ["model.embed_tokens"], "weights"),
     _PICKLED,
 )
-"""What a role that is trained is told."""
+"""The settings of a role that is trained."""
 
 _RANK = {".model_args.lora_rank": 2}
 _ADAPTERS = (
@@ -131,7 +131,7 @@ _ADAPTERS = (
     Live("model_args.lora_dropout", 0.5, "weights", _RANK),
     Live("model_args.lora_target", ["q_proj"], "weights", _RANK),
 )
-"""What a policy or a critic is told of LoRA."""
+"""The LoRA settings of a policy or a critic."""
 
 _ONE_EACH = {".training_args.per_device_train_batch_size": 1, ".training_args.gradient_accumulation_steps": 2}
 _FORWARD = (

@@ -255,7 +255,7 @@ class LateDifferenceEnv(SoundEnv):
 
 
 class AsyncCloseEnv(SlowEnv):
-    """Everything is a coroutine, and the end too."""
+    """Every call is a coroutine, `close` too."""
 
     async def close(self) -> None:
         return None

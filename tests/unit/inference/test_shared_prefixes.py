@@ -15,7 +15,7 @@ ACTIONS = st.lists(
 
 
 class Cache:
-    """What is cached, once as slots share it and once in each slot by itself."""
+    """A cache kept twice: as slots share it, and in each slot by itself."""
 
     def __init__(self):
         self.shared = np.zeros((SLOTS, LENGTH), np.int64)

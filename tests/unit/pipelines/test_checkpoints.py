@@ -241,6 +241,6 @@ class Lengths(TextEnv):
 
 
 def size_in(text):
-    """Bytes, from the row of the table."""
+    """The number of bytes in a row of the table."""
     [number] = re.findall(r"^checkpoints +.*about ([\d.]+) MB each", text, re.MULTILINE)
     return float(number) * 1e6

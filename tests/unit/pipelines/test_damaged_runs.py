@@ -275,7 +275,7 @@ def test_permissions_hide_no_checkpoint(owned, name, mode, expected):
 
 
 def test_a_checkpoint_of_another_state_is_one_sentence(copied):
-    """Somebody wrote the state anew, with its hash."""
+    """Somebody has rewritten the state, with a hash that fits."""
     config, run = copied
     for folder in all_checkpoints(run / "checkpoints"):
         state = json.loads((folder / "pipeline.json").read_text())

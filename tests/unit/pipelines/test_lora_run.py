@@ -48,7 +48,7 @@ def make_config(tiny_model, tmp_path):
 
 @pytest.fixture
 def build(make_config):
-    """Builds pipelines; those that were not run are closed in the end."""
+    """Builds pipelines, and closes those that were not run."""
     pipelines = []
 
     def make(lora=None, **changes):

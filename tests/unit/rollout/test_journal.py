@@ -101,7 +101,7 @@ def test_text_that_is_no_unicode_survives_a_checkpoint():
 
 
 class Door:
-    """A key that is equal to its like and says nothing in its `repr`."""
+    """A key that equals keys of the same content and whose `repr` shows nothing."""
 
     def __init__(self, number):
         self.number = number

@@ -487,7 +487,7 @@ def test_a_record_is_followed_part_by_part(runner, tmp_path):
 
 @pytest.mark.parametrize("ratio", [0, 1])
 def test_a_record_s_rejected_groups_are_waited_for(runner, tmp_path, ratio):
-    """Whom the filter had rejected when the batch was taken, it rejects before it is taken again, however long that takes."""
+    """A replay waits until the groups that the filter had rejected before the batch are rejected again."""
     keep = GroupFilter("first", lambda group: group.index == 0)
     how = {"async_generation_ratio": ratio, "max_refill_factor": 0.0}
     first = make(runner, Agent(), keep, **how)

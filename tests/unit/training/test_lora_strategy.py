@@ -58,7 +58,7 @@ def test_steps_leave_the_base_as_it_was() -> None:
 
 
 def test_the_log_probs_of_the_first_update_are_the_old_ones() -> None:
-    """Without dropout; so that the ratio is exactly 1."""
+    """They are equal without dropout, so the ratio is exactly 1."""
     seen = []
 
     class Spying(WeightedLoss):

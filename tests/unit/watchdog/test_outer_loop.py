@@ -1,4 +1,4 @@
-"""A run's event loop inside one that runs already."""
+"""A run works although an event loop is running already."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Mismatch(NamedTuple):
     name: str
     """The first differing field of `CallResult`; "end" if only one episode is over."""
     told: str
-    """The same in a few words, with turn and values."""
+    """The mismatch in a few words, with turn and values."""
 
 
 def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) -> Mismatch | None:

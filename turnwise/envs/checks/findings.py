@@ -24,7 +24,7 @@ class Finding:
     verdict: Verdict
     result: str
     advice: str = ""
-    """Advice."""
+    """What to change; empty if nothing is wrong."""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """The numbers behind `result`, for programs."""
     trace: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class CheckedEpisode:
         return sum(step.reward for step in self.steps)
 
     def is_success(self, reductions: Mapping[str, Reduction]) -> bool:
-        """As `turnwise eval` counts: by the metric `success`, else by a positive score."""
+        """Whether the episode succeeded, as `turnwise eval` counts: by the metric `success`, else by a positive score."""
         values = [dict(step.metrics)["success"] for step in self.steps if "success" in dict(step.metrics)]
         return reduce_metric(values, reductions["success"]) > 0.5 if values else self.score > 0
 

@@ -67,7 +67,7 @@ KNOWN: Mapping[str, Known] = MappingProxyType(
         ),
     }
 )
-"""By `module:Class`."""
+"""The known environments, by `module:Class`."""
 
 
 def known_of(env: Any) -> Known:

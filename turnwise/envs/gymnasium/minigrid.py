@@ -23,7 +23,7 @@ UNSEEN, EMPTY, WALL, FLOOR, DOOR, KEY, BALL, BOX, GOAL, LAVA, AGENT = range(11)
 PLAIN = {UNSEEN: "?", EMPTY: ".", WALL: "#", FLOOR: ".", GOAL: "G", LAVA: "~", AGENT: "."}
 OBJECTS = {KEY: "k", BALL: "b", BOX: "x"}
 DOORS = "odl"
-"""By the state of a door: open, closed, locked."""
+"""Letters of the states of a door: open, closed, locked."""
 COLOURS = "rgbpye"
 LOOKS = ">v<^"
 DIRECTIONS = ("east", "south", "west", "north")

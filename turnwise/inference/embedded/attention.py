@@ -57,7 +57,7 @@ class _Pieces:
     tokens: IntArray
     """Index in the pack of the first."""
     starts: IntArray
-    """Position of the first."""
+    """Position of the first token of each piece."""
     counts: IntArray
 
     def __getitem__(self, index: IntArray) -> _Pieces:

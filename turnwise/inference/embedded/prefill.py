@@ -56,7 +56,7 @@ class Prefill:
         self._index.discard(slot)
 
     def forget_all(self) -> None:
-        """No slot's cache can be used any more. No request may be running."""
+        """Forgets what every slot has cached. No request may be running."""
         self._index.clear()
 
     def plan(self, budget: int) -> int:

@@ -70,7 +70,7 @@ class PackedStep:
         return PackedStep(slots, positions, ones, order, order * 0, positions, token_ids, ones.astype(np.bool_), order)
 
     def cut(self, max_tokens: int) -> Iterator[PackedStep]:
-        """The same rows in order, in steps of at most so many tokens; a longer row is a step of its own."""
+        """Cuts the rows, in order, into steps of limited tokens; a longer row is a step of its own."""
         ends = np.cumsum(self.counts)
         first, num_before = 0, 0
         while first < len(ends):

@@ -71,7 +71,7 @@ def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) ->
 
 
 def _draw(scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray) -> tuple[IntArray, FloatArray]:
-    """By torch's operations."""
+    """Draws the tokens by torch's operations."""
     if is_greedy.all():
         return _checked(scores).argmax(-1).cpu().numpy(), np.zeros(len(scores), np.float32)
     probs = torch.softmax(scores, -1)
@@ -92,7 +92,7 @@ def _draw(scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray) -> 
 def _draw_natively(
     kernels: ctypes.CDLL, scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray
 ) -> tuple[IntArray, FloatArray]:
-    """The same by `kernels/sampler.c`; overwrites the scores."""
+    """Draws the tokens by `kernels/sampler.c`; overwrites the scores."""
     greedy = np.ascontiguousarray(is_greedy)
     tokens, log_probs = np.empty(len(greedy), np.int64), np.empty(len(greedy), np.float32)
     arrays = [array.ctypes.data for array in (greedy, numbers, tokens, log_probs)]

@@ -206,10 +206,10 @@ class EmbeddedServer:
         return admissions is not None and all(self._engine.is_waiting(request_id) for request_id, _ in admissions)
 
     async def _update_is_due(self) -> None:
-        """The steps before the weight update that comes next are made.
+        """Waits until the steps before the next weight update are made.
 
         Raises:
-            DataError: the record ends before it.
+            DataError: the record ends before the update.
         """
         while self._replay_log.update is None:
             self._has_stepped.clear()

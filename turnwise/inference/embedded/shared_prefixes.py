@@ -43,7 +43,7 @@ class SharedPrefixes:
         self.splits = np.concatenate((self.splits, np.zeros_like(more)))
 
     def clear(self) -> None:
-        """Nothing that is cached will be read again."""
+        """Forgets all slots: nothing that is cached will be read again."""
         self.bases, self.splits = np.arange(len(self.bases)), np.zeros_like(self.splits)
 
     def share(self, source: int, target: int, start: int, stop: int) -> None:
