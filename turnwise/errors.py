@@ -83,8 +83,8 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 def counted(number: int, what: str) -> str:
     """A number with its noun.
 
-    >>> counted(1, "turn"), counted(12, "step"), counted(2, "trajectory")
-    ('1 turn', '12 steps', '2 trajectories')
+    >>> counted(1, "turn"), counted(12, "process"), counted(2, "trajectory")
+    ('1 turn', '12 processes', '2 trajectories')
     """
-    plural = f"{what[:-1]}ies" if what.endswith("ry") else f"{what}s"
+    plural = f"{what[:-1]}ies" if what.endswith("ry") else f"{what}es" if what.endswith("s") else f"{what}s"
     return f"{number} {what if number == 1 else plural}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, M
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import ServerInfo, StrategyInfo
 from turnwise.types import (
     Batch,
@@ -370,22 +370,23 @@ class Pending(Protocol):
 
 
 class Workers(Protocol):
-    """The ranks of one role. Calls don't block; each call says how its arguments reach the ranks."""
+    """The `size` ranks of one role, `dp_size` of them data-parallel. Calls don't block; each says how arguments reach ranks."""
 
     size: int
+    dp_size: int
 
     def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Pending:
-        """`split` deals every positional argument, a list, out over the data-parallel ranks, gives all ranks the keyword
-        arguments, and joins the returned lists in order. `broadcast` gives all ranks the same and returns rank 0's answer.
-        `rank0` asks rank 0 alone."""
+        """`split` cuts every positional argument, a list, into equal shares for the data-parallel ranks, gives all ranks the
+        keyword arguments, and joins the returned lists in order. `broadcast` gives all ranks the same and returns rank 0's
+        answer. `rank0` asks rank 0 alone."""
         ...
 
 
 class Cluster(Protocol):
-    """Spawns roles: in this process, in another one, or as Ray actors."""
+    """Spawns roles, in this process or in others."""
 
-    def spawn(self, role: str, factory: Callable[[Stopwatch], Any], devices: Sequence[int] | None = None) -> Workers:
-        """Starts a role. Each rank calls `factory` with a stopwatch that reports to the run's own."""
+    def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> Workers:
+        """Starts a role. Each rank calls `factory` with its context, whose stopwatch reports to the run's own."""
         ...
 
     def shutdown(self) -> None: ...

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from turnwise.token_counts import TokenCounts
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +33,6 @@ class StrategyInfo:
     """Rank, scale and modules of trained adapters; empty if the model's own parameters are trained."""
     saved_bytes: int = 0
     """Bytes that `save` writes, about."""
-    counts: TokenCounts = field(default_factory=TokenCounts)
-    """Tokens of all passes so far."""
 
 
 @dataclass(frozen=True, slots=True)

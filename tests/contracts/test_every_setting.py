@@ -43,7 +43,7 @@ class Recorder:
 
     def __init__(self, workers: Any, role: str, calls: list[Any]) -> None:
         self._workers, self._role, self._calls = workers, role, calls
-        self.size = workers.size
+        self.size, self.dp_size = workers.size, workers.dp_size
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         if method in ("train_step", "forward"):

@@ -49,6 +49,16 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
     )
 
 
+def blank(sample: Sample) -> Sample:
+    """Two tokens with the arrays of `sample`, of weight 0 and with nothing to train on: it fills the micro-batch of a rank that
+    has no sample left."""
+    known: dict[str, Any] = {
+        name: np.zeros_like(array, shape=2) for name in _OPTIONAL if (array := getattr(sample, name)) is not None
+    }
+    tokens, nothing = sample.token_ids[:1].repeat(2), np.zeros(2, np.bool_)
+    return Sample(tokens, nothing, np.zeros(2, np.float32), (), weight=0.0, **known)
+
+
 def unpack(array: np.ndarray[Any, Any], lengths: Sequence[int]) -> list[np.ndarray[Any, Any]]:
     """The part of each sample in an array [N] over a packed batch, as copies, so that no part keeps the whole array alive.
 

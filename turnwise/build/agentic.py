@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from turnwise.algorithms.controllers import KLController, make_kl_controller
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand, RewardNormalization
 from turnwise.build.cluster import begin_replay_log, build_cluster, build_replay_log, check_losses
 from turnwise.build.health import build_health
 from turnwise.build.parity import build_parity_gate
+from turnwise.build.placement import build_placement, sampling_device
 from turnwise.build.prepare import prepare_run
 from turnwise.build.roles import batch_plan, critic_strategy, frozen_strategy, policy_strategy
 from turnwise.build.rollouts import (
@@ -23,7 +22,6 @@ from turnwise.build.rollouts import (
     build_policy,
     build_scheduler,
     check_rollouts,
-    choose_device,
 )
 from turnwise.build.rows import build_tasks
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
@@ -71,18 +69,18 @@ def build_agentic(
     set_profile(config)
     kl_ctrl = make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon)
     algorithm = build_algorithm(config, kl_ctrl)
-    device = choose_device(config)
     is_asynchronous = config.async_generation_ratio > 0 and rollouts is None
-    if is_asynchronous:
-        prepare_run(config)
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
     replay_log = build_replay_log(config, folder, is_asynchronous, replay)
+    placement, device = build_placement(config, is_apart=is_asynchronous), sampling_device(config)
+    if placement.cluster == "process":
+        prepare_run(config)
     policy = build_policy(
         config,
         device,
         is_trained=True,
         needs=algorithm.needs,
-        is_asynchronous=is_asynchronous,
+        is_apart=placement.cluster == "process",
         stopwatch=stopwatch,
         replay_log=replay_log,
     )
@@ -93,10 +91,10 @@ def build_agentic(
             config.fill(max_steps=num_steps)
         if replay_log is not None:
             begin_replay_log(replay_log, config, policy, device)
-        cluster = build_cluster(config, policy, is_asynchronous)
+        cluster = build_cluster(config, placement, policy.event_loop, policy.stopwatch)
         on_error.callback(cluster.shutdown)
         check_losses(config, algorithm, cluster)
-        pipeline = _assemble(config, folder, policy, cluster, device, algorithm, kl_ctrl, is_quiet, rollouts, tasks)
+        pipeline = _assemble(config, folder, policy, cluster, algorithm, kl_ctrl, is_quiet, rollouts, tasks)
         policy.watchdog.start()  # a checkpoint is loaded before the event loop's first turn
         begin(config, folder, pipeline)
         on_error.pop_all()
@@ -108,7 +106,6 @@ def _assemble(
     folder: RunFolder,
     policy: ServedPolicy,
     cluster: Cluster,
-    device: torch.device,
     algorithm: Algorithm,
     kl_ctrl: KLController,
     is_quiet: bool,
@@ -118,7 +115,7 @@ def _assemble(
     """The pipeline around a served policy."""
     # A trainer in another process loads its own model.
     model = None if policy.is_trained_apart else policy.model
-    trained = partial(policy_strategy, config, device, policy.tokenizer, folder.path, model=model)
+    trained = partial(policy_strategy, config, policy.tokenizer, folder.path, model=model)
     make_role = partial(ModelRole, stopwatch=policy.stopwatch)
     actor_train = make_role(
         "actor_train",
@@ -131,11 +128,11 @@ def _assemble(
     if "ref_logprobs" in algorithm.needs and config.is_reference_in_policy:
         reference = actor_train.without_adapter("reference", batch_plan(config, "reference"))
     elif "ref_logprobs" in algorithm.needs:
-        frozen = partial(frozen_strategy, config, device)
+        frozen = partial(frozen_strategy, config)
         reference = make_role("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"))
     critic = None
     if "values" in algorithm.needs:
-        valued = partial(critic_strategy, config, device, policy.tokenizer, folder.path)
+        valued = partial(critic_strategy, config, policy.tokenizer, folder.path)
         critic = make_role("critic", cluster.spawn("critic", valued), batch_plan(config, "critic"))
     source, num_steps = build_source(config, policy, algorithm.needs, rollouts, tasks)
     pictures = build_pictures(config, folder.path.name)

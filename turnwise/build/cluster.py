@@ -1,4 +1,4 @@
-"""The extra parts of an asynchronous run: a process for the trainer, and a schedule that can be repeated."""
+"""The cluster of a run, and the schedule of an asynchronous one, which can be repeated."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ import torch
 from turnwise.build.rollouts import ServedPolicy
 from turnwise.build.run import seed_process
 from turnwise.cluster.local import LocalCluster
-from turnwise.cluster.process import CpuThreads, ProcessCluster, unsendable_part
-from turnwise.config import AgenticConfig
+from turnwise.cluster.placement import Placement
+from turnwise.cluster.process import unsendable_part
+from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
+from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.errors import ConfigError, DataError
 from turnwise.kernels.build import load_kernels
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster
 from turnwise.replay_log import ReplayLog
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 
 
-def build_cluster(config: AgenticConfig, policy: ServedPolicy, is_asynchronous: bool) -> Cluster:
-    """The cluster of an asynchronous or a synchronous run."""
-    if not is_asynchronous:
-        return LocalCluster(policy.stopwatch, policy.watchdog, config.deadlines.train_s)
+def build_cluster(
+    config: AgenticConfig | SFTConfig, placement: Placement, event_loop: WatchedRunner, stopwatch: Stopwatch
+) -> Cluster:
+    """The cluster of the placement."""
+    watchdog = event_loop.watchdog
+    deadline_s = config.deadlines.train_s if isinstance(config, AgenticConfig) else None
+    if placement.cluster == "local":
+        return LocalCluster(stopwatch, watchdog, deadline_s, placement.device(placement.first_device))
     num_threads = cpu_threads(config, torch.get_num_threads())
     logger.info("of %d threads %d train and %d play", num_threads.both, num_threads.train, num_threads.rollout)
-    return ProcessCluster(
-        policy.event_loop.run,
-        policy.watchdog,
-        policy.stopwatch,
-        num_threads,
-        set_torch_threads,
-        partial(seed_process, config),
-        config.deadlines.train_s,
-    )
+    set_up = partial(seed_process, config)
+    return ProcessCluster(event_loop.run, watchdog, stopwatch, num_threads, set_torch_threads, set_up, deadline_s, placement)
 
 
 def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) -> None:
@@ -52,9 +53,9 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
             cluster.take(loss)
         except Exception as error:  # boundary: a user's object may raise anything when it is pickled
             raise ConfigError(
-                f"adv_estimator {config.adv_estimator}: its loss can't be sent to the trainer's process, which "
-                f"async_generation_ratio {config.async_generation_ratio} needs: {unsendable_part(loss, 'loss')} can't be "
-                f"pickled. Make it where it is used, or train synchronously (async_generation_ratio: 0). ({error})"
+                f"adv_estimator {config.adv_estimator}: its loss can't be sent to the trainer's process, which an asynchronous "
+                f"run and several devices need: {unsendable_part(loss, 'loss')} can't be pickled. Make it where it is used, or "
+                f"train in this process (async_generation_ratio: 0, one device). ({error})"
             ) from error
 
 
@@ -105,8 +106,11 @@ def _no_replay(config: AgenticConfig, is_asynchronous: bool) -> Iterator[str]:
         yield f"it sampled with {sampler}, and only the embedded server follows a schedule"
 
 
-def cpu_threads(config: AgenticConfig, num_threads: int) -> CpuThreads:
-    """`cpu_split`. A missing number is half of the threads, or what the other side leaves, and at least one."""
+def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
+    """`cpu_split`. A missing number is half of the threads, or what the other side leaves, and at least one. Synchronous runs
+    take turns, so that each side has all threads."""
+    if isinstance(config, SFTConfig) or not config.async_generation_ratio:
+        return CpuThreads(num_threads, num_threads, num_threads)
     train, rollout = config.cpu_split.train, config.cpu_split.rollout
     half = num_threads - num_threads // 2
     chosen_train = train or max(1, num_threads - rollout if rollout else half)

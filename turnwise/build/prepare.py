@@ -12,9 +12,9 @@ from turnwise.data.demonstrations import read_rows
 from turnwise.errors import DataError
 
 
-def prepare_run(config: AgenticConfig) -> None:
-    """Begins the imports of an asynchronous run's training process, beside those of this process."""
-    if config.async_generation_ratio > 0:
+def prepare_run(config: AgenticConfig | SFTConfig) -> None:
+    """Begins the imports of training processes, beside those of this process, if there are to be any."""
+    if config.trains_apart:
         from turnwise.cluster.fork_server import prepare_processes
 
         prepare_processes(["turnwise.build.roles"])

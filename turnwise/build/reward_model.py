@@ -18,6 +18,7 @@ from turnwise.models.load import load_config, load_tokenizer, parse_dtype
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import RewardResult
+from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.training.torch_strategy import TorchStrategy
@@ -60,7 +61,7 @@ def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Wa
     arguments = config.reward.model_args
     path = arguments.model_name_or_path
 
-    def made(stopwatch: Stopwatch) -> TorchStrategy:
+    def made(rank: RankContext) -> TorchStrategy:
         model = load_value_model(path, device=device, attn_implementation=arguments.attn_implementation, trust=arguments.trust)
         head = value_head(model)
         if head is None or not head.weight.any():
@@ -68,9 +69,9 @@ def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Wa
                 f"reward_pretrain {path}: has no score head, so it would give every response the same score; name a "
                 "sequence classifier with one label"
             )
-        return TorchStrategy(model, dtype=parse_dtype(arguments.dtype), device=device, stopwatch=stopwatch)
+        return TorchStrategy(model, dtype=parse_dtype(arguments.dtype), rank=rank)
 
-    cluster = LocalCluster(stopwatch, watchdog, config.deadlines.train_s)
+    cluster = LocalCluster(stopwatch, watchdog, config.deadlines.train_s, str(device))
     workers = cluster.spawn("reward", made)
     context: int = load_config(path, arguments.trust).get_text_config().max_position_embeddings
     plan = replace(batch_plan(config, "reward"), max_length=context)

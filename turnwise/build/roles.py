@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.build.lora import prepare_training
-from turnwise.config import AgenticConfig
+from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.roles import TrainingArgs
 from turnwise.errors import ConfigError
 from turnwise.models.fused import load_fused
@@ -16,7 +15,7 @@ from turnwise.models.load import load_model, parse_dtype
 from turnwise.models.lora import Adapters
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.roles import BatchPlan
-from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.rank import RankContext
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 
@@ -41,8 +40,7 @@ def train_strategy(
     config: AgenticConfig,
     name: str,
     model: PreTrainedModel,
-    device: torch.device,
-    stopwatch: Stopwatch,
+    rank: RankContext,
     adapters: Adapters | None = None,
 ) -> TorchStrategy:
     role = config.roles[name]
@@ -54,18 +52,16 @@ def train_strategy(
         temperature=config.sampling("train").temperature,
         max_grad_norm=config.max_grad_norm,
         dtype=parse_dtype(role.model_args.dtype),
-        device=device,
         is_gradient_checkpointing=not role.model_args.disable_gradient_checkpointing,
-        stopwatch=stopwatch,
+        rank=rank,
     )
 
 
 def policy_strategy(
     config: AgenticConfig,
-    device: torch.device,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
-    stopwatch: Stopwatch,
+    rank: RankContext,
     model: PreTrainedModel | None = None,
 ) -> TorchStrategy:
     """The strategy that trains the policy: `model`, or one that it loads. `folder` is the run's.
@@ -76,13 +72,13 @@ def policy_strategy(
     arguments = config.actor_train.model_args
     if model is None:
         path, attention = arguments.model_name_or_path, arguments.attn_implementation
-        model = load_fused(path, device=device, attn_implementation=attention, trust=arguments.trust)
+        model = load_fused(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
     adapters = prepare_training(arguments, model, tokenizer, folder, config.seed)
-    return train_strategy(config, "actor_train", model, device, stopwatch, adapters)
+    return train_strategy(config, "actor_train", model, rank, adapters)
 
 
 def critic_strategy(
-    config: AgenticConfig, device: torch.device, tokenizer: PreTrainedTokenizerBase, folder: Path, stopwatch: Stopwatch
+    config: AgenticConfig, tokenizer: PreTrainedTokenizerBase, folder: Path, rank: RankContext
 ) -> TorchStrategy:
     """
     Raises:
@@ -90,7 +86,7 @@ def critic_strategy(
     """
     arguments = config.critic.model_args
     path, attention = arguments.model_name_or_path, arguments.attn_implementation
-    model = load_value_model(path, device=device, attn_implementation=attention, trust=arguments.trust)
+    model = load_value_model(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
     adapters = prepare_training(arguments, model, tokenizer, folder, config.seed)
     head = value_head(model)
     if head is not None and not head.weight.requires_grad and not head.weight.any():
@@ -98,16 +94,38 @@ def critic_strategy(
             f"critic.model_args.freeze_module_prefix: {', '.join(arguments.freeze_module_prefix or ())} freeze the value head, "
             f"which is 0 everywhere: all values would stay the same; leave it out, or name a value model as reward_pretrain"
         )
-    return train_strategy(config, "critic", model, device, stopwatch, adapters)
+    return train_strategy(config, "critic", model, rank, adapters)
 
 
-def frozen_strategy(config: AgenticConfig, device: torch.device, stopwatch: Stopwatch) -> TorchStrategy:
+def frozen_strategy(config: AgenticConfig, rank: RankContext) -> TorchStrategy:
     arguments = config.reference.model_args
     path, attention = arguments.model_name_or_path, arguments.attn_implementation
-    model = load_model(path, device=device, attn_implementation=attention, trust=arguments.trust)
+    model = load_model(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
     temperature = config.sampling("train").temperature
     dtype = parse_dtype(arguments.dtype)
-    return TorchStrategy(model, temperature=temperature, dtype=dtype, device=device, stopwatch=stopwatch)
+    return TorchStrategy(model, temperature=temperature, dtype=dtype, rank=rank)
+
+
+def sft_strategy(
+    config: SFTConfig, total_steps: int, tokenizer: PreTrainedTokenizerBase, folder: Path, rank: RankContext
+) -> TorchStrategy:
+    """The strategy of supervised fine-tuning.
+
+    Raises:
+        ConfigError: a name of `model_args` isn't in the model.
+    """
+    arguments = config.model_args
+    path, attention = arguments.model_name_or_path, arguments.attn_implementation
+    model = load_model(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
+    return TorchStrategy(
+        model,
+        adapters=prepare_training(arguments, model, tokenizer, folder, config.seed),
+        optimizer=optimizer_settings(config.training_args, total_steps),
+        max_grad_norm=config.max_grad_norm,
+        dtype=parse_dtype(arguments.dtype),
+        is_gradient_checkpointing=not arguments.disable_gradient_checkpointing,
+        rank=rank,
+    )
 
 
 def optimizer_settings(arguments: TrainingArgs, total_steps: int) -> OptimizerSettings:

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.build.envs import agent_settings, build_agent, env_factory, plug_ins
+from turnwise.build.placement import sampling_device
 from turnwise.build.rows import build_reward_stage, build_row_agent, build_tasks, say_shared_prompts
 from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
@@ -20,7 +21,7 @@ from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
 from turnwise.envs.registry import takes_split
-from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.errors import ConfigError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.fused import load_fused
@@ -79,53 +80,40 @@ class ServedPolicy:
         self.event_loop.close()
 
 
-def choose_device(config: AgenticConfig) -> torch.device:
-    """The device of the one process that this version runs in: the first of `device_mapping`, else CUDA if there is one."""
-    mapping = config.actor_train.device_mapping
-    if mapping:
-        if not torch.cuda.is_available() or mapping[0] >= torch.cuda.device_count():
-            raise NotAvailableError(
-                f"actor_train.device_mapping names device {mapping[0]}, and this machine has {torch.cuda.device_count()} CUDA "
-                "devices; remove device_mapping to run in this process on the CPU"
-            )
-        return torch.device("cuda", mapping[0])
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def build_policy(
     config: AgenticConfig,
     device: torch.device,
     is_trained: bool,
     model_path: str | None = None,
     needs: frozenset[str] = frozenset(),
-    is_asynchronous: bool = False,
+    is_apart: bool = False,
     stopwatch: Stopwatch | None = None,
     replay_log: ReplayLog | None = None,
 ) -> ServedPolicy:
     """The policy of the config, or the model of `model_path`, with its inference server. `needs` are the algorithm's;
-    `is_asynchronous` says that the policy samples while it is trained.
+    `is_apart` says that other processes train it.
 
-    The server reads the trainer's own parameters where those stand still while it samples in their dtype, it gets every update,
-    and no adapter has to be merged. Otherwise, and that is always so when nothing is trained, the model that it reads is one in
-    the dtype of actor_infer; in an asynchronous run that is the only one, since the trainer has its own in another process.
+    The server reads the trainer's own parameters where those are in this process and in its dtype, it gets every update, and no
+    adapter has to be merged. Otherwise, and that is always so when nothing is trained, the model that it reads is one in the
+    dtype of actor_infer. It is the only one of this process where other processes train.
     """
     arguments = config.actor_train.model_args
     path = model_path or arguments.model_name_or_path
     tokenizer = load_tokenizer(path, arguments.trust)
     sampling_dtype = parse_dtype(config.actor_infer.model_args.dtype)
     load = partial(load_fused, path, device=device, attn_implementation=arguments.attn_implementation, trust=arguments.trust)
-    is_trained_here = is_trained and not is_asynchronous
+    is_trained_here = is_trained and not is_apart
     model = load(dtype=torch.float32 if is_trained_here else sampling_dtype)
     has_adapter, every = arguments.has_adapter, config.actor_train.model_update_frequency
     is_shared = sampling_dtype == model.dtype and every == 1 and not has_adapter
     copies: tuple[PreTrainedModel, ...] = ()
-    if is_trained and is_asynchronous:
+    if is_trained and is_apart:
         copies = (model,)
     elif is_trained and not is_shared:
         copies = (load(dtype=sampling_dtype),)
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=stop_token_ids(model)))
     watchdog, stopwatch, replay_log = Watchdog(), stopwatch or Stopwatch(), replay_log or ReplayLog()
-    server = _build_server(config, copies[0] if copies else model, template, needs, is_asynchronous, stopwatch, replay_log)
+    server = _build_server(config, copies[0] if copies else model, template, needs, stopwatch, replay_log)
     return ServedPolicy(
         model=model,
         copies=copies,
@@ -144,7 +132,6 @@ def _build_server(
     model: PreTrainedModel,
     template: ChatTemplate,
     needs: frozenset[str],
-    is_asynchronous: bool,
     stopwatch: Stopwatch,
     replay_log: ReplayLog,
 ) -> InferenceServer:
@@ -155,7 +142,7 @@ def _build_server(
         settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
         num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
         # Training episodes go on during a validation only if they are played ahead.
-        options = {"max_concurrency": sum(num_episodes) if is_asynchronous else max(num_episodes), **options}
+        options = {"max_concurrency": sum(num_episodes) if config.async_generation_ratio else max(num_episodes), **options}
         options["replay_log"] = replay_log
     return found(model, max_length=config.sequence_length, decode=template.decode, stopwatch=stopwatch, **options)
 
@@ -173,7 +160,7 @@ def build_scheduler(
 
     `settings` and `sampling` take the place of the split's `scheduler_settings` and `sampling_params`.
     """
-    score = build_reward_stage(config, policy.tokenizer, choose_device(config), policy.watchdog, policy.stopwatch)
+    score = build_reward_stage(config, policy.tokenizer, sampling_device(config), policy.watchdog, policy.stopwatch)
     is_alone = split == "val" and config.async_generation_ratio == 0
     return RolloutScheduler(
         run_async=policy.run_apart if is_alone else policy.event_loop.run,

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from turnwise.build.reward_model import ModelReward
-from turnwise.cluster.process import ProcessCluster
+from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, Applied, SFTConfig, ineffective
 from turnwise.config.describe import Row, algorithm_rows, asynchronous, sampling, tags_of, tracking, validation
 from turnwise.config.rows import data_rows
@@ -75,6 +75,8 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
         yield "reference", f"{_start(config.reference.model_args.model_name_or_path)}: {_strategy(reference)}"
     yield "actor_infer", _server(pipeline.actor_infer.info(), actor)
     if isinstance(pipeline.cluster, ProcessCluster):
+        yield "placement", pipeline.cluster.placement.describe()
+    if isinstance(pipeline.cluster, ProcessCluster) and config.async_generation_ratio:
         yield "asynchronous", f"{_split(pipeline.cluster)}; {asynchronous(config)}"
     yield from _environments(config, "train")
     yield from data_rows(config)

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
 
-import torch
-
-from turnwise.build.lora import prepare_training
-from turnwise.build.roles import optimizer_settings
+from turnwise.build.cluster import build_cluster
+from turnwise.build.placement import build_placement
+from turnwise.build.prepare import prepare_run
+from turnwise.build.roles import sft_strategy
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.build.run_table import info_of, logged
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
-from turnwise.cluster.local import LocalCluster
 from turnwise.config import SFTConfig, require, unavailable
 from turnwise.data.demonstrations import Row, read_rows
 from turnwise.errors import ChatTemplateError, DataError
-from turnwise.models.load import load_model, load_tokenizer, parse_dtype
+from turnwise.models.load import load_tokenizer
 from turnwise.pipelines.checkpoints import Contents, Fingerprint
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sft import SFTPipeline
+from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
 from turnwise.tracking.metric_columns import SFT_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.random_state import GlobalRandomState
-from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Sample
 
 
@@ -36,7 +38,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     """The pipeline of one run of `turnwise sft`."""
     require(unavailable(config))
     set_profile(config)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    placement = build_placement(config)
     arguments = config.model_args
     path, trust = arguments.model_name_or_path, arguments.trust
     tokenizer = load_tokenizer(path, trust)
@@ -47,48 +49,54 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     num_steps = config.num_epochs * -(-len(train_samples) // every)
     total_steps = min(num_steps, config.max_steps or num_steps)
     stopwatch = Stopwatch()
-    model = load_model(path, device=device, attn_implementation=arguments.attn_implementation, trust=trust)
-    strategy = TorchStrategy(
-        model,
-        adapters=prepare_training(arguments, model, tokenizer, folder.path, config.seed),
-        optimizer=optimizer_settings(config.training_args, total_steps),
-        max_grad_norm=config.max_grad_norm,
-        dtype=parse_dtype(arguments.dtype),
-        device=device,
-        is_gradient_checkpointing=not arguments.disable_gradient_checkpointing,
-        stopwatch=stopwatch,
-    )
+    event_loop = WatchedRunner(Watchdog(), stopwatch=stopwatch)
+    with ExitStack() as on_error:
+        on_error.callback(event_loop.close)
+        if placement.cluster == "process":
+            prepare_run(config)
+        cluster = build_cluster(config, placement, event_loop, stopwatch)
+        on_error.callback(cluster.shutdown)
+        sft = ModelRole(
+            "sft",
+            cluster.spawn("sft", partial(sft_strategy, config, total_steps, tokenizer, folder.path)),
+            _batch_plan(config),
+            stopwatch,
+        )
+        contents = Contents(
+            sft.workers,
+            tokenizer,
+            parts={"random": GlobalRandomState(), "demonstrations": Fingerprint(train_samples)},
+            num_bytes=info_of(sft).saved_bytes,
+        )
+        pipeline = SFTPipeline(
+            pipeline_config=config,
+            sft=sft,
+            train_samples=train_samples,
+            val_samples=val_samples,
+            loss=CrossEntropy(),
+            tokenizer=tokenizer,
+            event_loop=event_loop,
+            cluster=cluster,
+            log=RunLog(build_trackers(config, folder, SFT_COLUMNS, total_steps, is_quiet, stopwatch)),
+            folder=folder,
+            checkpoints=build_checkpoints(config, folder, total_steps, contents),
+            interrupts=Interrupts(),
+        )
+        begin(config, folder, pipeline)
+        on_error.pop_all()
+    return logged(pipeline)
+
+
+def _batch_plan(config: SFTConfig) -> BatchPlan:
     max_tokens = config.max_tokens_per_microbatch_in_train
-    plan = BatchPlan(
-        samples_per_step=every,
+    return BatchPlan(
+        samples_per_step=config.samples_per_optimizer_step,
         max_length=config.sequence_length,
         seed=config.seed,
         max_sequences=config.training_args.per_device_train_batch_size,
         max_tokens_train=max_tokens if config.use_dynamic_batching_in_train else None,
         max_tokens_infer=max_tokens,
     )
-    sft = ModelRole("sft", LocalCluster().spawn("sft", lambda _: strategy), plan, stopwatch)
-    contents = Contents(
-        sft.workers,
-        tokenizer,
-        parts={"random": GlobalRandomState(), "demonstrations": Fingerprint(train_samples)},
-        num_bytes=info_of(sft).saved_bytes,
-    )
-    checkpoints = build_checkpoints(config, folder, total_steps, contents)
-    pipeline = SFTPipeline(
-        pipeline_config=config,
-        sft=sft,
-        train_samples=train_samples,
-        val_samples=val_samples,
-        loss=CrossEntropy(),
-        tokenizer=tokenizer,
-        log=RunLog(build_trackers(config, folder, SFT_COLUMNS, total_steps, is_quiet, stopwatch)),
-        folder=folder,
-        checkpoints=checkpoints,
-        interrupts=Interrupts(),
-    )
-    begin(config, folder, pipeline)
-    return logged(pipeline)
 
 
 def encode_demonstrations(template: ChatTemplate, rows: Iterable[Row], max_length: int) -> list[Sample]:

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
@@ -18,8 +19,11 @@ from typing import Any
 
 from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, Shared, dumps, loads
 from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
+from turnwise.cluster.torch_group import join_processes
 from turnwise.errors import WorkerError
+from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.token_counts import TokenCounts
 
 
 class KeptStopwatch(Stopwatch):
@@ -114,7 +118,7 @@ class Child:
         try:
             command: Command = loads(message)
             answer.value = getattr(self, command.method)(*command.args)
-            answer.spans = self._stopwatch.spans
+            answer.spans, answer.tokens = self._stopwatch.spans, self._stopwatch.tokens
             pickled = dumps(answer)
             # Nothing is sent by halves, or the other end would read a descriptor that it doesn't expect.
             if self._unsent is not None:
@@ -123,7 +127,7 @@ class Child:
             pickled = dumps(Reply(error=portable(error)))
             if self._unsent is not None:
                 os.close(self._unsent[1])
-        self._stopwatch.spans = []
+        self._stopwatch.spans, self._stopwatch.tokens = [], TokenCounts()
         return pickled, descriptor
 
     def set_up(self, set_up: SetUp) -> None:
@@ -136,9 +140,13 @@ class Child:
             logging.getLogger(name).setLevel(level)
         set_up.function()
 
-    def make(self, role: str, factory: Callable[[Stopwatch], Any]) -> None:
-        """Makes a role's worker."""
-        self._workers[role] = factory(self._stopwatch)
+    def join(self, meeting: str, rank: int, world_size: int, device: str) -> None:
+        """Joins the processes that meet in the file `meeting`, so that ranks can compute together."""
+        join_processes(meeting, rank, world_size, device)
+
+    def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
+        """Makes a rank of a role."""
+        self._workers[context.role] = factory(replace(context, stopwatch=self._stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a method of a role's worker. Named tensors are written to memory that both processes see."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any
 
-from turnwise.errors import NotAvailableError
 from turnwise.protocols import Route
+from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
@@ -31,7 +31,7 @@ class LocalWorkers:
     Errors are raised by `call` itself.
     """
 
-    size = 1
+    size = dp_size = 1
 
     def __init__(self, role: str, worker: Any, watchdog: Watchdog, deadline_s: float | None) -> None:
         self.worker = worker
@@ -49,32 +49,26 @@ class LocalWorkers:
 
 
 class LocalCluster:
-    """Spawns each role as one object of this process. Its factory gets `stopwatch`. `watchdog` ends a call after
+    """Spawns each role as one object of this process, on `device`. `stopwatch` is the workers'. `watchdog` ends a call after
     `deadline_s`."""
 
     def __init__(
-        self, stopwatch: Stopwatch | None = None, watchdog: Watchdog | None = None, deadline_s: float | None = None
+        self,
+        stopwatch: Stopwatch | None = None,
+        watchdog: Watchdog | None = None,
+        deadline_s: float | None = None,
+        device: str = "cpu",
     ) -> None:
         self._stopwatch = stopwatch or Stopwatch()
         self._watchdog = watchdog or Watchdog()
         self._deadline_s = deadline_s
+        self._device = device
         self._roles: dict[str, LocalWorkers] = {}
 
-    def spawn(self, role: str, factory: Callable[[Stopwatch], Any], devices: Sequence[int] | None = None) -> LocalWorkers:
-        require_one_device(role, devices)
-        self._roles[role] = LocalWorkers(role, factory(self._stopwatch), self._watchdog, self._deadline_s)
+    def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> LocalWorkers:
+        worker = factory(RankContext(role, device=self._device, stopwatch=self._stopwatch))
+        self._roles[role] = LocalWorkers(role, worker, self._watchdog, self._deadline_s)
         return self._roles[role]
 
     def shutdown(self) -> None:
         self._roles.clear()
-
-
-def require_one_device(role: str, devices: Sequence[int] | None) -> None:
-    """Raises:
-    NotAvailableError: `device_mapping` names several.
-    """
-    if devices is not None and len(devices) > 1:
-        raise NotAvailableError(
-            f"{role}: device_mapping names {len(devices)} devices, and this version runs each role in one process; "
-            "use one device, or none for this process"
-        )

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from turnwise.cluster.shared_tensors import TensorSlot
+from turnwise.runtime.token_counts import TokenCounts
 
 RECORD = b"log"
 """Prefix of a pickled log record. Any other message is a Reply, which begins with a pickle's own first byte."""
@@ -52,11 +53,12 @@ class Shared:
 
 @dataclass(slots=True)
 class Reply:
-    """The result of a command, and the stopwatch's notes meanwhile: arguments of `Stopwatch.add`."""
+    """The result of a command, and the stopwatch's notes meanwhile: arguments of `Stopwatch.add`, and tokens of passes."""
 
     value: Any = None
     error: BaseException | None = None
     spans: list[tuple[str, str, float, float, dict[str, Any]]] = field(default_factory=list)
+    tokens: TokenCounts = field(default_factory=TokenCounts)
 
 
 class _Pickler(cloudpickle.Pickler):

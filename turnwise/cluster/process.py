@@ -1,4 +1,4 @@
-"""Roles in one other process. This process turns its event loop while it waits for them."""
+"""Another process of this machine that holds roles. This process turns its event loop while it waits for an answer."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from textwrap import indent
 from typing import Any
 
 from turnwise.cluster.fork_server import prepare_processes
-from turnwise.cluster.local import require_one_device
-from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, Shared, dumps, loads
+from turnwise.cluster.messages import DONE, RECORD, Command, Reply, Shared, dumps, loads
 from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import DeadlineError, WorkerError
-from turnwise.protocols import Route
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.threads import DaemonThread
 from turnwise.runtime.watchdog import Watchdog
@@ -37,20 +33,14 @@ _STACK_S = 5.0
 """Seconds to wait for the stacks of a process."""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuThreads:
-    """Operator threads of trainer and rollouts on a shared CPU, and of both together."""
-
-    train: int
-    rollout: int
-    both: int
-
-
 class TrainerProcess:
     """The process, and this process's thread that talks to it. A call past its deadline (the caller's, or `deadline_s`) blocks
     new calls until it returns."""
 
-    def __init__(self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, deadline_s: float | None) -> None:
+    def __init__(
+        self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, deadline_s: float | None, name: str
+    ) -> None:
+        self.name = name
         self._run_async = run_async
         self._watchdog = watchdog
         self._stopwatch = stopwatch
@@ -60,7 +50,8 @@ class TrainerProcess:
         self._late = ""
         """A call that was past its deadline."""
         self._has_ended = False
-        self._is_gone = False
+        self.is_gone = False
+        """Whether the process has ended by itself."""
         self._exit_code: int | None = None
         self._shared: dict[tuple[str, str], SharedTensors] = {}
         ours, theirs = socket.socketpair()
@@ -71,7 +62,7 @@ class TrainerProcess:
         self._id = self._fork_server.fork("turnwise.cluster.child:serve", [connection, stacks])
         connection.close()
         stacks.close()
-        self._thread = DaemonThread("trainer")
+        self._thread = DaemonThread(name)
 
     def start(self, name: str, command: Command) -> Started:
         """Queues a call.
@@ -83,15 +74,15 @@ class TrainerProcess:
         if self._late and self._late == self._busy_with:
             raise DeadlineError(f"{name} can't be called: {self._late} is past its deadline and still runs")
         if self._has_ended:
-            raise WorkerError(f"{name} can't be called: the trainer's process was ended")
+            raise WorkerError(f"{name} can't be called: {self.name} was ended")
         return Started(name, self._thread.start(self._ask, name, command), self)
 
-    def wait_for(self, call: Started) -> Any:
+    def wait_for(self, name: str, call: Awaitable[Any]) -> Any:
         """The result of the call. The event loop turns meanwhile."""
-        return self._run_async(self._wait_for(call))
+        return self._run_async(self._wait_for(name, call))
 
-    async def _wait_for(self, call: Started) -> Any:
-        async with self._watchdog.waiting("the pipeline", call.name, self._deadline_s, "deadlines.train_s"):
+    async def _wait_for(self, name: str, call: Awaitable[Any]) -> Any:
+        async with self._watchdog.waiting("the pipeline", name, self._deadline_s, "deadlines.train_s"):
             return await call
 
     def left(self) -> None:
@@ -99,14 +90,14 @@ class TrainerProcess:
         wait = self._watchdog.expired()
         if wait is not None:
             self._late = self._busy_with
-            wait.report = f"{wait.report}\n  the trainer's process:\n{indent(self._stack(), '    ')}"
+            wait.report = f"{wait.report}\n  {self.name}:\n{indent(self._stack(), '    ')}"
 
     def end(self) -> None:
         """Ends the process, whatever it does: callers have already waited for their answers. Calling it again is harmless."""
         if self._has_ended:
             return
         self._has_ended = True
-        if not self._is_gone:
+        if not self.is_gone:
             with suppress(ProcessLookupError):
                 os.kill(self._id, signal.SIGKILL)
         self._thread.end()
@@ -120,12 +111,13 @@ class TrainerProcess:
             pickled = dumps(command)
         except Exception as error:  # boundary: whatever a user's object says of how it is pickled
             raise WorkerError(
-                f"{name}: what it is given can't be sent to the trainer's process: {error}; leave out what can't be pickled "
+                f"{name}: what it is given can't be sent to {self.name}: {error}; leave out what can't be pickled "
                 "(locks, open files, connections)"
             ) from error
         answer = self._answer(name, pickled)
         for track, what, started, ended, details in answer.spans:
             self._stopwatch.add(track, what, started, ended, **details)
+        self._stopwatch.did_tokens(answer.tokens)
         if answer.error is not None:
             raise answer.error
         return self._mapped(answer.value) if isinstance(answer.value, Shared) else answer.value
@@ -140,8 +132,8 @@ class TrainerProcess:
                 else:
                     _log(data.removeprefix(RECORD))
         except (EOFError, OSError):
-            self._is_gone = True
-            raise WorkerError(f"{name}: the trainer's process has ended: {self._fate()}") from None
+            self.is_gone = True
+            raise WorkerError(f"{name}: {self.name} has ended: {self._fate()}") from None
         finally:
             self._busy_with = ""
         answer: Reply = loads(data)
@@ -212,7 +204,7 @@ class Started:
             DeadlineError: past the cluster's deadline.
             WorkerError: the process has ended.
         """
-        return self.process.wait_for(self)
+        return self.process.wait_for(self.name, self)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._awaited().__await__()
@@ -227,71 +219,6 @@ class Started:
             raise
 
 
-class ProcessWorkers:
-    """The one worker of a role, so that `split`, `broadcast` and `rank0` all reach it with the arguments as they are."""
-
-    size = 1
-
-    def __init__(self, role: str, process: TrainerProcess) -> None:
-        self._role = role
-        self._process = process
-
-    def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Started:
-        return self._process.start(f"{self._role}.{method}", Command("ask", (self._role, method, args, kwargs)))
-
-
-class ProcessCluster:
-    """Spawns each role as one object of one process, whose methods run there in the order in which they were called.
-
-    Arguments and results are pickled. An iterator of `(name, tensor)` pairs comes back as `SharedTensors`, which the next call
-    of the same method overwrites; the first makes the iterator twice. Its log records are logged here, and its stopwatch's
-    notes go to `stopwatch`. No call takes longer than `deadline_s`.
-
-    `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets the number of operator threads of the
-    calling thread: until `shutdown` `num_threads.rollout` here, and there `num_threads.train`. `set_up` is called there first.
-    """
-
-    def __init__(
-        self,
-        run_async: RunAsync,
-        watchdog: Watchdog,
-        stopwatch: Stopwatch,
-        num_threads: CpuThreads,
-        set_num_threads: Callable[[int], None],
-        set_up: Callable[[], object] | None = None,
-        deadline_s: float | None = None,
-    ) -> None:
-        self.num_threads = num_threads
-        self._set_num_threads = set_num_threads
-        self._process = TrainerProcess(run_async, watchdog, stopwatch, deadline_s)
-        with ExitStack() as on_error:
-            on_error.callback(self._process.end)
-            begin = partial(_begin, set_num_threads, num_threads.train, set_up)
-            levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
-            set_up_child = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, begin)
-            self._process.start("setting up the trainer's process", Command("set_up", (set_up_child,))).result()
-            on_error.pop_all()
-        set_num_threads(num_threads.rollout)
-
-    def spawn(self, role: str, factory: Callable[[Stopwatch], Any], devices: Sequence[int] | None = None) -> ProcessWorkers:
-        require_one_device(role, devices)
-        self._process.start(f"making {role}", Command("make", (role, factory))).result()
-        return ProcessWorkers(role, self._process)
-
-    def take(self, value: Any) -> None:
-        """Sends a value there, to find out early whether it can arrive.
-
-        Raises:
-            Exception: whatever pickle raises, on either side.
-        """
-        self._process.start("a trial", Command("take", (value,))).result()
-
-    def shutdown(self) -> None:
-        """Ends the process without waiting for its running call."""
-        self._set_num_threads(self.num_threads.both)
-        self._process.end()
-
-
 def _log(pickled: bytes) -> None:
     """Logs the process's records here."""
     try:
@@ -300,9 +227,3 @@ def _log(pickled: bytes) -> None:
         logger.warning("A log record of the trainer's process can't be read: %s", error)
     else:
         logging.getLogger(record.name).handle(record)
-
-
-def _begin(set_num_threads: Callable[[int], None], num_threads: int, set_up: Callable[[], object] | None) -> None:
-    set_num_threads(num_threads)
-    if set_up is not None:
-        set_up()

@@ -390,9 +390,6 @@ def _deterministic(config: AgenticConfig) -> Iterator[Problem]:
     for tag, env in config.custom_envs.items():
         if env.use_thread_lock:
             yield Problem(("custom_envs", tag, "use_thread_lock"), _BLOCKING)
-    for name, role in config.active_roles.items():
-        if len(role.device_mapping or ()) > 1:
-            yield Problem.at(f"{name}.device_mapping", "deterministic: true runs on one device")
     sampler = config.actor_infer.strategy_args.strategy_name
     if sampler not in ("embedded", "hf"):
         message = f"{sampler} schedules by time, which deterministic: true forbids; use embedded"

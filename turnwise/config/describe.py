@@ -87,7 +87,7 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
     yield "model", _model(config.actor_train.model_args.model_name_or_path, shape)
     for name, role in config.active_roles.items():
         in_policy = name == "reference" and config.is_reference_in_policy
-        is_apart = config.async_generation_ratio > 0 and name in ("actor_train", "reference", "critic")
+        is_apart = config.trains_apart and name in config.device_mappings
         where = "in the trainer's process" if is_apart else "in this process"
         yield name, "the policy's own weights with the adapter off" if in_policy else _role(role, where)
     yield from data_rows(config)
@@ -132,7 +132,8 @@ def _model(path: str, shape: ModelShape | None) -> str:
 
 def _role(role: Role, where: str) -> str:
     if role.device_mapping is not None:
-        where = f"devices {_ranks(role.device_mapping)}, {role.data_parallel_size} × {role.model_parallel_size}"
+        where = f"a process for each of devices {_ranks(role.device_mapping)}"
+        where = where if len(role.device_mapping) > 1 else f"device {role.device_mapping[0]}"
     arguments = role.model_args
     parts = [role.strategy_args.strategy_name, where, arguments.dtype, f"attention {arguments.attn_implementation}"]
     is_trained = STRATEGIES[role.strategy_args.strategy_name].kind == "train"

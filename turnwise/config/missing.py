@@ -109,8 +109,8 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
 
 
 def _devices(name: str, role: Role) -> Iterator[str]:
-    if len(role.device_mapping or ()) > 1:
-        yield f"{name}.device_mapping: a role on several devices isn't in this version."
+    if len(role.device_mapping or ()) > 1 and name in ("actor_infer", "reward"):
+        yield f"{name}.device_mapping: {name} on several devices isn't in this version."
 
 
 def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:

@@ -69,6 +69,14 @@ class CpuSplit(Section):
     """Threads of the inference servers."""
 
 
+class ClusterArgs(Section):
+    """The processes that train."""
+
+    name: Literal["auto", "local", "process", "launched"] = "auto"
+    """`local` = this process, `process` = one for each device, beside this one, `launched` = those that torchrun or accelerate
+    started; `auto` takes what the devices need."""
+
+
 class RunKeys(Section):
     """The keys that reinforcement learning and supervised fine-tuning share."""
 
@@ -97,6 +105,10 @@ class RunKeys(Section):
     max_ckpt_to_keep: Count = 2
     """Older checkpoints are deleted; 0 = keep all."""
     checkpoint_config: CheckpointConfig = Field(default_factory=CheckpointConfig)
+
+    cluster: ClusterArgs = Field(default_factory=ClusterArgs)
+    num_gpus_per_node: PositiveCount | None = None
+    """Slots of a machine without accelerators, which stand for its devices [its cores]."""
 
     track_with: Annotated[Names, AfterValidator(_trackers)] = Field(default_factory=lambda: ["tensorboard", "stdout"])
     """Where metrics go, next to metrics.jsonl: tensorboard, stdout, wandb, swanlab, mlflow."""

@@ -96,6 +96,19 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return {name: role for name, role in self.roles.items() if wanted.get(name, True)}
 
     @property
+    def device_mappings(self) -> dict[str, list[int] | None]:
+        """The devices of each role that trains or runs a model of its own beside the policy; None = those of actor_train."""
+        own = [name for name in ("reference", "critic") if name in self.active_roles]
+        names = ["actor_train", *(name for name in own if name == "critic" or not self.is_reference_in_policy)]
+        return {name: self.roles[name].device_mapping for name in names}
+
+    @property
+    def trains_apart(self) -> bool:
+        """Whether other processes train, unless a launcher has started this one."""
+        has_several = any(len(mapping or ()) > 1 for mapping in self.device_mappings.values())
+        return self.async_generation_ratio > 0 or self.cluster.name == "process" or has_several
+
+    @property
     def needs_reference(self) -> bool:
         """Whether a KL to the reference is in the reward or in the loss."""
         return self.add_token_level_kl or self.use_kl_loss

@@ -6,6 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from turnwise.config.devices import DeviceRanks
 from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.resolve import resolve_model, resolve_sequence_length
 from turnwise.config.roles import ModelArgs, StrategyArgs, TrainingArgs
@@ -29,6 +30,8 @@ class SFTConfig(RunKeys):
     model_args: ModelArgs = Field(default_factory=ModelArgs)
     training_args: TrainingArgs = Field(default_factory=TrainingArgs)
     strategy_args: StrategyArgs = Field(default_factory=StrategyArgs)
+    device_mapping: DeviceRanks | None = None
+    """Ranks of the devices, as a list or as text like `list(range(0,8))`; absent = this process."""
     use_dynamic_batching_in_train: bool = True
     """Fill micro-batches by tokens instead of by samples. Changes speed and memory, not the result."""
     max_tokens_per_microbatch_in_train: PositiveCount = derived()
@@ -47,7 +50,18 @@ class SFTConfig(RunKeys):
 
     @property
     def samples_per_optimizer_step(self) -> int:
-        return self.training_args.per_device_train_batch_size * self.training_args.gradient_accumulation_steps
+        arguments, num_devices = self.training_args, len(self.device_mapping or (0,))
+        return arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * num_devices
+
+    @property
+    def device_mappings(self) -> dict[str, list[int] | None]:
+        """The devices of the one role, as in `AgenticConfig`."""
+        return {"sft": self.device_mapping}
+
+    @property
+    def trains_apart(self) -> bool:
+        """Whether other processes train."""
+        return self.cluster.name == "process" or len(self.device_mapping or ()) > 1
 
     def model_shape(self) -> ModelShape | None:
         """What the model's config.json says, None where there is no such file here."""

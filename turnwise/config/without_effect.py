@@ -88,16 +88,19 @@ def _packs_by_choice(role: Role | SFTConfig) -> bool:
     return not role.strategy_args.strategy_name.startswith("torch_")
 
 
-def _is_on(role: Role, trainer: Role) -> bool:
-    """Whether a role's devices are the trainer's. Several devices count as well: they are missing, and said to be."""
-    return role.device_mapping == trainer.device_mapping or len(role.device_mapping or ()) > 1
+def _samples_apart(config: AgenticConfig) -> bool:
+    """Whether servers may have a device of their own. Several devices count as well: they are missing, and said to be."""
+    return config.trains_apart or len(config.actor_infer.device_mapping or ()) > 1
+
+
+def _has_devices(config: AgenticConfig | SFTConfig) -> bool:
+    return any(config.device_mappings.values())
 
 
 def _has_unlocked(config: AgenticConfig, split: Split) -> bool:
     return any(not env.use_thread_lock for tag, env in config.custom_envs.items() if tag in config.env_manager(split).tags)
 
 
-_ONE_DEVICE = "every role runs on actor_train's device"
 _LOCKED = "its environments have use_thread_lock, which allows one call at a time"
 _ROWS = ("val_files", "prompt_key", "agent_name_key", "default_agent", "max_prompt_length", "shuffle")
 _TRACE = ("trace.token2text", "trace.max_samples_per_step")
@@ -160,10 +163,12 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
     Requirement(_TRACE, lambda c: c.trace.backend is not None, "needs trace.backend"),
     Requirement(("train_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "train"), _LOCKED),
     Requirement(("val_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "val"), _LOCKED),
-    Requirement(("actor_infer.device_mapping",), lambda c: _is_on(c.actor_infer, c.actor_train), _ONE_DEVICE),
-    Requirement(("reference.device_mapping",), lambda c: _is_on(c.reference, c.actor_train), _ONE_DEVICE),
-    Requirement(("critic.device_mapping",), lambda c: _is_on(c.critic, c.actor_train), _ONE_DEVICE),
-    Requirement(("reward.device_mapping",), lambda c: _is_on(c.reward, c.actor_train), _ONE_DEVICE),
+    Requirement(("actor_infer.device_mapping",), _samples_apart, "the servers are on actor_train's first device"),
+    Requirement(("reference.device_mapping",), lambda c: not c.is_reference_in_policy, "the reference is in the policy"),
+    Requirement(
+        ("reward.device_mapping",), lambda c: len(c.reward.device_mapping or ()) > 1, "it is on actor_train's first device"
+    ),
+    Requirement(("num_gpus_per_node",), _has_devices, "no device_mapping names a slot"),
 )
 
 

@@ -18,7 +18,7 @@ from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
 from turnwise.models.prefix_tree import merge_prefixes
 from turnwise.models.value_head import value_head
 from turnwise.protocols import Output
-from turnwise.token_counts import TokenCounts
+from turnwise.runtime.token_counts import TokenCounts
 from turnwise.types import Batch, ModelOutputs
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class PackedForward(ABC):
         self._has_own_attention = model.config._attn_implementation == PACKED_ATTENTION
         self.is_packed = self._has_own_attention or model.config._attn_implementation == "flash_attention_2"
         self.counts = TokenCounts()
-        """Tokens of all calls so far."""
+        """Tokens of all calls since somebody set this to 0."""
 
     def __call__(self, batch: Batch, outputs: Set[Output]) -> ModelOutputs:
         """Tensors [N] aligned with the tokens of `batch`.

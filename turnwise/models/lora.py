@@ -111,16 +111,17 @@ class Adapters:
             self._peft.base_model.enable_adapter_layers()
 
     @contextmanager
-    def dropping(self, position: float, part: int = 0) -> Iterator[None]:
-        """Dropout is on, and whenever this part of the optimiser step at `position` is made the same is dropped. Nothing
-        without it."""
+    def dropping(self, position: float, part: int = 0, rank: int = 0) -> Iterator[None]:
+        """Dropout is on. Whenever this rank makes this part of the optimiser step at `position`, it drops the same. Without
+        dropout nothing happens."""
         if not self._settings.dropout:
             yield
             return
         device = self.model.device
         dropouts = [layer.lora_dropout[_NAME] for layer in self._layers.values()]
         with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
-            torch.manual_seed(derive_seed("lora_dropout", self._settings.seed, str(position), *([part] if part else [])))
+            numbers: list[str | int] = [*([part] if part else []), *([f"rank {rank}"] if rank else [])]
+            torch.manual_seed(derive_seed("lora_dropout", self._settings.seed, str(position), *numbers))
             for dropout in dropouts:
                 dropout.train()
             try:

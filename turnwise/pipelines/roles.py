@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from turnwise.batching.pack import pack, unpack
-from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
+from turnwise.batching.pack import blank, pack, unpack
+from turnwise.batching.plan import deal, denominators, micro_batches, optimizer_steps
 from turnwise.protocols import WHOLE_STEP, Loss, NeedsWholeStep, Output, StepPart, Workers
 from turnwise.runtime.stopwatch import Stopwatch, Work
-from turnwise.runtime_info import StrategyInfo
-from turnwise.token_counts import TokenCounts
 from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
 
 LogprobField = Literal["old_logprobs", "ref_logprobs"]
@@ -39,13 +37,19 @@ class BatchPlan:
     first_step: int = 0
     """First pipeline step that trains the role."""
 
-    def cut(self, samples: Sequence[Sample], max_tokens: int | None) -> list[list[int]]:
-        """Indices of each micro-batch. Samples with a common prefix stand together, so that it is computed once."""
-        lengths = [sample.num_tokens for sample in samples]
-        order = sorted(range(len(samples)), key=lambda index: samples[index].token_ids.tobytes())
-        if max_tokens is not None:
-            return micro_batches(lengths, max_tokens=max_tokens, order=order)
-        return micro_batches(lengths, max_sequences=self.max_sequences, order=order)
+    def cut(self, samples: Sequence[Sample], max_tokens: int | None, num_ranks: int = 1) -> list[list[int]]:
+        """Indices of each micro-batch, those of the first rank first. Each rank has the same number of them: some may be empty.
+
+        Samples with a common prefix stand together, so that it is computed once.
+        """
+        limits = {"max_sequences": self.max_sequences} if max_tokens is None else {"max_tokens": max_tokens}
+        ranks = []
+        for dealt in deal(samples, num_ranks):
+            dealt.sort(key=lambda index: samples[index].token_ids.tobytes())
+            parts = micro_batches([samples[index].num_tokens for index in dealt], **limits, order=range(len(dealt)))
+            ranks.append([[dealt[place] for place in part] for part in parts])
+        most = max(len(parts) for parts in ranks)
+        return [part for parts in ranks for part in [*parts, *[[]] * (most - len(parts))]]
 
     def num_optimizer_steps(self, num_samples: int) -> int:
         """Optimiser steps that a batch of `num_samples` makes."""
@@ -68,7 +72,8 @@ class BatchPlan:
 class ModelRole:
     """`actor_train`, `reference` or `critic`, on whatever workers they run.
 
-    `is_base` stands for the model under the LoRA adapter of these workers. `stopwatch` counts its micro-batches.
+    `is_base` stands for the model under the LoRA adapter of these workers. `stopwatch`, the workers' own, counts micro-batches
+    and tokens.
     """
 
     def __init__(
@@ -130,7 +135,7 @@ class ModelRole:
         plan = optimizer_steps(len(samples), self.plan.samples_per_step, seed, self.plan.num_epochs)
         chunks = [[samples[i] for i in indices] for epoch in plan for indices in epoch]
         if len(chunks) > 1:
-            num_batches = sum(len(self.plan.cut(chunk, self.plan.max_tokens_train)) for chunk in chunks)
+            num_batches = sum(len(self._cut(chunk, self.plan.max_tokens_train)) for chunk in chunks)
             self.stopwatch.work = Work("micro-batches", num_batches)
         for number, chunk in enumerate(chunks):
             position = self.plan.position(step, number, len(samples))
@@ -154,7 +159,8 @@ class ModelRole:
         self, samples: Sequence[Sample], divisors: Denominators, loss: Loss, position: float, part: StepPart = WHOLE_STEP
     ) -> list[Metric]:
         """Sends the samples to the workers, as an optimiser step or a part of one, and returns what they measured."""
-        batches = [pack([samples[i] for i in cut], divisors) for cut in self.plan.cut(samples, self.plan.max_tokens_train)]
+        cuts = self._cut(samples, self.plan.max_tokens_train)
+        batches = [pack([samples[i] for i in cut] or [blank(samples[0])], divisors) for cut in cuts]
         results, counted = self._call("train_step", "train", batches, loss=loss, position=position, part=part)
         return [*results, *counted]
 
@@ -183,18 +189,22 @@ class ModelRole:
         """One array [N] of the output for each sample, in their order."""
         return [arrays[output] for arrays in self._forward(samples, frozenset({output}))[0]]
 
+    def _cut(self, samples: Sequence[Sample], max_tokens: int | None) -> list[list[int]]:
+        return self.plan.cut(samples, max_tokens, self.workers.dp_size)
+
     def _forward(
         self, samples: Sequence[Sample], outputs: frozenset[Output]
     ) -> tuple[list[dict[Output, FloatArray]], list[Metric]]:
-        cuts = self.plan.cut(samples, self.plan.max_tokens_infer)
-        chosen = [[samples[i] for i in cut] for cut in cuts]
+        cuts = self._cut(samples, self.plan.max_tokens_infer)
+        chosen = [[samples[i] for i in cut] or [blank(samples[0])] for cut in cuts]
         batches = [pack(part, denominators(part, self.plan.max_length)) for part in chosen]
         which = {"without_adapter": True} if self.is_base else {}
         results, metrics = self._call("forward", "forward", batches, outputs=outputs, **which)
         by_sample: dict[int, dict[Output, FloatArray]] = {index: {} for index in range(len(samples))}
         for cut, batch, arrays in zip(cuts, batches, results, strict=True):
             for name in outputs:
-                for index, array in zip(cut, unpack(arrays[name], batch.lengths), strict=True):
+                # A batch without samples holds one that stands for none.
+                for index, array in zip(cut, unpack(arrays[name], batch.lengths), strict=bool(cut)):
                     by_sample[index][name] = array
         return [by_sample[i] for i in range(len(samples))], metrics
 
@@ -207,9 +217,9 @@ class ModelRole:
         work = self.stopwatch.work
         if work.done >= work.total:
             self.stopwatch.work = Work("micro-batches", len(batches))
-        before = self._num_computed()
+        before = self.stopwatch.tokens
         results = self.workers.call(method, batches, route="split", **arguments).result()
-        counts = self._num_computed().minus(before)
+        counts = self.stopwatch.tokens.minus(before)
         if not counts.computed:
             return results, []
         name = f"batch/{self.name}/{kind}"
@@ -217,7 +227,3 @@ class ModelRole:
             Metric(f"{name}/padding", counts.padding_share, weight=counts.computed),
             Metric(f"{name}/merged", counts.merged_share, weight=counts.given),
         ]
-
-    def _num_computed(self) -> TokenCounts:
-        info: StrategyInfo = self.workers.call("info", route="rank0").result()
-        return info.counts

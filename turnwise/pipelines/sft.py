@@ -13,7 +13,8 @@ from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.run_folder import RunFolder
-from turnwise.protocols import Loss
+from turnwise.protocols import Cluster, Loss
+from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.tracking.run_log import RunLog
 from turnwise.types import Metric, Sample, derive_seed
 
@@ -33,6 +34,8 @@ class SFTPipeline:
     val_samples: Sequence[Sample]
     loss: Loss
     tokenizer: PreTrainedTokenizerBase
+    event_loop: WatchedRunner
+    cluster: Cluster
     log: RunLog
     folder: RunFolder
     checkpoints: Checkpoints
@@ -80,7 +83,8 @@ class SFTPipeline:
             return self.checkpoints.save()
 
     def close(self) -> None:
-        """Closes log, signals and folder, each even if another fails."""
+        """Closes log, processes, event loop, signals and folder, each even if another fails."""
+        ends = (self.folder.close, self.interrupts.restore, self.event_loop.close, self.cluster.shutdown, self.log.close)
         with ExitStack() as rest:
-            for close in (self.folder.close, self.interrupts.restore, self.log.close):
+            for close in ends:
                 rest.callback(close)

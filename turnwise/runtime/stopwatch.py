@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from turnwise.runtime.token_counts import TokenCounts
+
 LOOP, ENGINE, ENVIRONMENTS = "event loop", "engine", "environments"
 """Tracks of a turning event loop: the loop itself, the engine's computing, and calls of environments."""
 IDLE, HELD = "idle", "held"
@@ -50,6 +52,8 @@ class Stopwatch:
         """Tokens that servers have sampled."""
         self.work = Work()
         """The work of the current phase."""
+        self.tokens = TokenCounts()
+        """Tokens of all passes of the trained models."""
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
         """Adds that `name` ran on `track` from `started` to `ended` (default: now), in seconds of `now`. Each track has one
@@ -60,6 +64,10 @@ class Stopwatch:
         """Notes a finished micro-batch of the current work."""
         self.work.done += 1
         self.work.tokens += num_tokens
+
+    def did_tokens(self, counts: TokenCounts) -> None:
+        """Notes the tokens of finished passes."""
+        self.tokens = self.tokens.plus(counts)
 
     def close(self) -> None:
         """Writes what is kept."""

@@ -17,6 +17,7 @@ from turnwise.errors import ModelError
 from turnwise.model_folder import ADAPTER_CONFIG
 from turnwise.models.load import load_config, load_pretrained, require_weights, trusted_already, write_weights
 from turnwise.models.lora import Adapters
+from turnwise.training.loss_scale import LossScale
 from turnwise.training.random_state import GlobalRandomState
 
 TRAINER_FILE = "trainer_state.pt"
@@ -24,15 +25,22 @@ _FULL_BYTES = 2**20
 """Free space below which a disk counts as full."""
 
 
-def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None, adapters: Adapters | None = None) -> None:
-    """Writes weights as a Hugging Face folder, or `adapters` alone as a peft folder, and optimiser and random states beside
-    them.
+def save_state(
+    folder: Path,
+    model: PreTrainedModel,
+    optimizer: Optimizer | None,
+    adapters: Adapters | None = None,
+    loss_scale: LossScale | None = None,
+) -> None:
+    """Writes weights as a Hugging Face folder, or `adapters` alone as a peft folder, and beside them the states of optimiser,
+    loss scale and random generators.
 
     Raises:
         OSError: they can't be written.
     """
     state = {
         "optimizer": None if optimizer is None else optimizer.state_dict(),
+        "loss_scale": {} if loss_scale is None else loss_scale.state_dict(),
         "random": GlobalRandomState().state_dict(),
         "cuda_rng": torch.cuda.get_rng_state_all(),
     }
@@ -50,7 +58,13 @@ def save_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
         raise OSError(f"{folder / TRAINER_FILE}: {reason}") from fault
 
 
-def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None, adapters: Adapters | None = None) -> None:
+def load_state(
+    folder: Path,
+    model: PreTrainedModel,
+    optimizer: Optimizer | None,
+    adapters: Adapters | None = None,
+    loss_scale: LossScale | None = None,
+) -> None:
     """Copies a saved state into the live objects, whose tensors stay where they are (an engine may share them).
 
     Raises:
@@ -71,6 +85,8 @@ def load_state(folder: Path, model: PreTrainedModel, optimizer: Optimizer | None
         # Only the moments: rates, betas and decay come from this run's settings, which may have changed.
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
+    if loss_scale is not None:
+        loss_scale.load_state_dict(state.get("loss_scale", {}))
     GlobalRandomState().load_state_dict(state["random"])
     if len(state["cuda_rng"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda_rng"])

@@ -1,4 +1,4 @@
-"""Training and forward passes of one model on one device, in plain PyTorch."""
+"""Training and forward passes of a model in plain PyTorch: one whole copy on the device of each rank."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from turnwise.models.forward import make_forward
 from turnwise.models.lora import Adapters
 from turnwise.models.runtime_info import dtype_name, loaded_model
 from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, StepPart
-from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime.token_counts import TokenCounts
 from turnwise.runtime_info import StrategyInfo
+from turnwise.training.loss_scale import LossScale
 from turnwise.training.optimizer import LRSchedule, OptimizerSettings, build_optimizer, clip_gradients
+from turnwise.training.ranks import Ranks
 from turnwise.training.state import load_state, save_state
 from turnwise.types import Batch, Metric, ModelOutputs
 
@@ -34,12 +37,15 @@ class TorchStrategy:
     are trained and saved.
 
     The model's own dropout is off, in training too, so that the first update's new log-probs equal the old ones; that of
-    adapters is on while an optimiser step is made. `dtype` is autocast's: fp32 computes in the weights' own dtype, bf16
-    multiplies matrices in bf16 and keeps fp32 master weights. Parameters are only ever changed in place, so an engine may read
-    them and they may be views of a larger tensor.
+    adapters is on while an optimiser step is made. `dtype` is autocast's: fp32 computes in the weights' own dtype, bf16 and
+    fp16 multiply matrices in that dtype and keep fp32 master weights; fp16 scales the loss, so that small gradients don't
+    underflow. Parameters are only ever changed in place, so an engine may read them and they may be views of a larger tensor.
+
+    `rank` names the device and the other ranks. Each gets its share of the micro-batches; before an optimiser step gradients
+    are summed over the ranks, so that all make the same step.
 
     Raises:
-        ConfigError: training in fp16, or with weights that aren't fp32.
+        ConfigError: training with weights that aren't fp32.
     """
 
     def __init__(
@@ -51,11 +57,11 @@ class TorchStrategy:
         temperature: float = 1.0,
         max_grad_norm: float | None = 1.0,
         dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
         is_gradient_checkpointing: bool = False,
-        stopwatch: Stopwatch | None = None,
+        rank: RankContext | None = None,
     ) -> None:
-        self.device = torch.device(device)
+        self._ranks = Ranks(rank)
+        self.device = torch.device(self._ranks.context.device)
         self.model = model.to(self.device).eval()
         self.dtype = dtype
         self.max_grad_norm = max_grad_norm
@@ -66,15 +72,17 @@ class TorchStrategy:
         self._has_skipped = False
         self._is_finite = True
         """Loss of the current optimiser step so far."""
-        self._stopwatch = stopwatch or Stopwatch()
+        self._stopwatch = self._ranks.context.stopwatch
         self._settings = optimizer
         if optimizer is None:
             self.model.requires_grad_(False)
         else:
-            _require_trainable(self.model, dtype)
+            _require_trainable(self.model)
+            self._ranks.copy_from_first(self.model.state_dict().values())
             self._optimizer = build_optimizer(self.model, optimizer)
             self._schedule = LRSchedule(optimizer)
             self._checkpointed = _checkpoint_layers(self.model) if is_gradient_checkpointing else []
+        self._loss_scale = LossScale(is_on=optimizer is not None and dtype == torch.float16)
 
     def forward(
         self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
@@ -93,6 +101,7 @@ class TorchStrategy:
                 tensors = self._run(self._to_device(batch), outputs)
             results.append({name: _to_numpy(tensor) for name, tensor in tensors.named().items() if name in outputs})
             self._note("forward", started, batch)
+        self._count()
         return results
 
     def train_step(
@@ -101,7 +110,8 @@ class TorchStrategy:
         """One optimiser step, or a `part` of one. With the last part it adds `grad_norm` (before clipping), `lr` and
         `skipped_steps` to the loss's metrics.
 
-        A loss or a gradient that isn't finite leaves weights and optimiser as they are.
+        A loss or a gradient that isn't finite leaves weights and optimiser as they are. Only the first rank reports what is
+        the same on all.
 
         Raises:
             NotAvailableError: the strategy has no optimiser.
@@ -112,33 +122,42 @@ class TorchStrategy:
             self._optimizer.zero_grad(set_to_none=True)
             self._is_finite = True
         metrics: list[Metric] = []
-        with self._adapters.dropping(position, part.number) if self._adapters else nullcontext():
-            for batch in micro_batches:
+        seeds = (part.number, self._ranks.context.rank)
+        with self._adapters.dropping(position, *seeds) if self._adapters else nullcontext():
+            for batch in (batch for batch in micro_batches if batch.weights.any()):
                 started = self._stopwatch.now()
                 tensors = self._to_device(batch)
                 with self._recomputing():
                     value, loss_metrics = loss(self._run(tensors, loss.outputs), tensors)
-                    value.backward()
+                    (value * self._loss_scale.factor).backward()
                 self._is_finite = self._is_finite and bool(torch.isfinite(value.detach()))
                 metrics.extend(loss_metrics)
                 self._note("forward and backward", started, batch)
+        self._count()
         if part.divisor is None:
             return metrics
         started = self._stopwatch.now()
-        if part.divisor != 1.0:
+        self._ranks.sum_gradients([parameter for parameter in self.model.parameters() if parameter.requires_grad])
+        is_finite = self._ranks.all(self._is_finite, self.device)
+        # Every rank has the same sum, so that all scale, skip and step alike.
+        divisor = part.divisor * self._loss_scale.factor
+        if divisor != 1.0:
             for parameter in self._parameters():
                 assert parameter.grad is not None
-                parameter.grad /= part.divisor
+                parameter.grad /= divisor
         grad_norm = clip_gradients(self._parameters(), self.max_grad_norm).item()
         learning_rate = self._schedule.apply(self._optimizer, position)
-        is_skipped = not (self._is_finite and np.isfinite(grad_norm))
+        is_skipped = not (is_finite and np.isfinite(grad_norm))
         if is_skipped:
             self._report_skip(grad_norm)
         else:
             self._optimizer.step()
             metrics.append(Metric("grad_norm", grad_norm))
+        self._loss_scale.update(is_skipped)
         self._optimizer.zero_grad(set_to_none=True)
         self._stopwatch.add("trainer", "optimizer", started)
+        if not self._ranks.context.answers:
+            return [metric for metric in metrics if metric.name != "grad_norm"]
         return [*metrics, Metric("lr", learning_rate, "last"), Metric("skipped_steps", float(is_skipped), "sum")]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -151,7 +170,8 @@ class TorchStrategy:
 
     def save(self, folder: Path) -> None:
         """Writes the model as a Hugging Face folder, or its adapters as a peft folder, with optimiser and random states."""
-        save_state(folder, self.model, self._optimizer, self._adapters)
+        if self._ranks.context.answers:
+            save_state(folder, self.model, self._optimizer, self._adapters, self._loss_scale)
 
     def load(self, folder: Path) -> None:
         """Continues from what `save` wrote, bit by bit.
@@ -159,7 +179,7 @@ class TorchStrategy:
         Raises:
             ModelError: the folder holds no such state.
         """
-        load_state(folder, self.model, self._optimizer, self._adapters)
+        load_state(folder, self.model, self._optimizer, self._adapters, self._loss_scale)
 
     def offload(self, kinds: Iterable[MemoryKind]) -> None:
         """Moves `weights` and `optimizer` to host memory; nothing to do on a CPU."""
@@ -178,7 +198,6 @@ class TorchStrategy:
             recomputes_activations=bool(self._checkpointed),
             adapters="" if self._adapters is None else self._adapters.describe(),
             saved_bytes=self._saved_bytes(),
-            counts=self._outputs.counts,
         )
 
     def _saved_bytes(self) -> int:
@@ -205,6 +224,11 @@ class TorchStrategy:
             for layer in self._checkpointed:
                 layer.training = False
 
+    def _count(self) -> None:
+        """Reports the tokens of the passes since the last report."""
+        counts, self._outputs.counts = self._outputs.counts, TokenCounts()
+        self._stopwatch.did_tokens(counts)
+
     def _note(self, name: str, started: float, batch: Batch) -> None:
         self._stopwatch.add("trainer", name, started, samples=len(batch.lengths), tokens=batch.num_tokens)
         self._stopwatch.did_batch(batch.num_tokens)
@@ -216,13 +240,13 @@ class TorchStrategy:
         return [parameter for parameter in self.model.parameters() if parameter.grad is not None]
 
     def _report_skip(self, grad_norm: float) -> None:
-        if not self._has_skipped:
+        if not self._has_skipped and self._loss_scale.is_lowest:
             logger.warning(
                 "an optimiser step was skipped: its loss or gradient isn't finite (gradient norm %s). "
                 "Later ones are only counted, in skipped_steps",
                 grad_norm,
             )
-        self._has_skipped = True
+            self._has_skipped = True
 
     def _move(self, kinds: Iterable[MemoryKind], target: torch.device) -> None:
         if self.device.type == "cpu":
@@ -235,9 +259,7 @@ class TorchStrategy:
                 state.update({name: value.to(target) for name, value in state.items() if isinstance(value, Tensor)})
 
 
-def _require_trainable(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    if dtype == torch.float16:
-        raise ConfigError("fp16 gradients underflow without loss scaling; set model_args.dtype: bf16 or fp32 for training")
+def _require_trainable(model: PreTrainedModel) -> None:
     if model.dtype != torch.float32:
         raise ConfigError(f"weights are {model.dtype}, but small updates vanish outside fp32; load the model in float32")
 

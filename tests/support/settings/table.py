@@ -95,6 +95,7 @@ RUN = (
     Live("track_with", ["tensorboard"], "files"),
     Live("tracker_kwargs", {"log_dir": "elsewhere"}, "files", {"track_with": ["tensorboard"]}),
     Live("logging_steps", 2, "output", {"track_with": ["stdout"], "max_steps": 3}),
+    Live("cluster.name", "launched", "error"),
     Live("max_steps", 1, "metrics"),
     Live("max_grad_norm", 1e-6, "weights"),
     Live("deterministic", True, "table"),
@@ -236,6 +237,10 @@ AGENTIC: tuple[Live, ...] = (
     # Roles
     *_roles("actor_train", (*_TRAINING, *_ADAPTERS, *_BATCHING, _CODED)),
     Live("actor_train.device_mapping", [99], "error"),
+    Live("critic.device_mapping", [99], "error", _GAE),
+    Live("reference.device_mapping", [99], "error", _REFERENCE),
+    Live("actor_infer.device_mapping", [99], "error", _AHEAD),
+    Live("num_gpus_per_node", 1, "error", {"actor_train.device_mapping": [0, 1]}),
     Live("actor_train.model_update_frequency", 2, "metrics"),
     *_roles("actor_infer", _SAMPLING),
     Live("actor_infer.generating_args.do_sample", False, "validation", _VALIDATED | _SAMPLED),
@@ -326,6 +331,8 @@ AGENTIC: tuple[Live, ...] = (
 
 SFT: tuple[Live, ...] = (
     *RUN,
+    Live("device_mapping", [99], "error"),
+    Live("num_gpus_per_node", 1, "error", {"device_mapping": [0, 1]}),
     Live("sequence_length", 8, "error"),
     Live("eval_steps", 2, "metrics", {"val_files": "$demonstrations"}),
     Live("train_files", "$other_demonstrations", "weights"),

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from turnwise.cluster.local import LocalCluster
-from turnwise.errors import DeadlineError, NotAvailableError
+from turnwise.errors import DeadlineError
 from turnwise.runtime.watchdog import Watchdog
 
 
@@ -21,11 +21,6 @@ def test_every_route_reaches_the_one_worker(route):
     workers = LocalCluster().spawn("actor_train", lambda _: Adder())
     assert workers.size == 1
     assert workers.call("add", [1, 2], route=route, offset=3).result() == [4, 5]
-
-
-def test_more_devices_than_this_process_has_are_refused():
-    with pytest.raises(NotAvailableError, match="device_mapping names 8 devices"):
-        LocalCluster().spawn("actor_train", lambda _: Adder(), devices=list(range(8)))
 
 
 @pytest.mark.parametrize("method", ["load", "save"])

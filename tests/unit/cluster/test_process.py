@@ -20,7 +20,7 @@ import torch
 from turnwise.build.cluster import set_torch_threads
 from turnwise.cluster.fork_server import ForkServer, prepare_processes
 from turnwise.cluster.messages import dumps, loads
-from turnwise.cluster.process import CpuThreads, ProcessCluster
+from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
 from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
 from turnwise.errors import DataError, DeadlineError, WorkerError
 from turnwise.runtime.event_loop import WatchedRunner
@@ -33,8 +33,8 @@ logger = logging.getLogger("turnwise.testing.worker")
 class Worker:
     """Lives in the process, as this module is found there as well."""
 
-    def __init__(self, stopwatch):
-        self.stopwatch = stopwatch
+    def __init__(self, rank):
+        self.stopwatch = rank.stopwatch
         self.num_iterations = 0
         self.parameters = [("a", torch.zeros(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
 
@@ -177,7 +177,7 @@ def make_cluster(runner):
     for cluster in made:
         cluster.shutdown()
     assert torch.get_num_threads() == before
-    assert "trainer" not in {thread.name for thread in threading.enumerate()}
+    assert not any("trainer" in thread.name for thread in threading.enumerate())
 
 
 @pytest.fixture
@@ -438,7 +438,7 @@ def test_a_call_whose_wait_is_cancelled_has_others_behind_it(runner, workers):
 def test_a_process_that_is_gone_has_no_stack(make_cluster):
     cluster = make_cluster()
     os.kill(cluster.spawn("actor_train", Worker).call("process").result(), signal.SIGKILL)
-    assert cluster._process._stack() == "it doesn't say"
+    assert cluster._processes[0]._stack() == "it doesn't say"
 
 
 @pytest.mark.parametrize(
@@ -607,6 +607,6 @@ def test_the_process_and_its_thread_are_gone_after_shutdown(make_cluster):
     cluster = make_cluster()
     process = cluster.spawn("actor_train", Worker).call("process").result()
     cluster.shutdown()
-    assert "trainer" not in {thread.name for thread in threading.enumerate()}
+    assert not any("trainer" in thread.name for thread in threading.enumerate())
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)

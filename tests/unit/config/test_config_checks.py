@@ -247,8 +247,10 @@ INEFFECTIVE: list[tuple[dict[str, Any], str]] = [
         "actor_infer.training_args: has no effect: actor_train trains",
     ),
     ({"actor_infer": {"use_dynamic_batching_in_infer": True}}, "actor_infer.use_dynamic_batching_in_infer"),
-    ({"actor_infer": {"device_mapping": [1]}}, "actor_infer.device_mapping: has no effect: every role runs on actor_train's"),
-    ({"use_kl_loss": True, "reference": {"device_mapping": [1]}}, "reference.device_mapping"),
+    (
+        {"actor_infer": {"device_mapping": [1]}},
+        "actor_infer.device_mapping: has no effect: the servers are on actor_train's first device",
+    ),
     ({"use_kl_loss": True, "reference": {"training_args": {"learning_rate": 1.0}}}, "reference.training_args.learning_rate"),
     (
         {
@@ -312,7 +314,7 @@ def test_this_version_runs_the_main_job() -> None:
         ({"custom_envs": {"Lake": {"env_type": "webshop"}}}, "webshop isn't in this version"),
         ({"trace": {"backend": "jsonl"}}, "tracing"),
         ({"actor_train": {"strategy_args": {"strategy_config": {"zero": 2}}}}, "actor_train.strategy_args.strategy_config"),
-        ({"actor_infer": {"device_mapping": [0, 1]}}, "actor_infer.device_mapping: a role on several devices"),
+        ({"actor_infer": {"device_mapping": [0, 1]}}, "actor_infer.device_mapping: actor_infer on several devices"),
     ],
 )
 def test_valid_settings_of_later_versions_are_named(keys: dict[str, Any], part: str) -> None:

@@ -116,7 +116,7 @@ IDLE = (
         ({"actor_train": {"infer_batch_size": 2}}, "use_dynamic_batching_in_infer"),
         ({"actor_train": {"data_args": {"template": "qwen2_5"}}}, "the chat template is the tokenizer's own"),
         ({"train_env_manager": {"format_penalty": -0.15}}, "it belongs to custom_envs.<tag>.env_config"),
-        ({"num_gpus_per_node": 8}, "devices follow from each role's device_mapping"),
+        ({"num_nodes": 2}, "devices follow from each role's device_mapping"),
         ({"rollout_dump_dir": "/x"}, "rollouts.jsonl"),
         ({"batch_adjust_mode": "copy"}, "never copied"),
         ({"checkpoint_config": {"async_upload": True}}, "written to the file system"),

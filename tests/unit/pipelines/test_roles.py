@@ -12,18 +12,18 @@ from turnwise.errors import DeadlineError, NotAvailableError
 from turnwise.pipelines.policy_update import PolicyUpdate
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.protocols import StepPart
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.token_counts import TokenCounts
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.runtime_info import LoadedModel, StrategyInfo
-from turnwise.token_counts import TokenCounts
 from turnwise.types import Denominators, Metric, Sample, TokenAnnotations, TurnSpan
 
 
 class Recorder:
-    def __init__(self):
+    def __init__(self, rank):
         self.steps = []
         self.positions = []
         self.parts = []
-        self.counts = TokenCounts()
+        self.stopwatch = rank.stopwatch
 
     def train_step(self, batches, loss, position, part):
         self.steps.append(batches)
@@ -35,11 +35,7 @@ class Recorder:
     def _count(self, batches):
         """As if one distinct token of a sample were padded to four."""
         for batch in batches:
-            self.counts = self.counts.plus(TokenCounts(batch.num_tokens, len(batch.lengths), 4 * len(batch.lengths)))
-
-    def info(self):
-        model = LoadedModel("none", 0, 0, "none", "none", "none", (0, 0))
-        return StrategyInfo(model, "fp32", counts=self.counts)
+            self.stopwatch.did_tokens(TokenCounts(batch.num_tokens, len(batch.lengths), 4 * len(batch.lengths)))
 
     def forward(self, batches, outputs):
         self._count(batches)
@@ -59,9 +55,10 @@ def samples(num):
 
 
 def role(**plan):
-    workers = LocalCluster().spawn("actor_train", lambda _: Recorder())
+    stopwatch = Stopwatch()
+    workers = LocalCluster(stopwatch).spawn("actor_train", Recorder)
     settings = BatchPlan(**({"samples_per_step": 4, "max_length": 64, "seed": 0, "max_sequences": 2} | plan))
-    return ModelRole("actor_train", workers, settings)
+    return ModelRole("actor_train", workers, settings, stopwatch)
 
 
 def test_forward_results_go_back_to_their_samples_in_order():
@@ -299,7 +296,7 @@ def test_a_trainer_that_never_returns_is_named(method):
             threading.Event().wait()
 
     with Watchdog(grace_s=10.0, poll_s=0.01) as watchdog:
-        workers = LocalCluster(watchdog=watchdog, deadline_s=0.05).spawn("actor_train", lambda _: Stuck())
+        workers = LocalCluster(watchdog=watchdog, deadline_s=0.05).spawn("actor_train", Stuck)
         actor = ModelRole("actor_train", workers, BatchPlan(samples_per_step=4, max_length=64, seed=0))
         with pytest.raises(DeadlineError) as caught:
             actor.train_step(samples(2), None, 0) if method == "train_step" else actor.forward(samples(2), "logprobs")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
+from turnwise.types import Batch, Metric, ModelOutputs
 
 SETTINGS = OptimizerSettings(1e-2)
 BATCHES = toy_batches(toy_samples(4))
@@ -87,9 +89,34 @@ def test_bf16_autocast_keeps_fp32_weights_and_stays_near() -> None:
     assert {tensor.dtype for _, tensor in strategy.weights()} == {torch.float32}
 
 
+def test_fp16_scales_the_loss_and_halves_the_scale_after_an_overflow(tmp_path: Path) -> None:
+    exact = TorchStrategy(toy_model(), optimizer=SETTINGS).train_step(BATCHES, CrossEntropy())
+    strategy = TorchStrategy(toy_model(), optimizer=SETTINGS, dtype=torch.float16)
+    # A scale of 2¹⁶ overflows here: steps are skipped until it is small enough.
+    while metric(first := strategy.train_step(BATCHES, CrossEntropy()), "skipped_steps"):
+        continue
+    assert metric(first, "grad_norm") == pytest.approx(metric(exact, "grad_norm"), rel=0.02), "the gradient isn't scaled"
+    scale = strategy._loss_scale.factor
+    assert 1 < scale < 2.0**16
+
+    class Overflow(CrossEntropy):
+        def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Any, list[Metric]]:
+            loss, metrics = super().__call__(outputs, batch)
+            return loss * float("inf"), metrics
+
+    before = weights_of(strategy)
+    assert metric(strategy.train_step(BATCHES, Overflow()), "skipped_steps") == 1
+    assert strategy._loss_scale.factor == scale / 2
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(strategy).items())
+    strategy.save(tmp_path)
+    again = TorchStrategy(toy_model(), optimizer=SETTINGS, dtype=torch.float16)
+    again.load(tmp_path)
+    assert again._loss_scale.factor == scale / 2
+    losses = [metric(strategy.train_step(BATCHES, CrossEntropy()), "loss") for _ in range(5)]
+    assert losses[-1] < losses[0]
+
+
 def test_what_cannot_be_trained_is_refused() -> None:
-    with pytest.raises(ConfigError, match="fp16"):
-        TorchStrategy(toy_model(), optimizer=SETTINGS, dtype=torch.float16)
     with pytest.raises(ConfigError, match="float32"):
         TorchStrategy(toy_model().to(torch.bfloat16), optimizer=SETTINGS)
     with pytest.raises(NotAvailableError, match="critic"):

@@ -1,0 +1,213 @@
+"""Two ranks make the steps of one: the same samples, dealt to two processes, against all of them in one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from turnwise.build.cluster import set_torch_threads
+from turnwise.cluster.fork_server import prepare_processes
+from turnwise.cluster.messages import Command
+from turnwise.cluster.placement import place
+from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
+from turnwise.errors import WorkerError
+from turnwise.models.lora import Adapters, LoRASettings
+from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.protocols import Loss
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.testing.strategy_contract import OUTPUTS, VALUES, WeightedLoss
+from turnwise.testing.toy_model import toy_model, toy_samples, toy_value_model
+from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.torch_strategy import TorchStrategy
+
+RATE = 1e-3
+STEPS = 3
+
+
+class Recorded(TorchStrategy):
+    """Keeps the gradient of the last optimiser step."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self._optimizer is not None:
+            self._optimizer.register_step_pre_hook(lambda *_: self._keep())
+
+    def _keep(self) -> None:
+        named = self.model.named_parameters()
+        self.gradient = {name: p.grad.clone().numpy() for name, p in named if p.grad is not None}
+
+    def last_gradient(self) -> dict[str, np.ndarray]:
+        return self.gradient
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return {name: tensor.detach().numpy().copy() for name, tensor in self.model.named_parameters()}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is trained."""
+
+    model: str = "policy"
+    rank: int | None = None
+    dropout: float = 0.0
+    dtype: torch.dtype = torch.float32
+    outputs: frozenset[str] = field(default=OUTPUTS)
+
+    def make(self, rank: RankContext) -> Recorded:
+        model = toy_value_model(0) if self.model == "value" else toy_model(0)
+        adapters = None
+        if self.rank is not None:
+            adapters = Adapters(model, LoRASettings(rank=self.rank, alpha=8, dropout=self.dropout, seed=1))
+        return Recorded(
+            model, adapters=adapters, optimizer=OptimizerSettings(RATE), max_grad_norm=1e9, dtype=self.dtype, rank=rank
+        )
+
+
+FULL, LORA, CRITIC = Kind(), Kind(rank=4), Kind("value", outputs=VALUES)
+
+
+@pytest.fixture
+def runner() -> Iterator[WatchedRunner]:
+    with WatchedRunner(Watchdog()) as runner:
+        yield runner
+
+
+@pytest.fixture
+def make_role(runner):
+    """A role of a kind on so many ranks, each with micro-batches of so many samples."""
+    prepare_processes(["turnwise.build.roles"])
+    clusters, threads = [], torch.get_num_threads()
+
+    def make(kind: Kind, num_ranks: int, max_sequences: int = 3) -> ModelRole:
+        stopwatch = Stopwatch()
+        placement = place({"actor_train": list(range(num_ranks))}, num_devices=num_ranks, accelerator="", is_apart=True)
+        clusters.append(
+            ProcessCluster(
+                runner.run,
+                runner.watchdog,
+                stopwatch,
+                CpuThreads(num_ranks, 1, threads),
+                set_torch_threads,
+                deadline_s=60.0,
+                placement=placement,
+            )
+        )
+        workers = clusters[-1].spawn("actor_train", kind.make)
+        plan = BatchPlan(samples_per_step=16, max_length=64, seed=0, max_sequences=max_sequences)
+        return ModelRole("actor_train", workers, plan, stopwatch)
+
+    yield make
+    for cluster in clusters:
+        cluster.shutdown()
+
+
+def steps(role: ModelRole, loss: Loss, num_steps: int = STEPS) -> list[dict[str, float]]:
+    """The summed metrics of each optimiser step."""
+    measured = []
+    for step in range(num_steps):
+        sums: dict[str, float] = {}
+        for metric in role.optimizer_step(toy_samples(11, seed=step), loss, position=step):
+            sums[metric.name] = sums.get(metric.name, 0.0) + float(metric.value)
+        measured.append(sums)
+    return measured
+
+
+def ask(role: ModelRole, method: str) -> Any:
+    return role.workers.call(method, route="rank0").result()
+
+
+def distance(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> float:
+    """‖first − second‖ / ‖first‖."""
+    assert first.keys() == second.keys()
+    difference = sum(float(((first[name] - second[name]).astype(np.float64) ** 2).sum()) for name in first)
+    return (difference / sum(float((first[name].astype(np.float64) ** 2).sum()) for name in first)) ** 0.5
+
+
+def moved(role: ModelRole, start: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: value - start[name] for name, value in ask(role, "parameters").items()}
+
+
+@pytest.mark.parametrize("kind", [FULL, LORA, CRITIC], ids=["full", "lora", "critic"])
+def test_two_ranks_make_the_steps_of_one(make_role, kind):
+    """The bounds of the project: log-probs 1e-6 in the mean, gradients 1e-5, displacement after three steps 1e-3."""
+    loss = WeightedLoss(outputs=kind.outputs)
+    one, two = make_role(kind, 1), make_role(kind, 2)
+    starts = [ask(role, "parameters") for role in (one, two)]
+    np.testing.assert_equal(starts[0], starts[1])
+    samples = toy_samples(11)
+    for output in sorted(kind.outputs):
+        alone, shared = (role.forward(samples, output) for role in (one, two))
+        differences = np.concatenate([abs(a - b) for a, b in zip(alone, shared, strict=True)])
+        assert differences.mean() <= 1e-6 and differences.max() <= 1e-4
+    first = [steps(role, loss, 1)[0] for role in (one, two)]
+    assert distance(*(ask(role, "last_gradient") for role in (one, two))) <= 1e-5
+    assert first[0].keys() == first[1].keys()
+    for name in ("actor/loss", "actor_train/grad_norm", "actor/lr", "actor/skipped_steps", "actor/backward_steps"):
+        np.testing.assert_allclose(first[1][name], first[0][name], rtol=1e-5)
+    for role in (one, two):
+        steps(role, loss, STEPS - 1)
+    assert distance(*(moved(role, start) for role, start in zip((one, two), starts, strict=True))) <= 1e-3
+
+
+def test_ranks_have_the_same_weights_after_steps(make_role):
+    role = make_role(FULL, 2)
+    steps(role, WeightedLoss())
+    command = Command("ask", ("actor_train", "parameters", (), {}))
+    np.testing.assert_equal(*(process.start("parameters", command).result() for process in role.workers._processes))
+
+
+def test_two_runs_of_the_same_ranks_are_bit_identical_also_with_dropout(make_role):
+    """Each rank draws what it drops from seed, position and its number."""
+    kind = Kind(rank=4, dropout=0.3)
+    roles = [make_role(kind, 2) for _ in range(2)]
+    measured = [steps(role, WeightedLoss()) for role in roles]
+    assert measured[0] == measured[1]
+    np.testing.assert_equal(*(ask(role, "parameters") for role in roles))
+
+
+def test_ranks_may_have_nothing_to_do(make_role):
+    """One sample for two ranks: the other passes over a batch that counts nothing."""
+    one, two = make_role(FULL, 1), make_role(FULL, 2)
+    for role in (one, two):
+        role.optimizer_step(toy_samples(1), WeightedLoss(), position=0)
+    assert distance(*(ask(role, "last_gradient") for role in (one, two))) <= 1e-5
+    sample = toy_samples(1)
+    np.testing.assert_allclose(one.forward(sample, "logprobs"), two.forward(sample, "logprobs"), atol=1e-6)
+
+
+def test_a_killed_rank_is_named_as_the_first_cause(make_role):
+    role = make_role(FULL, 2)
+    second = role.workers._processes[1]
+    os.kill(second._id, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"train_step: the trainer's process of rank 1 has ended: .*SIGKILL"):
+        role.optimizer_step(toy_samples(8), WeightedLoss(), position=0)
+
+
+class RaisesOnce(WeightedLoss):
+    """Raises in the process of one rank."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__()
+        self.process = process
+
+    def __call__(self, outputs, batch):
+        if os.getpid() == self.process:
+            raise ArithmeticError("the loss of one rank")
+        return super().__call__(outputs, batch)
+
+
+def test_an_error_of_one_rank_is_raised_while_the_other_waits_for_it(make_role):
+    role = make_role(FULL, 2)
+    process = role.workers._processes[1]._id
+    with pytest.raises(ArithmeticError, match="the loss of one rank"):
+        role.optimizer_step(toy_samples(8), RaisesOnce(process), position=0)

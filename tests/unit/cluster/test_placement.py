@@ -1,0 +1,56 @@
+"""Placements are computed from a config alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from turnwise.cluster.placement import place
+from turnwise.errors import ConfigError
+
+ONE = {"num_devices": 2, "accelerator": "", "is_apart": False}
+
+
+@pytest.mark.parametrize(
+    ("mappings", "options", "cluster", "processes"),
+    [
+        ({"actor_train": None}, {}, "local", {"actor_train": (0,)}),
+        ({"actor_train": [1]}, {"accelerator": "cuda"}, "local", {"actor_train": (0,)}),
+        ({"actor_train": None}, {"is_apart": True}, "process", {"actor_train": (0,)}),
+        ({"actor_train": None}, {"cluster": "process"}, "process", {"actor_train": (0,)}),
+        ({"actor_train": [0, 1], "critic": None}, {}, "process", {"actor_train": (0, 1), "critic": (0, 1)}),
+        ({"actor_train": [0], "critic": [1], "reference": None}, {}, "process", {"critic": (1,), "reference": (0,)}),
+        ({"sft": None}, {"num_launched": 2}, "launched", {"sft": (0, 1)}),
+    ],
+)
+def test_one_process_for_each_device_holds_all_roles_on_it(mappings, options, cluster, processes):
+    placement = place(mappings, **(ONE | options))
+    assert placement.cluster == cluster
+    assert {role: placement.roles[role].processes for role in processes} == processes
+    assert placement.num_processes == len({process for role in placement.roles.values() for process in role.processes})
+
+
+def test_a_rank_is_told_its_device_and_its_peers():
+    placement = place({"actor_train": [1, 3], "critic": [3]}, num_devices=4, accelerator="cuda", is_apart=False)
+    second, critic = placement.context("actor_train", 1), placement.context("critic", 0)
+    assert (second.rank, second.world_size, second.device, second.peers) == (1, 2, "cuda:3", (0, 1))
+    assert (critic.rank, critic.world_size, critic.device, critic.peers) == (0, 1, "cuda:3", (1,))
+    assert not second.answers and critic.answers
+    assert placement.context("reward", 0).device == "cuda:1", "a role without a place is on the first device"
+
+
+@pytest.mark.parametrize(
+    ("mappings", "options", "message"),
+    [
+        ({"actor_train": [0, 2]}, {}, "names device 2, and this machine has 2 slots.*num_gpus_per_node: 3"),
+        ({"actor_train": [4]}, {"accelerator": "cuda"}, r"names device 4, and this machine has 2 CUDA devices \(0 to 1\)"),
+        ({"actor_train": [0, 1]}, {"cluster": "local"}, "cluster.name: local can't hold this run: the roles have 2 devices"),
+        ({"actor_train": None}, {"cluster": "launched"}, "no launcher started this process"),
+        ({"actor_train": None}, {"is_apart": True, "cluster": "local"}, "async_generation_ratio above 0 trains beside"),
+        ({"actor_train": [0]}, {"num_launched": 2}, "names 1 device, and the launcher started 2 processes"),
+        ({"actor_train": None}, {"num_launched": 2, "cluster": "process"}, "a launcher started this process"),
+        ({"actor_train": None}, {"num_launched": 2, "is_apart": True}, "async_generation_ratio must be 0"),
+    ],
+)
+def test_what_cannot_be_placed_says_what_to_change(mappings, options, message):
+    with pytest.raises(ConfigError, match=message):
+        place(mappings, **(ONE | options))

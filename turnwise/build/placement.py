@@ -1,0 +1,52 @@
+"""Where the roles of a config live on this machine."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from turnwise.cluster.placement import Placement, place, require_devices
+from turnwise.config import AgenticConfig, SFTConfig
+
+
+def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -> Placement:
+    """The placement of the training roles. `is_apart` asks for processes beside the rollouts.
+
+    Raises:
+        ConfigError: the machine lacks a device, or the cluster that is asked for can't hold the roles.
+    """
+    return place(
+        config.device_mappings,
+        num_devices=num_devices(config),
+        accelerator="cuda" if torch.cuda.is_available() else "",
+        is_apart=is_apart,
+        num_launched=num_launched(),
+        cluster=config.cluster.name,
+    )
+
+
+def num_devices(config: AgenticConfig | SFTConfig) -> int:
+    """The accelerators of this machine, or the slots of its CPU."""
+    if torch.cuda.is_available():
+        return torch.cuda.device_count()
+    num_cores = len(os.sched_getaffinity(0)) if "sched_getaffinity" in dir(os) else os.cpu_count() or 1
+    return config.num_gpus_per_node or num_cores
+
+
+def num_launched() -> int:
+    """The number of processes that a launcher (torchrun, accelerate) started this one with; 1 without a launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def sampling_device(config: AgenticConfig) -> torch.device:
+    """The device of the servers in this process: the trainer's first, or their own where other processes train.
+
+    Raises:
+        ConfigError: the machine lacks it.
+    """
+    placement = build_placement(config)
+    own = config.actor_infer.device_mapping if config.trains_apart else None
+    if own:
+        require_devices("actor_infer", own, num_devices(config), placement.accelerator)
+    return torch.device(placement.device(own[0] if own else placement.first_device))

@@ -1,0 +1,157 @@
+"""Where the roles of a run live, computed from its config alone: no device is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from turnwise.errors import ConfigError, counted
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime.stopwatch import Stopwatch
+
+ClusterName = Literal["local", "process", "launched"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolePlacement:
+    """The devices of a role, one for each rank, and the processes that host the ranks."""
+
+    devices: tuple[int, ...]
+    layout: Mapping[str, int]
+    """Sizes of the parallel dimensions; their product is the number of devices."""
+    processes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Roles by process and device. One process for each device hosts the ranks of all roles on it.
+
+    >>> placement = place({"actor_train": [0, 1], "critic": [1]}, num_devices=2, accelerator="", is_apart=False)
+    >>> placement.cluster, placement.num_processes, placement.roles["critic"].processes
+    ('process', 2, (1,))
+    """
+
+    cluster: ClusterName
+    """`local`: in this process. `process`: in others of this machine. `launched`: in those that torchrun or accelerate made."""
+    accelerator: str
+    """`cuda`, or empty where a device is a slot of the CPU."""
+    num_processes: int
+    """Processes that hold training roles."""
+    roles: Mapping[str, RolePlacement]
+
+    @property
+    def first_device(self) -> int:
+        return min((device for placed in self.roles.values() for device in placed.devices), default=0)
+
+    def device(self, number: int) -> str:
+        """A device as torch names it."""
+        return f"{self.accelerator}:{number}" if self.accelerator else "cpu"
+
+    def describe(self) -> str:
+        """Every role with its devices."""
+        what = "device" if self.accelerator else "slot"
+        where = {"local": "in this process", "process": "a process for each", "launched": "the launcher's processes"}[
+            self.cluster
+        ]
+        roles = [
+            f"{name} on {what}{'s' if placed.size > 1 else ''} {', '.join(map(str, placed.devices))}"
+            for name, placed in self.roles.items()
+        ]
+        return f"{'; '.join(roles)} ({where})"
+
+    def context(self, role: str, rank: int, stopwatch: Stopwatch | None = None) -> RankContext:
+        """What a rank is told. A role without a place of its own has one rank on the first device of all."""
+        placed = self.roles.get(role) or RolePlacement((self.first_device,), {"dp": 1}, (0,))
+        return RankContext(
+            role=role,
+            rank=rank,
+            world_size=placed.size,
+            device=self.device(placed.devices[rank]),
+            layout=placed.layout,
+            peers=placed.processes,
+            stopwatch=stopwatch or Stopwatch(),
+        )
+
+
+def place(
+    mappings: Mapping[str, Sequence[int] | None],
+    *,
+    num_devices: int,
+    accelerator: str,
+    is_apart: bool,
+    num_launched: int = 1,
+    cluster: str = "auto",
+) -> Placement:
+    """The placement of training roles by their `device_mapping`; the first role's is that of roles without.
+
+    `is_apart` asks for a process beside the rollouts. `num_launched` processes were started by a launcher: they are the devices
+    where no role names any.
+
+    Raises:
+        ConfigError: devices that aren't there, or a cluster that can't hold these ranks.
+    """
+    main = next(iter(mappings))
+    default = tuple(mappings[main] or range(num_launched))
+    devices = {role: tuple(mapping) if mapping else default for role, mapping in mappings.items()}
+    for role, named in devices.items():
+        require_devices(role if mappings[role] else main, named, num_devices, accelerator)
+    numbers = sorted({device for named in devices.values() for device in named})
+    if num_launched > 1:
+        found: ClusterName = "launched"
+    else:
+        found = "process" if is_apart or len(numbers) > 1 else "local"
+    if cluster not in ("auto", found):
+        found = _asked(cluster, found, len(numbers), is_apart)
+    if found == "launched" and len(numbers) != num_launched:
+        raise ConfigError(
+            f"{main}.device_mapping names {counted(len(numbers), 'device')}, and the launcher started "
+            f"{counted(num_launched, 'process')}; start one process for each device, or leave device_mapping out"
+        )
+    if found == "launched" and is_apart:
+        raise ConfigError(
+            "cluster.name: launched trains in the process that plays, so async_generation_ratio must be 0; start the run "
+            "without a launcher to train in processes of its own"
+        )
+    roles = {
+        role: RolePlacement(named, {"dp": len(named)}, tuple(numbers.index(device) for device in named))
+        for role, named in devices.items()
+    }
+    return Placement(found, accelerator, len(numbers), roles)
+
+
+def _asked(cluster: str, found: ClusterName, num_devices: int, is_apart: bool) -> ClusterName:
+    if cluster == "process" and found == "local":
+        return "process"
+    if cluster == "launched":
+        reason = "no launcher started this process (torchrun, accelerate)"
+    elif found == "launched":
+        reason = "a launcher started this process, one of several"
+    elif is_apart:
+        reason = "async_generation_ratio above 0 trains beside the rollouts"
+    else:
+        reason = f"the roles have {counted(num_devices, 'device')}"
+    raise ConfigError(f"cluster.name: {cluster} can't hold this run: {reason}; leave cluster.name out (auto takes {found})")
+
+
+def require_devices(role: str, devices: Sequence[int], num_devices: int, accelerator: str) -> None:
+    """
+    Raises:
+        ConfigError: `device_mapping` of a role names a device that isn't there.
+    """
+    if max(devices) < num_devices:
+        return
+    if accelerator:
+        raise ConfigError(
+            f"{role}.device_mapping names device {max(devices)}, and this machine has {num_devices} CUDA devices (0 to "
+            f"{num_devices - 1}); name those"
+        )
+    raise ConfigError(
+        f"{role}.device_mapping names device {max(devices)}, and this machine has {counted(num_devices, 'slot')}: without "
+        f"accelerators a device is a slot of the CPU, one for each core; name fewer, or set num_gpus_per_node: "
+        f"{max(devices) + 1} for more slots than cores"
+    )

@@ -1,0 +1,202 @@
+"""Roles on ranks in other processes of this machine, one for each device."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from turnwise.cluster.messages import Command, SetUp
+from turnwise.cluster.placement import Placement
+from turnwise.cluster.process import RunAsync, Started, TrainerProcess
+from turnwise.errors import WorkerError
+from turnwise.protocols import Route
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+
+_OTHERS_S = 5.0
+"""Seconds that other ranks have to fail too, after the first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuThreads:
+    """Operator threads of trainer and rollouts on a shared CPU, and of both together."""
+
+    train: int
+    rollout: int
+    both: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartedAll:
+    """The Pending of a call of several ranks. `join` makes one result of theirs, in the order of the ranks."""
+
+    calls: Sequence[Started]
+    join: Callable[[list[Any]], Any]
+
+    @property
+    def name(self) -> str:
+        return self.calls[0].name
+
+    def result(self) -> Any:
+        """Waits for all ranks.
+
+        Raises:
+            DeadlineError: past the cluster's deadline.
+            WorkerError: a process has ended. Of several failures the first cause is raised: ranks that computed together with
+                one that is gone fail too.
+        """
+        return self.calls[0].process.wait_for(self.name, self)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Any:
+        failed: list[tuple[Started, BaseException]] = []
+        """In the order in which they failed."""
+
+        def note(call: Started, wait: asyncio.Future[Any]) -> None:
+            if not wait.cancelled() and (error := wait.exception()) is not None:
+                failed.append((call, error))
+
+        waits = [asyncio.ensure_future(call._awaited()) for call in self.calls]
+        for call, wait in zip(self.calls, waits, strict=True):
+            wait.add_done_callback(partial(note, call))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_EXCEPTION)
+            if failed:
+                await asyncio.wait(waits, timeout=_OTHERS_S)
+                raise next((error for call, error in failed if call.process.is_gone), failed[0][1])
+            return self.join([wait.result() for wait in waits])
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+
+class ProcessWorkers:
+    """The ranks of a role, each in a process of its own."""
+
+    def __init__(self, role: str, processes: Sequence[TrainerProcess]) -> None:
+        self.size = self.dp_size = len(processes)
+        self._role = role
+        self._processes = processes
+
+    def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Started | StartedAll:
+        shares = [args] * self.size
+        if route == "split" and self.size > 1:
+            shares = [tuple(_share(argument, rank, self.size) for argument in args) for rank in range(self.size)]
+        name, asked = f"{self._role}.{method}", self._processes[: 1 if route == "rank0" else None]
+        calls = [
+            process.start(name, Command("ask", (self._role, method, share, kwargs)))
+            for process, share in zip(asked, shares, strict=False)
+        ]
+        return calls[0] if len(calls) == 1 else StartedAll(calls, _joined if route == "split" else itemgetter(0))
+
+
+def _share(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
+    if len(items) % size:
+        raise WorkerError(f"{len(items)} batches can't be dealt to {size} ranks: each needs the same number of them")
+    each = len(items) // size
+    return items[rank * each : (rank + 1) * each]
+
+
+def _joined(results: list[list[Any]]) -> list[Any]:
+    return [item for result in results for item in result]
+
+
+class ProcessCluster:
+    """Spawns each role in the processes of its placement: one for each device. The methods of a rank run there in the order in
+    which they were called.
+
+    Arguments and results are pickled. An iterator of `(name, tensor)` pairs comes back as `SharedTensors`, which the next call
+    of the same method overwrites; the first makes the iterator twice. Log records are logged here, and the notes of the
+    processes' stopwatches go to `stopwatch`. No call takes longer than `deadline_s`.
+
+    `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets the number of operator threads of the
+    calling thread: until `shutdown` `num_threads.rollout` here, and `num_threads.train` in all the others together. `set_up` is
+    called there first.
+
+    Raises:
+        WorkerError: the processes don't find each other.
+    """
+
+    def __init__(
+        self,
+        run_async: RunAsync,
+        watchdog: Watchdog,
+        stopwatch: Stopwatch,
+        num_threads: CpuThreads,
+        set_num_threads: Callable[[int], None],
+        set_up: Callable[[], object] | None = None,
+        deadline_s: float | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        self.num_threads = num_threads
+        self._set_num_threads = set_num_threads
+        self.placement = placement or Placement("process", "", 1, {})
+        size = self.placement.num_processes
+        names = ["the trainer's process"] if size == 1 else [f"the trainer's process of rank {rank}" for rank in range(size)]
+        self._processes: list[TrainerProcess] = []
+        self._folder = TemporaryDirectory(prefix="turnwise-")
+        with ExitStack() as on_error:
+            on_error.callback(self._end)
+            for name in names:
+                self._processes.append(TrainerProcess(run_async, watchdog, stopwatch, deadline_s, name))
+            begin = partial(_begin, set_num_threads, max(1, num_threads.train // size), set_up)
+            levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
+            set_up_child = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, begin)
+            self._tell("setting up the trainer's process", [Command("set_up", (set_up_child,))] * size)
+            if size > 1:
+                meeting = f"{self._folder.name}/meeting"
+                joins = [(meeting, rank, size, self.placement.device(rank)) for rank in range(size)]
+                self._tell("joining the ranks", [Command("join", join) for join in joins])
+            on_error.pop_all()
+        set_num_threads(num_threads.rollout)
+
+    def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> ProcessWorkers:
+        placed = self.placement.roles.get(role)
+        hosts = placed.processes if placed else (0,)
+        contexts = [self.placement.context(role, rank) for rank in range(len(hosts))]
+        processes = [self._processes[host] for host in hosts]
+        self._tell(f"making {role}", [Command("make", (factory, context)) for context in contexts], processes)
+        return ProcessWorkers(role, processes)
+
+    def _tell(self, name: str, commands: Sequence[Command], processes: Sequence[TrainerProcess] = ()) -> None:
+        """Gives each process its command, and waits for all."""
+        told = zip(processes or self._processes, commands, strict=True)
+        StartedAll([process.start(name, command) for process, command in told], itemgetter(0)).result()
+
+    def take(self, value: Any) -> None:
+        """Sends a value there, to find out early whether it can arrive.
+
+        Raises:
+            Exception: whatever pickle raises, on either side.
+        """
+        self._processes[0].start("a trial", Command("take", (value,))).result()
+
+    def shutdown(self) -> None:
+        """Ends the processes without waiting for their running calls."""
+        self._set_num_threads(self.num_threads.both)
+        self._end()
+
+    def _end(self) -> None:
+        with ExitStack() as rest:
+            rest.callback(self._folder.cleanup)
+            for process in self._processes:
+                rest.callback(process.end)
+
+
+def _begin(set_num_threads: Callable[[int], None], num_threads: int, set_up: Callable[[], object] | None) -> None:
+    set_num_threads(num_threads)
+    if set_up is not None:
+        set_up()

@@ -1,0 +1,37 @@
+"""Torch's process group of the processes of a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from turnwise.errors import WorkerError
+
+_JOIN_S = 120.0
+"""Seconds that a process waits for the others at the start. Waits for each other's sums end by the run's own deadlines."""
+_SUM_S = 24 * 3600.0
+
+
+def join_processes(meeting: str, rank: int, world_size: int, device: str) -> None:
+    """Joins the default process group of the processes of this machine, which find each other in the file `meeting`.
+
+    NCCL connects GPUs, gloo everything else, over the loopback interface.
+
+    Raises:
+        WorkerError: the others didn't come.
+    """
+    if not os.environ.get("GLOO_SOCKET_IFNAME"):
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    store = dist.FileStore(meeting, world_size)
+    store.set_timeout(timedelta(seconds=_JOIN_S))
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_SUM_S))
+    except (RuntimeError, ValueError) as error:
+        raise WorkerError(f"rank {rank} of {world_size} could not join the others ({backend}): {error}") from error

@@ -1,0 +1,30 @@
+"""What a worker is told about its place among the ranks of its role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from turnwise.runtime.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """One rank of a role, in the process that hosts it. By default the only rank, on the CPU."""
+
+    role: str = ""
+    rank: int = 0
+    world_size: int = 1
+    """Number of the role's ranks."""
+    device: str = "cpu"
+    """The rank's device, as torch names it."""
+    layout: Mapping[str, int] = field(default_factory=lambda: {"dp": 1})
+    """Sizes of the parallel dimensions; their product is `world_size`."""
+    peers: tuple[int, ...] = (0,)
+    """Processes that host the role's ranks, in the order of the ranks: their ranks in torch's default process group."""
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+
+    @property
+    def answers(self) -> bool:
+        """Whether this rank speaks for all: it reports what is the same on every rank, and writes checkpoints."""
+        return self.rank == 0

@@ -1,0 +1,73 @@
+"""Data-parallel ranks of a role: each holds the whole model and sees a share of the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+from turnwise.runtime.rank import RankContext
+
+_BUCKET_BYTES = 2**28
+"""Gradients are summed in buckets of about this size: fewer messages, and at most this much memory more."""
+
+
+class Ranks:
+    """Sums over the ranks of a role. With one rank nothing is sent and no process group is needed.
+
+    All ranks must call the same methods in the same order.
+    """
+
+    def __init__(self, context: RankContext | None = None) -> None:
+        self.context = context or RankContext()
+        self.is_one = self.context.world_size == 1
+        self._group = None
+        if not self.is_one and len(self.context.peers) < dist.get_world_size():
+            self._group = dist.new_group(list(self.context.peers), use_local_synchronization=True)
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrites the tensors with those of the first rank."""
+        for tensor in () if self.is_one else tensors:
+            dist.broadcast(tensor.detach(), src=self.context.peers[0], group=self._group)
+
+    def sum_gradients(self, parameters: Sequence[Parameter]) -> None:
+        """Every rank gets the sum of the gradients of all. A parameter that no rank has a gradient for keeps none."""
+        if self.is_one or not parameters:
+            return
+        has_gradient = torch.tensor([parameter.grad is not None for parameter in parameters], device=parameters[0].device)
+        has_gradient = has_gradient.int()
+        dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=self._group)
+        gradients = []
+        for parameter, is_known in zip(parameters, has_gradient.tolist(), strict=True):
+            if is_known:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                gradients.append(parameter.grad)
+        for bucket in _buckets(gradients):
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            dist.all_reduce(flat, group=self._group)
+            for gradient, summed in zip(bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True):
+                gradient.copy_(summed.view_as(gradient))
+
+    def all(self, flag: bool, device: torch.device) -> bool:
+        """Whether the flag is set on every rank."""
+        if self.is_one:
+            return flag
+        flags = torch.tensor([flag], device=device).int()
+        dist.all_reduce(flags, op=dist.ReduceOp.MIN, group=self._group)
+        return bool(flags.item())
+
+
+def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Gradients of one dtype together, in their order."""
+    bucket: list[Tensor] = []
+    for gradient in gradients:
+        is_full = sum(member.nbytes for member in bucket) + gradient.nbytes > _BUCKET_BYTES
+        if bucket and (is_full or bucket[0].dtype != gradient.dtype):
+            yield bucket
+            bucket = []
+        bucket.append(gradient)
+    if bucket:
+        yield bucket
