@@ -80,7 +80,7 @@ def build_agentic(
         device,
         is_trained=True,
         needs=algorithm.needs,
-        is_apart=placement.cluster == "process",
+        is_apart=placement.cluster != "local",
         stopwatch=stopwatch,
         replay_log=replay_log,
     )

@@ -11,6 +11,7 @@ import torch
 
 from turnwise.build.rollouts import ServedPolicy
 from turnwise.build.run import seed_process
+from turnwise.cluster.launched import LaunchedCluster
 from turnwise.cluster.local import LocalCluster
 from turnwise.cluster.placement import Placement
 from turnwise.cluster.process import unsendable_part
@@ -38,7 +39,8 @@ def build_cluster(
     num_threads = cpu_threads(config, torch.get_num_threads())
     logger.info("of %d threads %d train and %d play", num_threads.both, num_threads.train, num_threads.rollout)
     set_up = partial(seed_process, config)
-    return ProcessCluster(event_loop.run, watchdog, stopwatch, num_threads, set_torch_threads, set_up, deadline_s, placement)
+    kind = LaunchedCluster if placement.cluster == "launched" else ProcessCluster
+    return kind(event_loop.run, watchdog, stopwatch, num_threads, set_torch_threads, set_up, deadline_s, placement)
 
 
 def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from turnwise.cluster.placement import Placement, place, require_devices
 from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.runtime.rank import launched
 
 
 def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -> Placement:
@@ -21,9 +22,16 @@ def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -
         num_devices=num_devices(config),
         accelerator="cuda" if torch.cuda.is_available() else "",
         is_apart=is_apart,
-        num_launched=num_launched(),
+        num_launched=launched()[1],
         cluster=config.cluster.name,
     )
+
+
+def use_launched(config: AgenticConfig | SFTConfig) -> None:
+    """Gives the trainer a device for each process that a launcher has started, unless the config names devices."""
+    if (size := launched()[1]) > 1:
+        trainer = config if isinstance(config, SFTConfig) else config.actor_train
+        trainer.fill(device_mapping=list(range(size)))
 
 
 def num_devices(config: AgenticConfig | SFTConfig) -> int:
@@ -32,11 +40,6 @@ def num_devices(config: AgenticConfig | SFTConfig) -> int:
         return torch.cuda.device_count()
     num_cores = len(os.sched_getaffinity(0)) if "sched_getaffinity" in dir(os) else os.cpu_count() or 1
     return config.num_gpus_per_node or num_cores
-
-
-def num_launched() -> int:
-    """The number of processes that a launcher (torchrun, accelerate) started this one with; 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
 def sampling_device(config: AgenticConfig) -> torch.device:

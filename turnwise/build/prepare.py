@@ -10,11 +10,12 @@ from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.problems import Problem
 from turnwise.data.demonstrations import read_rows
 from turnwise.errors import DataError
+from turnwise.runtime.rank import launched
 
 
 def prepare_run(config: AgenticConfig | SFTConfig) -> None:
     """Begins the imports of training processes, beside those of this process, if there are to be any."""
-    if config.trains_apart:
+    if config.trains_apart and launched() == (0, 1):
         from turnwise.cluster.fork_server import prepare_processes
 
         prepare_processes(["turnwise.build.roles"])

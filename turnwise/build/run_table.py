@@ -74,8 +74,7 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
         reference = info_of(pipeline.reference)
         yield "reference", f"{_start(config.reference.model_args.model_name_or_path)}: {_strategy(reference)}"
     yield "actor_infer", _server(pipeline.actor_infer.info(), actor)
-    if isinstance(pipeline.cluster, ProcessCluster):
-        yield "placement", pipeline.cluster.placement.describe()
+    yield from _placement(pipeline)
     if isinstance(pipeline.cluster, ProcessCluster) and config.async_generation_ratio:
         yield "asynchronous", f"{_split(pipeline.cluster)}; {asynchronous(config)}"
     yield from _environments(config, "train")
@@ -98,6 +97,7 @@ def _sft_rows(pipeline: SFTPipeline) -> Iterator[Row]:
     yield "model", f"{_start(config.model_args.model_name_or_path)}: {_trained(info.model)}"
     yield from _adapters(info)
     yield "training", _strategy(info)
+    yield from _placement(pipeline)
     yield "optimiser", info.optimizer
     tokens = sum(sample.num_trained for sample in pipeline.train_samples)
     yield "demonstrations", f"{len(pipeline.train_samples)} of at most {plan.max_length} tokens, {tokens:,} tokens trained on"
@@ -190,6 +190,11 @@ def _checkpoints(checkpoints: Checkpoints) -> str:
     kept = f"the newest {checkpoints.max_to_keep} kept" if checkpoints.max_to_keep else "all kept"
     size = f"about {bytes_text(checkpoints.num_bytes)} each, "
     return f"{every}, {size}{kept}, in {checkpoints.path}"
+
+
+def _placement(pipeline: AgenticPipeline | SFTPipeline) -> Iterator[Row]:
+    if isinstance(pipeline.cluster, ProcessCluster) and pipeline.cluster.placement.roles:
+        yield "placement", pipeline.cluster.placement.describe()
 
 
 def _split(cluster: ProcessCluster) -> str:

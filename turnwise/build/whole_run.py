@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from turnwise.build.applied_table import shown
+from turnwise.build.placement import use_launched
 from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.pipelines.agentic import AgenticPipeline
@@ -27,6 +28,7 @@ def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P]
         KeyboardInterrupt: the run was interrupted.
         TurnwiseError: what ended the run.
     """
+    use_launched(config)
     folder = start_run(config)
     if not is_quiet:
         print(f"run folder: {folder.path}", flush=True)

@@ -12,10 +12,11 @@ from importlib import import_module
 from turnwise import __version__
 from turnwise.cli.command_line import EXIT_NO_READER, MENDABLE, check_options, has_lost_reader, open_standard_streams
 from turnwise.cli.guard import guarded
-from turnwise.errors import TurnwiseError
+from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.models.presets import PRESETS
 from turnwise.pipelines.interrupt import EXIT_INTERRUPTED, ends_at_once, ends_by_signals
 from turnwise.runtime.call_board import CALLS
+from turnwise.runtime.rank import launched
 
 EXIT_ERROR = 2
 
@@ -45,10 +46,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     def run() -> int:
         check_options(options)
+        if launched()[0] > 0:
+            return _serve(options)
         verb: Callable[[argparse.Namespace], int] = import_module(f"turnwise.cli.{options.module}").run
         return verb(options)
 
     return exit_status(run)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    """What a launcher's processes do beside the first one."""
+    if options.module not in ("train_command", "sft_command"):
+        raise ConfigError(
+            "a launcher started this command in several processes, and only train and sft train on them; start it without"
+        )
+    import_module("turnwise.cluster.launched").serve_launched()
+    return 0
 
 
 def exit_status(run: Callable[[], int | None]) -> int:

@@ -82,7 +82,11 @@ def serve(connection: Connection, stacks: Connection) -> None:
     to `stacks`."""
     os.set_blocking(stacks.fileno(), False)  # nobody reads what a cluster scheduler's signals would write there
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
-    wire = Wire(connection)
+    answer_all(Wire(connection))
+
+
+def answer_all(wire: Wire) -> None:
+    """Answers the messages until the other end is closed. Log records go there too."""
     logging.getLogger().handlers[:] = [SentRecords(wire)]
     logging.captureWarnings(True)
     child = Child(wire.send)
@@ -132,8 +136,9 @@ class Child:
 
     def set_up(self, set_up: SetUp) -> None:
         """Copies the calling process's surroundings to this process."""
-        os.environ.clear()
-        os.environ.update(set_up.environment)
+        if set_up.environment:
+            os.environ.clear()
+            os.environ.update(set_up.environment)
         sys.path[:] = set_up.path
         os.chdir(set_up.folder)
         for name, level in set_up.log_levels.items():

@@ -34,6 +34,7 @@ class SetUp(NamedTuple):
     """Surroundings that a process takes over from its starter, and the function it then calls."""
 
     environment: dict[str, str]
+    """Empty where a launcher has set it."""
     path: list[str]
     folder: str
     log_levels: dict[str, int]

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -33,14 +34,16 @@ _STACK_S = 5.0
 """Seconds to wait for the stacks of a process."""
 
 
-class TrainerProcess:
-    """The process, and this process's thread that talks to it. A call past its deadline (the caller's, or `deadline_s`) blocks
-    new calls until it returns."""
+class TrainerProcess(ABC):
+    """A process that holds ranks, and this process's thread that talks to it. A call past its deadline (the caller's, or
+    `deadline_s`) blocks new calls until it returns."""
 
     def __init__(
         self, run_async: RunAsync, watchdog: Watchdog, stopwatch: Stopwatch, deadline_s: float | None, name: str
     ) -> None:
         self.name = name
+        self.is_gone = False
+        """Whether the process has ended by itself."""
         self._run_async = run_async
         self._watchdog = watchdog
         self._stopwatch = stopwatch
@@ -50,18 +53,6 @@ class TrainerProcess:
         self._late = ""
         """A call that was past its deadline."""
         self._has_ended = False
-        self.is_gone = False
-        """Whether the process has ended by itself."""
-        self._exit_code: int | None = None
-        self._shared: dict[tuple[str, str], SharedTensors] = {}
-        ours, theirs = socket.socketpair()
-        readable, writable = os.pipe()
-        self._connection, connection = Connection(ours.detach()), Connection(theirs.detach())
-        self._stacks, stacks = Connection(readable, writable=False), Connection(writable, readable=False)
-        self._fork_server = prepare_processes()
-        self._id = self._fork_server.fork("turnwise.cluster.child:serve", [connection, stacks])
-        connection.close()
-        stacks.close()
         self._thread = DaemonThread(name)
 
     def start(self, name: str, command: Command) -> Started:
@@ -94,17 +85,39 @@ class TrainerProcess:
 
     def end(self) -> None:
         """Ends the process, whatever it does: callers have already waited for their answers. Calling it again is harmless."""
-        if self._has_ended:
-            return
-        self._has_ended = True
-        if not self.is_gone:
-            with suppress(ProcessLookupError):
-                os.kill(self._id, signal.SIGKILL)
+        if not self._has_ended:
+            self._has_ended = True
+            self._end()
+
+    @abstractmethod
+    def _ask(self, name: str, command: Command) -> Any:
+        """The result of a command. Called in the thread."""
+
+    @abstractmethod
+    def _stack(self) -> str:
+        """The stacks of the process."""
+
+    @abstractmethod
+    def _end(self) -> None: ...
+
+
+class ConnectedProcess(TrainerProcess):
+    """A process at the other end of a connection."""
+
+    def __init__(self, connection: Connection, *talk: Any) -> None:
+        super().__init__(*talk)
+        self._connection = connection
+        self._shared: dict[tuple[str, str], SharedTensors] = {}
+
+    def _end(self) -> None:
         self._thread.end()
-        self._thread.join(_END_S)
-        self._reap()
         self._connection.close()
-        self._stacks.close()
+
+    def _stack(self) -> str:
+        return "it is another program's child; SIGUSR1 makes it print its stacks"
+
+    def _fate(self) -> str:
+        return "its own messages say why"
 
     def _ask(self, name: str, command: Command) -> Any:
         try:
@@ -147,6 +160,32 @@ class TrainerProcess:
             os.close(descriptor)
         return self._shared[shared.source]
 
+
+class ForkedProcess(ConnectedProcess):
+    """A process that this one has started; killing it is this one's affair."""
+
+    def __init__(self, *talk: Any) -> None:
+        ours, theirs = socket.socketpair()
+        readable, writable = os.pipe()
+        connection = Connection(theirs.detach())
+        self._stacks, stacks = Connection(readable, writable=False), Connection(writable, readable=False)
+        super().__init__(Connection(ours.detach()), *talk)
+        self._exit_code: int | None = None
+        self._fork_server = prepare_processes()
+        self._id = self._fork_server.fork("turnwise.cluster.child:serve", [connection, stacks])
+        connection.close()
+        stacks.close()
+
+    def _end(self) -> None:
+        if not self.is_gone:
+            with suppress(ProcessLookupError):
+                os.kill(self._id, signal.SIGKILL)
+        self._thread.end()
+        self._thread.join(_END_S)
+        self._reap()
+        self._connection.close()
+        self._stacks.close()
+
     def _reap(self) -> None:
         if self._exit_code is None:
             self._exit_code = self._fork_server.reap(self._id)
@@ -161,7 +200,6 @@ class TrainerProcess:
         return f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _stack(self) -> str:
-        """The stacks of the process."""
         while self._stacks.poll(0) and os.read(self._stacks.fileno(), 65_536):
             continue  # drops stacks that somebody else's signal wrote
         with suppress(ProcessLookupError):

@@ -16,7 +16,7 @@ from typing import Any
 
 from turnwise.cluster.messages import Command, SetUp
 from turnwise.cluster.placement import Placement
-from turnwise.cluster.process import RunAsync, Started, TrainerProcess
+from turnwise.cluster.process import ForkedProcess, RunAsync, Started, TrainerProcess
 from turnwise.errors import WorkerError
 from turnwise.protocols import Route
 from turnwise.runtime.rank import RankContext
@@ -130,6 +130,9 @@ class ProcessCluster:
         WorkerError: the processes don't find each other.
     """
 
+    _folder: TemporaryDirectory[str] | None = None
+    """Where the processes find each other."""
+
     def __init__(
         self,
         run_async: RunAsync,
@@ -144,24 +147,28 @@ class ProcessCluster:
         self.num_threads = num_threads
         self._set_num_threads = set_num_threads
         self.placement = placement or Placement("process", "", 1, {})
-        size = self.placement.num_processes
-        names = ["the trainer's process"] if size == 1 else [f"the trainer's process of rank {rank}" for rank in range(size)]
         self._processes: list[TrainerProcess] = []
-        self._folder = TemporaryDirectory(prefix="turnwise-")
         with ExitStack() as on_error:
             on_error.callback(self._end)
-            for name in names:
-                self._processes.append(TrainerProcess(run_async, watchdog, stopwatch, deadline_s, name))
-            begin = partial(_begin, set_num_threads, max(1, num_threads.train // size), set_up)
-            levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
-            set_up_child = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, begin)
-            self._tell("setting up the trainer's process", [Command("set_up", (set_up_child,))] * size)
-            if size > 1:
-                meeting = f"{self._folder.name}/meeting"
-                joins = [(meeting, rank, size, self.placement.device(rank)) for rank in range(size)]
-                self._tell("joining the ranks", [Command("join", join) for join in joins])
+            begin = partial(_begin, set_num_threads, max(1, num_threads.train // self.placement.num_processes), set_up)
+            self._start((run_async, watchdog, stopwatch, deadline_s), begin)
             on_error.pop_all()
         set_num_threads(num_threads.rollout)
+
+    def _start(self, talk: tuple[Any, ...], begin: Callable[[], object]) -> None:
+        """Starts the processes, which then meet each other. `talk` are the arguments of a `TrainerProcess` without its name."""
+        size = self.placement.num_processes
+        names = ["the trainer's process"] if size == 1 else [f"the trainer's process of rank {rank}" for rank in range(size)]
+        for name in names:
+            self._processes.append(ForkedProcess(*talk, name))
+        levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
+        set_up_child = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, begin)
+        self._tell("setting up the trainer's process", [Command("set_up", (set_up_child,))] * size)
+        if size > 1:
+            self._folder = TemporaryDirectory(prefix="turnwise-")
+            meeting = f"{self._folder.name}/meeting"
+            joins = [(meeting, rank, size, self.placement.device(rank)) for rank in range(size)]
+            self._tell("joining the ranks", [Command("join", join) for join in joins])
 
     def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> ProcessWorkers:
         placed = self.placement.roles.get(role)
@@ -182,7 +189,7 @@ class ProcessCluster:
         Raises:
             Exception: whatever pickle raises, on either side.
         """
-        self._processes[0].start("a trial", Command("take", (value,))).result()
+        self._processes[-1].start("a trial", Command("take", (value,))).result()
 
     def shutdown(self) -> None:
         """Ends the processes without waiting for their running calls."""
@@ -191,7 +198,8 @@ class ProcessCluster:
 
     def _end(self) -> None:
         with ExitStack() as rest:
-            rest.callback(self._folder.cleanup)
+            if self._folder is not None:
+                rest.callback(self._folder.cleanup)
             for process in self._processes:
                 rest.callback(process.end)
 

@@ -16,8 +16,9 @@ _JOIN_S = 120.0
 _SUM_S = 24 * 3600.0
 
 
-def join_processes(meeting: str, rank: int, world_size: int, device: str) -> None:
-    """Joins the default process group of the processes of this machine, which find each other in the file `meeting`.
+def join_processes(meeting: str | None, rank: int, world_size: int, device: str) -> None:
+    """Joins the default process group of the processes of this machine, which find each other in the file `meeting`, or as
+    their launcher says.
 
     NCCL connects GPUs, gloo everything else, over the loopback interface.
 
@@ -29,9 +30,13 @@ def join_processes(meeting: str, rank: int, world_size: int, device: str) -> Non
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-    store = dist.FileStore(meeting, world_size)
-    store.set_timeout(timedelta(seconds=_JOIN_S))
     try:
+        if meeting is None:
+            found = dist.rendezvous("env://", rank, world_size, timeout=timedelta(seconds=_JOIN_S))
+            store, *_ = next(iter(found))
+        else:
+            store = dist.FileStore(meeting, world_size)
+        store.set_timeout(timedelta(seconds=_JOIN_S))
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_SUM_S))
     except (RuntimeError, ValueError) as error:
         raise WorkerError(f"rank {rank} of {world_size} could not join the others ({backend}): {error}") from error

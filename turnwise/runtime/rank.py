@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from turnwise.runtime.stopwatch import Stopwatch
+
+
+def launched() -> tuple[int, int]:
+    """The number of this process among those that a launcher (torchrun, accelerate) started, and how many these are; `(0, 1)`
+    without a launcher."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,104 @@
+"""A launcher starts the processes: the first runs the pipeline, the others serve it as ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+from small_runs import LETTERS, training
+
+from turnwise.cli.main import main
+
+TIMEOUT_S = 120
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_model, monkeypatch) -> Path:
+    """Configs of three steps of GRPO and of fine-tuning."""
+    monkeypatch.chdir(tmp_path)
+    shared = {"pretrain": str(tiny_model), "output_dir": "runs", "sequence_length": 128, "track_with": [], "save_steps": 1}
+    train = {
+        "max_steps": 3,
+        "rollout_batch_size": 8,
+        "train_env_manager": {"num_env_groups": 2, "group_size": 4},
+        "custom_envs": {"Letters": LETTERS},
+        "actor_train": training(1e-4, batch_size=4),
+    }
+    rows = [
+        {"messages": [{"role": "user", "content": f"a {i}"}, {"role": "assistant", "content": f"b {i}"}]} for i in range(12)
+    ]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sft = {"train_files": ["rows.jsonl"], **training(1e-3, batch_size=2)}
+    for name, values in (("train", train), ("sft", sft)):
+        Path(f"{name}.yaml").write_text(yaml.safe_dump(shared | values))
+    return tmp_path
+
+
+def launch(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "turnwise.cli.main", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+def weights(experiment: str) -> dict[str, np.ndarray]:
+    [run] = Path("runs", experiment).glob("2*")
+    newest = max((run / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
+    return load_file(newest / "model.safetensors")
+
+
+@pytest.mark.parametrize("verb", ["train", "sft"])
+def test_launched_processes_train_as_processes_of_their_own_do(folder, verb):
+    process = launch(verb, f"{verb}.yaml", "exp_name=launched")
+    said, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, said
+    assert "on slots 0, 1 (the launcher's processes)" in said and said.count("run folder: ") == 1
+    mapping = "actor_train.device_mapping=[0,1]" if verb == "train" else "device_mapping=[0,1]"
+    assert main([verb, f"{verb}.yaml", "exp_name=processes", mapping]) == 0
+    for name, tensor in weights("launched").items():
+        np.testing.assert_allclose(tensor, weights("processes")[name], atol=2e-5)
+
+
+def test_a_launched_rank_that_is_killed_ends_the_run_by_name(folder):
+    process = launch("train", "train.yaml", "max_steps=10000", "save_steps=10000")
+    try:
+        metrics = lambda: [path for path in Path("runs").glob("train/*/metrics.jsonl") if path.read_text()]  # noqa: E731
+        deadline = time.monotonic() + TIMEOUT_S
+        while not metrics() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(served_by(process.pid), signal.SIGKILL)
+        said, _ = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert re.search(r"error: actor_train\.\w+: the launched process of rank 1 has ended: its own messages say why", said), said
+
+
+def served_by(launcher: int) -> int:
+    """The process of rank 1 that has no child of its own, below a launcher."""
+    parents = {}
+    for line in subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.splitlines():
+        process, parent = map(int, line.split())
+        parents[process] = parent
+    below = [launcher]
+    for process in below:
+        below += [child for child, parent in parents.items() if parent == process]
+    leaves = [process for process in below if process not in parents.values()]
+    [rank_1] = [leaf for leaf in leaves if b"\0RANK=1\0" in Path(f"/proc/{leaf}/environ").read_bytes()]
+    return rank_1
+
+
+def test_other_commands_are_refused_under_a_launcher(folder, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["config", "train.yaml"]) == 2
+    assert "only train and sft train on them" in capsys.readouterr().err

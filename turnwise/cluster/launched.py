@@ -1,0 +1,149 @@
+"""Ranks in the processes that a launcher has started (torchrun, accelerate): the first drives the run, the others serve it."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from multiprocessing.connection import Client, Connection, Listener
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from turnwise.cluster.child import Wire, answer_all
+from turnwise.cluster.messages import Command, SetUp
+from turnwise.cluster.process import ConnectedProcess, TrainerProcess
+from turnwise.cluster.process_cluster import ProcessCluster
+from turnwise.cluster.torch_group import join_processes
+from turnwise.errors import WorkerError
+from turnwise.runtime.rank import RankContext, launched
+
+_VERSIONS = ("turnwise", "torch", "transformers")
+"""Libraries that must be the same in all processes."""
+
+
+class OwnRank(TrainerProcess):
+    """The ranks of this process, whose calls run in a thread: the event loop turns while they wait for other ranks."""
+
+    def __init__(self, *talk: Any) -> None:
+        super().__init__(*talk)
+        self._workers: dict[str, Any] = {}
+
+    def _ask(self, name: str, command: Command) -> Any:
+        self._busy_with = name
+        try:
+            return getattr(self, command.method)(*command.args)
+        finally:
+            self._busy_with = ""
+
+    def begin(self, begin: Callable[[], object]) -> None:
+        """Sets this thread up."""
+        begin()
+
+    def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
+        """Makes a rank of a role."""
+        if context.device.startswith("cuda"):
+            torch.cuda.set_device(context.device)  # of this thread
+        self._workers[context.role] = factory(replace(context, stopwatch=self._stopwatch))
+
+    def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a method of a role's worker."""
+        return getattr(self._workers[role], method)(*args, **kwargs)
+
+    def _stack(self) -> str:
+        return "it is this process, whose stacks are above"
+
+    def _end(self) -> None:
+        self._thread.end()
+        self._workers.clear()
+
+
+class LaunchedCluster(ProcessCluster):
+    """The cluster of the first of the launched processes; the others call `serve_launched`.
+
+    Raises:
+        WorkerError: the others don't come, or have other versions of the libraries.
+    """
+
+    def _start(self, talk: tuple[Any, ...], begin: Callable[[], object]) -> None:
+        size = self.placement.num_processes
+        join_processes(None, 0, size, self.placement.device(0))
+        key = secrets.token_bytes(32)
+        with Listener(("127.0.0.1", 0), backlog=size, authkey=key) as listener:
+            dist.broadcast_object_list([listener.address, key], src=0)
+            connections = dict(_greeted(listener.accept()) for _ in range(size - 1))
+        self._processes.append(OwnRank(*talk, "rank 0"))
+        for rank in range(1, size):
+            self._processes.append(ConnectedProcess(connections[rank], *talk, f"the launched process of rank {rank}"))
+        others = SetUp({}, list(sys.path), os.getcwd(), {}, begin)
+        commands = [Command("begin", (begin,)), *[Command("set_up", (others,))] * (size - 1)]
+        self._tell("setting up the ranks", commands)
+
+    def _end(self) -> None:
+        super()._end()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def serve_launched() -> None:
+    """Serves the run of the first launched process until that ends. A call that still runs then ends with this process."""
+    rank, size = launched()
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr)
+    join_processes(None, rank, size, f"cuda:{os.environ.get('LOCAL_RANK', rank)}" if torch.cuda.is_available() else "cpu")
+    where: list[Any] = [None, None]
+    dist.broadcast_object_list(where, src=0)
+    connection = Client(tuple(where[0]), authkey=where[1])
+    connection.send((rank, _versions()))
+    # Signals for the whole run are the first process's to act on; its end ends this one.
+    for name in ("SIGINT", "SIGTERM"):
+        signal.signal(signal.Signals[name], lambda *_: None)
+    answer_all(_ReadAhead(connection))
+
+
+class _ReadAhead(Wire):
+    """Notices in the middle of a call that the other end is closed, and ends the process."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._messages: SimpleQueue[bytes | None] = SimpleQueue()
+        self._is_busy = False
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+
+    def receive(self) -> bytes:
+        self._is_busy = False
+        message = self._messages.get()
+        if message is None:
+            raise EOFError
+        self._is_busy = True
+        return message
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._messages.put(super().receive())
+        except (EOFError, OSError):
+            if self._is_busy:
+                os._exit(1)
+            self._messages.put(None)
+
+
+def _greeted(connection: Connection) -> tuple[int, Connection]:
+    rank, versions = connection.recv()
+    for name, theirs in versions.items():
+        if theirs != version(name):
+            raise WorkerError(
+                f"rank {rank} has {name} {theirs}, and rank 0 {version(name)}; start all processes with the same Python"
+            )
+    return rank, connection
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in _VERSIONS}
