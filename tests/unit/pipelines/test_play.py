@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from turnwise.batching.samples import build_samples
+from turnwise.build.placement import sampling_device
 from turnwise.build.play import EpisodePrinter
 from turnwise.build.play_policies import person
 from turnwise.build.play_setup import BYTES_PER_TOKEN, Choices, byte_tokenizer, set_up
-from turnwise.build.rollouts import build_policy, build_scheduler, choose_device
+from turnwise.build.rollouts import build_policy, build_scheduler
 from turnwise.chat.text_conversation import TextAnswer
 from turnwise.config import parse_config
 from turnwise.envs.parsing import as_answer
@@ -90,7 +91,7 @@ def test_a_model_plays_what_it_plays_in_a_run(tiny_model):
     config = config_of(tiny_model)
     task = SeededTasks(config.seed, "val", ("Lake",), (1,)).task(0)
     notes, result, _ = played(config, Choices(str(tiny_model), split="val", seed=task.seed))
-    policy = build_policy(config, choose_device(config), is_trained=False)
+    policy = build_policy(config, sampling_device(config), is_trained=False)
     try:
         [group] = build_scheduler(config, policy, "val").get_batch(1)
     finally:
