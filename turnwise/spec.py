@@ -50,13 +50,13 @@ class EstimatorSpec:
     compares_siblings: bool = False
     """Advantages come from siblings alone, so a group of one has none."""
     discounts: bool = False
-    """`gamma`"""
+    """Whether it reads `gamma`."""
     has_td_errors: bool = False
-    """`lambd`, `gae_granularity`, `bootstrap_on_truncation`"""
+    """Whether it reads `lambd`, `gae_granularity` and `bootstrap_on_truncation`."""
     has_step_returns: bool = False
-    """`step_reward_gamma`"""
+    """Whether it reads `step_reward_gamma`."""
     mixes_step_advantages: bool = False
-    """`episode_reward_weight`, `step_reward_weight`"""
+    """Whether it reads `episode_reward_weight` and `step_reward_weight`."""
     mixes_groups: bool = False
     """Advantages of a group depend on other groups of its batch."""
     whitens_advantages: bool = False

@@ -95,7 +95,7 @@ def test_logprobs_equal_a_plain_forward(plan: str, attention: str) -> None:
 
 
 def test_training_sees_the_very_log_probs_of_the_forward_pass() -> None:
-    """So that the ratio of the first update is exactly 1."""
+    """They are equal bit by bit, so the ratio of the first update is exactly 1."""
     batch = toy_batches(SAMPLES)[0]
     strategy = TorchStrategy(toy_model())
     old = torch.tensor(strategy.forward([batch], OUTPUTS)[0]["logprobs"])

@@ -36,7 +36,7 @@ def asynchrony(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def _staleness(config: AgenticConfig) -> str:
-    """The bound, with its arithmetic."""
+    """The bound of staleness, with its arithmetic."""
     ratio, every = config.async_generation_ratio, config.actor_train.model_update_frequency
     if every == 1:
         return f"{ratio} steps"

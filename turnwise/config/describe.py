@@ -111,7 +111,7 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
 
 
 def tracking(config: AgenticConfig | SFTConfig) -> str:
-    """Where metrics go."""
+    """The trackers that metrics go to."""
     return ", ".join(["metrics.jsonl", *config.track_with])
 
 

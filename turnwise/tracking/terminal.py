@@ -29,7 +29,7 @@ class Ticker:
         self._thread = threading.Thread(target=_tick, args=(weakref.WeakMethod(call), self._ended), name="ticker", daemon=True)
 
     def start(self) -> None:
-        """Again is harmless."""
+        """Starts the display; a second call is harmless."""
         if self._thread.ident is None:
             self._thread.start()
 

@@ -149,7 +149,7 @@ MISMATCH = {"diff_token_mean", "diff_token_max", "diff_token_p99", "ratio_token_
     ],
 )
 def test_the_mismatch_is_always_measured_from_the_trainer_s_own_log_probs(settings, old, expected, make_batch):
-    """From old where it was computed, else from the loss's own pass, also where old is the sampler's."""
+    """They are old where it was computed, else those of the loss's own pass, also where old is the sampler's."""
     arrays = {} if old is None else {"old_logprobs": old}
     batch = make_batch([[0, 1, 1]], advantages=[9.0, 2.0, -1.0], rollout_logprobs=[NAN, -1.0, -2.5], **arrays)
     lp = torch.tensor([NAN, -1.1, -2.0], requires_grad=True)

@@ -281,7 +281,7 @@ def poisoned(value: float) -> Step:
 
 @pytest.mark.parametrize("variant", PG_VARIANTS)
 def test_every_parameter_has_an_effect(variant):
-    """On the value or on the gradient: where a bound holds a loss, it has no gradient."""
+    """The effect is on the value or on the gradient: where a bound holds a loss, it has no gradient."""
     base = settings(variant)
     steps = [random_step(seed) for seed in range(3)]
     for name in PG_VARIANTS[variant].parameters:

@@ -79,7 +79,7 @@ def test_turns_that_touch_are_told_apart(make_batch):
 
 
 def test_a_turn_with_a_hole_begins_once(make_batch):
-    """As `denominators` counts it, and as credit has its value."""
+    """The turn counts once in `denominators`, and credit has one value of it."""
     batch = make_batch([[0, 1, 0, 1], [0, 1, 1]])
     batch.turn_id = torch.tensor([-1, 0, -1, 0, -1, 0, 0])
     assert first_tokens(batch).tolist() == [False, True, False, False, False, True, False]

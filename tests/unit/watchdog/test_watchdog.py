@@ -335,7 +335,7 @@ def test_stacks_are_few_enough_to_be_read() -> None:
 
 
 def test_ctrl_c_that_is_raised_in_a_task_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """As a second one is, while the trainer is waited for and episodes go on."""
+    """A second Ctrl-C is raised in a task if the trainer is waited for while episodes go on."""
 
     async def press() -> None:
         raise KeyboardInterrupt

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from turnwise.envs.hold_out import fingerprint
 
 ACTIONS = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
-"""Turn left, turn right, one cell ahead; the object ahead: take it, put the carried one there, open or close it."""
+"""Turn left, turn right, walk one cell ahead; take the object ahead, put the carried one there, open or close it."""
 
 RULES = """\
 You see a grid from above. # wall, . floor, ? out of sight, G goal, ~ lava. A letter with a colour is an object: k key, b ball,

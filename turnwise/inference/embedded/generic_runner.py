@@ -1,4 +1,4 @@
-"""Any other causal LM: its own forward pass, one row after another, with its own cache a slot. Correct, not fast."""
+"""Runs any other causal LM by its own forward pass, row after row, with a cache of its own per slot. Correct, not fast."""
 
 from __future__ import annotations
 

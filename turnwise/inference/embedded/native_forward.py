@@ -113,7 +113,7 @@ class NativeForward:
         return _Linear(self._pointer(panels), self._pointer(linear.bias), num_inputs, num_outputs)
 
     def _pointer(self, tensor: Tensor | None) -> int | None:
-        """To a copy of the tensor."""
+        """The address of a copy of the tensor."""
         if tensor is None:
             return None
         self._kept.append(tensor.clone(memory_format=torch.contiguous_format))
