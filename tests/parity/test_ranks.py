@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rank_workers import Kind, RaisesOnce
 
 from turnwise.build.cluster import set_torch_threads
 from turnwise.cluster.fork_server import prepare_processes
@@ -18,59 +18,15 @@ from turnwise.cluster.messages import Command
 from turnwise.cluster.placement import place
 from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
 from turnwise.errors import WorkerError
-from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.protocols import Loss
 from turnwise.runtime.event_loop import WatchedRunner
-from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.testing.strategy_contract import OUTPUTS, VALUES, WeightedLoss
-from turnwise.testing.toy_model import toy_model, toy_samples, toy_value_model
-from turnwise.training.optimizer import OptimizerSettings
-from turnwise.training.torch_strategy import TorchStrategy
+from turnwise.testing.strategy_contract import VALUES, WeightedLoss
+from turnwise.testing.toy_model import toy_samples
 
-RATE = 1e-3
 STEPS = 3
-
-
-class Recorded(TorchStrategy):
-    """Keeps the gradient of the last optimiser step."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if self._optimizer is not None:
-            self._optimizer.register_step_pre_hook(lambda *_: self._keep())
-
-    def _keep(self) -> None:
-        named = self.model.named_parameters()
-        self.gradient = {name: p.grad.clone().numpy() for name, p in named if p.grad is not None}
-
-    def last_gradient(self) -> dict[str, np.ndarray]:
-        return self.gradient
-
-    def parameters(self) -> dict[str, np.ndarray]:
-        return {name: tensor.detach().numpy().copy() for name, tensor in self.model.named_parameters()}
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What is trained."""
-
-    model: str = "policy"
-    rank: int | None = None
-    dropout: float = 0.0
-    dtype: torch.dtype = torch.float32
-    outputs: frozenset[str] = field(default=OUTPUTS)
-
-    def make(self, rank: RankContext) -> Recorded:
-        model = toy_value_model(0) if self.model == "value" else toy_model(0)
-        adapters = None
-        if self.rank is not None:
-            adapters = Adapters(model, LoRASettings(rank=self.rank, alpha=8, dropout=self.dropout, seed=1))
-        return Recorded(
-            model, adapters=adapters, optimizer=OptimizerSettings(RATE), max_grad_norm=1e9, dtype=self.dtype, rank=rank
-        )
 
 
 FULL, LORA, CRITIC = Kind(), Kind(rank=4), Kind("value", outputs=VALUES)
@@ -191,19 +147,6 @@ def test_a_killed_rank_is_named_as_the_first_cause(make_role):
     os.kill(second._id, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"train_step: the trainer's process of rank 1 has ended: .*SIGKILL"):
         role.optimizer_step(toy_samples(8), WeightedLoss(), position=0)
-
-
-class RaisesOnce(WeightedLoss):
-    """Raises in the process of one rank."""
-
-    def __init__(self, process: int) -> None:
-        super().__init__()
-        self.process = process
-
-    def __call__(self, outputs, batch):
-        if os.getpid() == self.process:
-            raise ArithmeticError("the loss of one rank")
-        return super().__call__(outputs, batch)
 
 
 def test_an_error_of_one_rank_is_raised_while_the_other_waits_for_it(make_role):

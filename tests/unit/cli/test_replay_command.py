@@ -51,7 +51,7 @@ def test_a_run_is_repeated_with_its_config(job, capsys):
         (["train"], "train needs a config"),
         (["train", "--replay", "nowhere"], "isn't the folder of a run"),
         (["train", "job.yaml", "--replay", "nowhere"], "job.yaml is another one"),
-        (["train", "--replay", "nowhere", "actor_train.training_args.learning_rate=0.1"], "actor_train may change it"),
+        (["train", "--replay", "nowhere", "actor_train.training_args.learning_rate=0.1"], "actor_train could change it"),
         (["train", "--replay", "nowhere", "seed=7"], "leave seed=7 out"),
         (["train", "--replay", "nowhere", "--from-rollouts", "x.jsonl"], "leave one of them out"),
     ],

@@ -1,0 +1,68 @@
+"""Workers of several ranks, in a module that their processes can import."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from turnwise.models.lora import Adapters, LoRASettings
+from turnwise.protocols import Output
+from turnwise.runtime.rank import RankContext
+from turnwise.testing.strategy_contract import OUTPUTS, WeightedLoss
+from turnwise.testing.toy_model import toy_model, toy_value_model
+from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.torch_strategy import TorchStrategy
+
+RATE = 1e-3
+
+
+class Recorded(TorchStrategy):
+    """Keeps the gradient of the last optimiser step."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self._optimizer is not None:
+            self._optimizer.register_step_pre_hook(lambda *_: self._keep())
+
+    def _keep(self) -> None:
+        named = self.model.named_parameters()
+        self.gradient = {name: p.grad.clone().numpy() for name, p in named if p.grad is not None}
+
+    def last_gradient(self) -> dict[str, np.ndarray]:
+        return self.gradient
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return {name: tensor.detach().numpy().copy() for name, tensor in self.model.named_parameters()}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is trained."""
+
+    model: str = "policy"
+    rank: int | None = None
+    dropout: float = 0.0
+    outputs: frozenset[Output] = OUTPUTS
+
+    def make(self, rank: RankContext) -> Recorded:
+        model = toy_value_model(0) if self.model == "value" else toy_model(0)
+        adapters = None
+        if self.rank is not None:
+            adapters = Adapters(model, LoRASettings(rank=self.rank, alpha=8, dropout=self.dropout, seed=1))
+        return Recorded(model, adapters=adapters, optimizer=OptimizerSettings(RATE), max_grad_norm=1e9, rank=rank)
+
+
+class RaisesOnce(WeightedLoss):
+    """Raises in the process of one rank."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__()
+        self.process = process
+
+    def __call__(self, outputs, batch):
+        if os.getpid() == self.process:
+            raise ArithmeticError("the loss of one rank")
+        return super().__call__(outputs, batch)
