@@ -208,7 +208,7 @@ class RolloutScheduler:
             group = self._played.setdefault(index, Group(self._task(index), [], index))
             group.rejected = "stale"
         self._failures = Failures(self._failures.allowed)
-        self._hand_out()
+        self._hand_out(None if self._is_fixed else self._replay_log.batch(self._buffer.step))
         if not self._is_fixed:
             self._tasks.observe(self.finished + [group for group in self.rejected if group.rejected == "filtered"])
         if self._is_fixed:
@@ -301,9 +301,13 @@ class RolloutScheduler:
             return "failed"
         return "filtered" if self._keep and not self._keep(group) else None
 
-    def _hand_out(self) -> None:
-        """Moves the groups that have left the buffer into `finished` and `rejected`."""
-        left = [self._played.pop(index) for index in sorted(self._played) if index not in self._buffer]
+    def _hand_out(self, recorded: Taken | None = None) -> None:
+        """Moves the groups that have left the buffer into `finished` and `rejected`. A replay may reject a group before its
+        trainer has taken a batch that was taken earlier in the `recorded` run; the group then waits for the later batch."""
+        gone = [index for index in sorted(self._played) if index not in self._buffer]
+        if recorded is not None:
+            gone = [index for index in gone if self._played[index].rejected is None or index in recorded.rejected]
+        left = [self._played.pop(index) for index in gone]
         self.finished = [group for group in left if group.rejected is None]
         self.rejected = [group for group in left if group.rejected]
         self._versions = {index: version for index, version in self._versions.items() if index in self._buffer}

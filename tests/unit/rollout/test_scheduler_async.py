@@ -499,3 +499,18 @@ def test_a_record_s_rejected_groups_are_waited_for(runner, tmp_path, ratio):
     again._replay_log = ReplayLog(recorded=tmp_path / "replay_log.jsonl")
     assert played(again) == parts and [(group.index, group.rejected) for group in again.rejected] == rejected
     again.close()
+
+
+def test_a_group_that_a_replay_rejects_early_belongs_to_the_batch_of_the_record(runner, tmp_path):
+    """The trainer of the replay may be slower: groups that were rejected after a batch was taken then end before."""
+    events = [{"batch": 0, "groups": [0, 1]}, {"batch": 1, "groups": [3, 4], "rejected": [2]}]
+    (tmp_path / "replay_log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    keep = GroupFilter("all but 2", lambda group: group.index != 2)
+    again = make(runner, Agent(num_turns=slow(0, 1)), keep, async_generation_ratio=1, max_refill_factor=1.0)
+    again._replay_log = ReplayLog(recorded=tmp_path / "replay_log.jsonl")
+    left = []
+    for _ in range(2):
+        parts = played(again)
+        left.append((parts, [group.index for group in again.rejected]))
+    assert left == [([[0, 1]], []), ([[3, 4]], [2])]
+    again.close()
