@@ -5,7 +5,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-extras test-engines test-full check format docs clean
+.PHONY: quickstart test test-extras test-engines test-full gpu check format docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python examples/frozen_lake/quickstart.py
@@ -25,6 +25,12 @@ test-engines: $(VENV)/.installed-dev
 # Everything, with twenty kills and all mutants; writes tests/full_run.json. Only on a clean tree.
 test-full: $(VENV)/.installed-dev
 	$(BIN)/python tests/full.py
+
+# Every CUDA path, then its figures, in at most ten minutes. It uses the Python at hand, as images for GPUs come with a torch of
+# their own, and writes benchmarks/results/gpu-<card>.json. pytest, transformers and pydantic must be there.
+gpu:
+	TURNWISE_NEEDS_GPU=1 PYTHONPATH=. $(PYTHON) -m pytest tests/gpu
+	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,0 +1,147 @@
+"""What runs on a device computes there what it computes on a CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_runs import run_small, small_config, training
+
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.inference.hf_server import HFServer
+from turnwise.protocols import InferenceServer
+from turnwise.runtime.rank import RankContext
+from turnwise.testing.server_contract import prompts_of
+from turnwise.testing.strategy_contract import LOGPROBS, OUTPUTS, WeightedLoss, metric
+from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
+from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.torch_strategy import TorchStrategy
+from turnwise.types import Completion, SamplingParams
+
+BATCHES = toy_batches(toy_samples(6), [[0, 3, 5], [1, 2, 4]])
+
+
+def make_strategy(
+    device: torch.device, dtype: torch.dtype = torch.float32, attention: str = "turnwise_packed"
+) -> TorchStrategy:
+    return TorchStrategy(
+        toy_model(attn_implementation=attention),
+        optimizer=OptimizerSettings(1e-2),
+        dtype=dtype,
+        rank=RankContext(device=str(device)),
+    )
+
+
+def sampled(server: InferenceServer, sampling: SamplingParams, prompts: list[list[int]]) -> list[Completion]:
+    async def all_of_them() -> list[Completion]:
+        requests = [server.generate(ids, sampling, str(number)) for number, ids in enumerate(prompts)]
+        completions = await asyncio.gather(*requests)
+        await server.close()
+        return completions
+
+    return asyncio.run(all_of_them())
+
+
+def test_passes_and_steps_are_those_of_a_cpu(device):
+    here, there = make_strategy(torch.device("cpu")), make_strategy(device)
+    for expected, got in zip(here.forward(BATCHES, OUTPUTS), there.forward(BATCHES, OUTPUTS), strict=True):
+        for name in OUTPUTS:
+            np.testing.assert_allclose(got[name], expected[name], atol=1e-4)
+    norms = [metric(strategy.train_step(BATCHES, WeightedLoss()), "grad_norm") for strategy in (here, there)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+    assert {tensor.device.type for _, tensor in there.weights()} == {device.type}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_packed_sequences_are_kept_apart_by_every_attention(device, dtype):
+    """A GPU takes varlen kernels in 16 bits, and SDPA otherwise."""
+    packed = make_strategy(device, dtype).forward(BATCHES, LOGPROBS)
+    exact = make_strategy(torch.device("cpu"), attention="eager").forward(BATCHES, LOGPROBS)
+    bound = 1e-4 if dtype == torch.float32 else 0.1
+    for got, expected in zip(packed, exact, strict=True):
+        assert abs(got["logprobs"] - expected["logprobs"]).mean() <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_training_in_sixteen_bits_lowers_the_loss(device, dtype):
+    strategy = make_strategy(device, dtype)
+    measured = [strategy.train_step(BATCHES, WeightedLoss()) for _ in range(20)]
+    losses = [metric(metrics, "loss") for metrics in measured]
+    assert losses[-1] < losses[0] and metric(measured[-1], "skipped_steps") == 0
+
+
+def test_what_is_put_away_leaves_the_device_and_comes_back(device):
+    strategy = make_strategy(device)
+    strategy.train_step(BATCHES, WeightedLoss())
+    before = strategy.forward(BATCHES, LOGPROBS)
+    strategy.offload(["weights", "optimizer"])
+    assert {parameter.device.type for parameter in strategy.model.parameters()} == {"cpu"}
+    strategy.onload(["weights", "optimizer"])
+    assert {parameter.device.type for parameter in strategy.model.parameters()} == {device.type}
+    np.testing.assert_equal(strategy.forward(BATCHES, LOGPROBS), before)
+    strategy.train_step(BATCHES, WeightedLoss())
+
+
+@pytest.mark.parametrize("kind", [EmbeddedServer, HFServer])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_servers_say_the_trainers_log_probs(device, kind, dtype):
+    """The parity gate's bounds: 1e-3 nats in fp32 and 5e-2 in 16 bits, in the mean."""
+    model = toy_model().to(device)
+    served = copy.deepcopy(model).to(dtype)
+    prompts = prompts_of(model, 12)
+    completions = sampled(kind(served, max_length=96), SamplingParams(24, seed=3), prompts)
+    differences = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]], device=device)
+        with torch.no_grad():
+            logprobs = model(ids).logits[0].float().log_softmax(-1)
+        rows = torch.arange(len(prompt), ids.shape[1], device=device)
+        expected = logprobs[rows - 1, ids[0, rows]].cpu().numpy()
+        differences.append(abs(completion.logprobs - expected))
+    assert np.concatenate(differences).mean() <= (1e-3 if dtype == torch.float32 else 5e-2)
+
+
+def test_greedy_answers_are_those_of_generate(device):
+    model = toy_model().to(device)
+    prompts = prompts_of(model, 6)
+    greedy = SamplingParams(12, temperature=0.0)
+    for prompt, completion in zip(prompts, sampled(EmbeddedServer(model, max_length=96), greedy, prompts), strict=True):
+        ids = torch.tensor([prompt], device=device)
+        settings = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+        assert completion.token_ids.tolist() == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_whole_run_trains_and_its_parity_gate_passes(device, tiny_model, tmp_path, dtype):
+    role = training(1e-3) | {"model_args": {"dtype": dtype}}
+    config = small_config(tiny_model, tmp_path, max_steps=3, actor_train=role, actor_infer={"model_args": {"dtype": dtype}})
+    pipeline = run_small(config)
+    assert pipeline.checkpoints.num_done == 3
+    assert pipeline.actor_infer.info().model.device.startswith(device.type)
+
+
+def test_two_ranks_train_on_two_cards(tiny_model, tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"this machine has {torch.cuda.device_count()} GPUs; two ranks over NCCL need two")
+    config = small_config(tiny_model, tmp_path, max_steps=3, actor_train=training(1e-3) | {"device_mapping": [0, 1]})
+    assert run_small(config).checkpoints.num_done == 3
+
+
+def test_the_benchmark_runs_at_toy_size(tmp_path):
+    """Its figures mean nothing here; what it calls must be there."""
+    root, out = Path(__file__).parents[2], tmp_path / "gpu.json"
+    command = [sys.executable, str(root / "benchmarks" / "gpu.py"), "--size", "toy", "--rounds", "1", "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert run.returncode == 0, run.stderr
+    result = json.loads(out.read_text())
+    assert result["decode"]["4"]["tokens_per_s"]["embedded"] > 0 and result["train"]["tokens_per_s"] > 0
