@@ -139,6 +139,9 @@ class TorchStrategy:
         started = self._stopwatch.now()
         self._ranks.sum_gradients([parameter for parameter in self.model.parameters() if parameter.requires_grad])
         is_finite = self._ranks.all(self._is_finite, self.device)
+        if not self._ranks.is_one:
+            self._stopwatch.add("trainer", "sum over ranks", started)
+            started = self._stopwatch.now()
         # Every rank has the same sum, so that all scale, skip and step alike.
         divisor = part.divisor * self._loss_scale.factor
         if divisor != 1.0:

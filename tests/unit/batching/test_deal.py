@@ -51,3 +51,12 @@ def test_a_blank_sample_counts_nothing_and_fits_into_a_batch_with_others():
     batch = pack([sample, blank(sample)], denominators([sample], 8))
     assert batch.lengths == (5, 2) and batch.weights.tolist() == [1, 1, 1, 1, 1, 0, 0]
     assert denominators([blank(sample)], 8).num_tokens == 0
+
+
+def test_ranks_differ_by_at_most_five_percent_on_log_normal_lengths():
+    rng = np.random.default_rng(0)
+    for num_ranks in (2, 4, 8):
+        lengths = np.clip(rng.lognormal(5, 1, 256), 8, 4096).astype(int)
+        samples = [make(index // 8, int(length)) for index, length in enumerate(lengths)]
+        tokens = [sum(samples[index].num_tokens for index in rank) for rank in deal(samples, num_ranks)]
+        assert max(tokens) <= 1.05 * sum(tokens) / num_ranks

@@ -1,0 +1,140 @@
+"""Training on two ranks of one thread each against one rank of two threads, and how even the ranks' shares are.
+
+    python benchmarks/ranks.py [--rounds N]
+
+Both train the `tiny` preset with random weights on the same 128 samples of the quickstart's rollouts, an optimiser step of
+cross entropy each. They run by turns, round after round; the ratio is the median of pairs. Shares are of the ranks' time:
+passes, the sum of gradients (which includes waiting for the slower rank), the optimiser, and the rest, in which a rank waits
+for orders. On one CPU two ranks share what one has, so that their ratio says what ranks cost, not what they gain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from machine import describe_machine
+from train import LEARNING_RATE, load, make_model
+
+from turnwise.batching.plan import deal
+from turnwise.build.cluster import set_torch_threads
+from turnwise.cluster.fork_server import prepare_processes
+from turnwise.cluster.placement import place
+from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
+from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.training.cross_entropy import CrossEntropy
+from turnwise.training.optimizer import OptimizerSettings
+from turnwise.training.torch_strategy import TorchStrategy
+from turnwise.types import Sample
+
+THREADS = 2
+PLAN = BatchPlan(samples_per_step=128, max_length=512, seed=0, max_tokens_train=4096)
+
+
+class Spans(Stopwatch):
+    """Seconds by the names of spans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: Counter[str] = Counter()
+
+    def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
+        self.seconds[name] += (self.now() if ended is None else ended) - started
+
+
+def strategy(vocab_size: int, rank: RankContext) -> TorchStrategy:
+    return TorchStrategy(make_model(vocab_size), optimizer=OptimizerSettings(LEARNING_RATE), rank=rank)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "ranks.json"))
+    options = parser.parse_args()
+    prepare_processes(["turnwise.build.roles"])
+    samples = load()[:128]
+    tokens = sum(sample.num_tokens for sample in samples)
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    with WatchedRunner(Watchdog()) as runner:
+        vocab_size = max(int(sample.token_ids.max()) for sample in samples) + 1
+        contenders = {size: Contender(runner, size, vocab_size) for size in rates}
+        for number in range(options.rounds + 1):
+            for size, contender in contenders.items():
+                seconds = contender.step(samples, number)
+                if number:
+                    rates[size].append(tokens / seconds)
+        shares = {size: contender.shares() for size, contender in contenders.items()}
+        for contender in contenders.values():
+            contender.cluster.shutdown()
+    result = {
+        "tokens_per_s": {f"{size} ranks": round(statistics.median(values)) for size, values in rates.items()},
+        "2 ranks / 1 rank": round(statistics.median(b / a for a, b in zip(rates[1], rates[2], strict=True)), 2),
+        "shares": {f"{size} ranks": share for size, share in shares.items()},
+        "imbalance": imbalance(),
+        "rounds": options.rounds,
+        "machine": describe_machine() | {"threads": THREADS},
+    }
+    Path(options.out).write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+class Contender:
+    """So many ranks, which share the threads."""
+
+    def __init__(self, runner: WatchedRunner, size: int, vocab_size: int) -> None:
+        self.size, self.stopwatch, self.seconds = size, Spans(), 0.0
+        placement = place({"actor_train": list(range(size))}, num_devices=size, accelerator="", is_apart=True)
+        threads = CpuThreads(THREADS, THREADS, torch.get_num_threads())
+        self.cluster = ProcessCluster(
+            runner.run, runner.watchdog, self.stopwatch, threads, set_torch_threads, placement=placement
+        )
+        workers = self.cluster.spawn("actor_train", partial(strategy, vocab_size))
+        self.role = ModelRole("actor_train", workers, PLAN, self.stopwatch)
+
+    def step(self, samples: list[Sample], number: int) -> float:
+        """Seconds of an optimiser step."""
+        started = time.perf_counter()
+        self.role.optimizer_step(samples, CrossEntropy(), position=number)
+        elapsed = time.perf_counter() - started
+        self.seconds += elapsed
+        return elapsed
+
+    def shares(self) -> dict[str, float]:
+        """Shares of the ranks' time."""
+        own = {name: seconds / (self.size * self.seconds) for name, seconds in self.stopwatch.seconds.items()}
+        known = {name: round(own[name], 3) for name in ("forward and backward", "sum over ranks", "optimizer") if name in own}
+        return known | {"waiting": round(1 - sum(known.values()), 3)}
+
+
+def imbalance() -> dict[str, float]:
+    """The fullest rank's tokens over the mean, less 1: the worst of 20 batches of 32 groups of 8. Lengths are log-normal."""
+    worst = {}
+    for num_ranks in (2, 4, 8):
+        found = []
+        for seed in range(20):
+            lengths = np.clip(np.random.default_rng(seed).lognormal(5, 1, 256), 8, 4096).astype(int)
+            samples = [random_sample(index // 8, int(length)) for index, length in enumerate(lengths)]
+            tokens = [sum(samples[index].num_tokens for index in rank) for rank in deal(samples, num_ranks)]
+            found.append(max(tokens) * num_ranks / sum(tokens) - 1)
+        worst[f"{num_ranks} ranks"] = round(max(found), 4)
+    return worst
+
+
+def random_sample(prompt: int, length: int) -> Sample:
+    return Sample(np.array([prompt, *range(length - 1)]), np.arange(length) > 0, np.zeros(length, np.float32), ())
+
+
+if __name__ == "__main__":
+    main()
