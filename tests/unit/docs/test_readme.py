@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+
+import pytest
 
 from turnwise.cli.main import main
 
 ROOT = Path(__file__).parents[3]
+NAMES = ("rollout", "end_to_end", "async")
 
 
 def own_environment(page: Path) -> str:
@@ -50,3 +54,21 @@ def test_relative_links_exist():
         if "://" not in target and not (document.parent / target).exists()
     ]
     assert missing == []
+
+
+def test_how_fast_it_says_it_is_are_the_ratios_that_were_measured():
+    """Rows in the order of the table."""
+    results = {name: json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text()) for name in NAMES}
+    cases, times = results["rollout"]["cases"], results["async"]["times"]
+    measured = [
+        cases["tiny:fp32"]["multi_turn"]["ratios"]["generate"],
+        cases["tiny:fp32"]["multi_turn"]["ratios"]["vllm"],
+        cases["tiny:fp32, vLLM compiled"]["multi_turn"]["ratios"]["vllm"],
+        cases["small:fp32, vLLM compiled"]["multi_turn"]["ratios"]["vllm"],
+        results["end_to_end"]["step"]["ratio"],
+        times["ratio_1"]["faster"],
+        times["ratio_2"]["faster"],
+    ]
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## How fast")[2].partition("## ")[0]
+    said = [float(cell) for cell in re.findall(r"\| ([\d.]+) \|$", table, re.MULTILINE)]
+    assert said == [pytest.approx(ratio, rel=0.02) for ratio in measured]
