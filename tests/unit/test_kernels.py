@@ -163,7 +163,7 @@ def test_a_cache_under_a_folder_that_others_can_write_is_left_alone(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "open" / "own"))
     assert build.cache_folder() == tmp_path / "open" / "own" / "turnwise"
     (tmp_path / "open").chmod(mode)
-    assert build.cache_folder() is None and f"others can write {tmp_path / 'open'}" in caplog.text
+    assert build.cache_folder() is None and f"others can write to {tmp_path / 'open'}" in caplog.text
     (tmp_path / "open").chmod(mode | 0o1000)
     assert build.cache_folder() is not None, "in a sticky folder others can't replace it"
 

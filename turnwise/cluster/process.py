@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from multiprocessing.connection import Connection
 from textwrap import indent
@@ -169,13 +169,10 @@ class ForkedProcess(ConnectedProcess):
         readable, writable = os.pipe()
         connection = Connection(theirs.detach())
         self._stacks, stacks = Connection(readable, writable=False), Connection(writable, readable=False)
-        super().__init__(Connection(ours.detach()), *talk)
         self._exit_code: int | None = None
-        with ExitStack() as on_error:
-            on_error.callback(self._thread.end)
-            self._fork_server = prepare_processes()
-            self._id = self._fork_server.fork("turnwise.cluster.child:serve", [connection, stacks])
-            on_error.pop_all()
+        self._fork_server = prepare_processes()
+        self._id = self._fork_server.fork("turnwise.cluster.child:serve", [connection, stacks])
+        super().__init__(Connection(ours.detach()), *talk)
         connection.close()
         stacks.close()
 

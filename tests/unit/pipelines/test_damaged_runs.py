@@ -284,7 +284,7 @@ def test_a_checkpoint_of_another_state_is_one_sentence(copied):
         noted = json.loads((folder / MANIFEST_FILE).read_text())
         noted["pipeline.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         (folder / MANIFEST_FILE).write_text(json.dumps(noted))
-    with pytest.raises(CheckpointError, match=r"pipeline.json says nothing that rollouts can go on from"):
+    with pytest.raises(CheckpointError, match=r"pipeline.json holds nothing that rollouts can go on from"):
         build_agentic(config, start_run(config))
 
 
