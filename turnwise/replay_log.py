@@ -96,9 +96,16 @@ class ReplayLog:
             raise self._end()
         return self._batches[step]
 
+    def rejects(self, index: int) -> bool:
+        """Whether a batch of the record lists this group as rejected."""
+        return any(index in taken.rejected for taken in self._batches.values())
+
     def task_version(self, index: int) -> int | None:
-        """The version of the tasks' state that group `index` was admitted with; None without a record to follow."""
-        return self._task_versions.get(index, 0) if self.is_followed else None
+        """The version of the tasks' state that group `index` was admitted with; None without a record to follow, or for a
+        group that was never admitted there. Versions rise with the index, so such a group comes after the last one noted."""
+        if not self.is_followed or index > max(self._task_versions, default=index):
+            return None
+        return self._task_versions.get(index, 0)
 
     def begin_validation(self) -> None:
         """Raises:

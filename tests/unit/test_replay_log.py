@@ -119,3 +119,12 @@ def test_a_record_from_before_there_were_conditions_is_followed_without(file):
     replay_log.begin({"threads": 2})
     replay_log.begin_validation()
     assert replay_log.update == 0
+
+
+def test_versions_of_tasks_are_known_up_to_the_last_admitted_group(tmp_path):
+    replay_log = ReplayLog(tmp_path / "replay_log.jsonl")
+    for index, version in enumerate((0, 0, 1, 3)):
+        replay_log.admitted(index, version)
+    replay_log.close()
+    again = ReplayLog(recorded=tmp_path / "replay_log.jsonl")
+    assert [again.task_version(index) for index in range(5)] == [0, 0, 1, 3, None]

@@ -268,14 +268,16 @@ class RolloutScheduler:
         return group
 
     def _fail(self, index: int, failed: list[Trajectory]) -> None:
-        """Notes an episode that failed for good, at once: the run ends as soon as there are too many.
+        """Notes an episode that failed for good, at once: the run ends as soon as there are too many. Failures of the recorded
+        run don't count in its replay, where more of them may fall into one batch.
 
         Raises:
             RolloutError: too many episodes have failed.
         """
         group = self._failing.setdefault(index, Group(self._task(index), [], index, rejected="failed"))
         group.trajectories += failed
-        self._failures.add(failed)
+        if self._is_fixed or not self._replay_log.rejects(index):
+            self._failures.add(failed)
 
     def _count_episode(self, index: int) -> None:
         if index in self._num_ended:

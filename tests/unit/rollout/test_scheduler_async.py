@@ -514,3 +514,15 @@ def test_a_group_that_a_replay_rejects_early_belongs_to_the_batch_of_the_record(
         left.append((parts, [group.index for group in again.rejected]))
     assert left == [([[0, 1]], []), ([[3, 4]], [2])]
     again.close()
+
+
+def test_failures_of_two_recorded_batches_may_fall_into_one_of_the_replay(runner, tmp_path):
+    events = [{"batch": 0, "groups": [0, 1]}, {"batch": 1, "groups": [4, 5], "rejected": [2, 3]}]
+    (tmp_path / "replay_log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    agent = Agent(num_turns=slow(0, 1))
+    agent.fails = lambda task, sibling: RuntimeError("the lake is dry") if number(task) in (2, 3) else None
+    again = make(runner, agent, max_failed_fraction=0.0)
+    again._replay_log = ReplayLog(recorded=tmp_path / "replay_log.jsonl")
+    assert [played(again) for _ in range(2)] == [[[0, 1]], [[4, 5]]]
+    assert [(group.index, group.rejected) for group in again.rejected] == [(2, "failed"), (3, "failed")]
+    again.close()
