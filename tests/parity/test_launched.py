@@ -17,7 +17,9 @@ import yaml
 from safetensors.numpy import load_file
 from small_runs import LETTERS, training
 
+from turnwise import Trainer
 from turnwise.cli.main import main
+from turnwise.errors import ConfigError
 
 TIMEOUT_S = 120
 
@@ -102,3 +104,10 @@ def test_other_commands_are_refused_under_a_launcher(folder, monkeypatch, capsys
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["config", "train.yaml"]) == 2
     assert "only train and sft train on them" in capsys.readouterr().err
+
+
+def test_a_script_under_a_launcher_is_refused_instead_of_waiting_for_others(folder, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="start the script without a launcher"):
+        Trainer.from_config("train.yaml").train()

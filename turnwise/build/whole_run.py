@@ -10,11 +10,13 @@ from turnwise.build.applied_table import shown
 from turnwise.build.placement import use_launched
 from turnwise.build.run import start_run
 from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.errors import ConfigError
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.session import session
 from turnwise.pipelines.sft import SFTPipeline
 from turnwise.report.curve import learning_curve
+from turnwise.runtime.rank import launched
 from turnwise.tracking.jsonl import read_metrics
 
 P = TypeVar("P", AgenticPipeline, SFTPipeline)
@@ -25,9 +27,15 @@ def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P]
     """Yields the pipeline that `build` makes, in a `session`. Prints the places of the run's folder, model and curve.
 
     Raises:
+        ConfigError: a launcher started this process beside others.
         KeyboardInterrupt: the run was interrupted.
         TurnwiseError: what ended the run.
     """
+    if launched()[0] > 0:
+        raise ConfigError(
+            "a launcher started this script in several processes, and in this version only the commands `turnwise train` and "
+            "`turnwise sft` share their work among them; start the script without a launcher (device_mapping names devices)"
+        )
     use_launched(config)
     folder = start_run(config)
     if not is_quiet:
