@@ -29,6 +29,7 @@ from turnwise.build.cluster import set_torch_threads
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.placement import place
 from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
+from turnwise.models.packed_attention import PACKED_ATTENTION
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.rank import RankContext
@@ -55,7 +56,9 @@ class Spans(Stopwatch):
 
 
 def strategy(vocab_size: int, rank: RankContext) -> TorchStrategy:
-    return TorchStrategy(make_model(vocab_size), optimizer=OptimizerSettings(LEARNING_RATE), rank=rank)
+    model = make_model(vocab_size)
+    model.set_attn_implementation(PACKED_ATTENTION)
+    return TorchStrategy(model, optimizer=OptimizerSettings(LEARNING_RATE), rank=rank)
 
 
 def main() -> None:
