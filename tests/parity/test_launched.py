@@ -19,7 +19,8 @@ from small_runs import LETTERS, training
 
 from turnwise import Trainer
 from turnwise.cli.main import main
-from turnwise.errors import ConfigError
+from turnwise.cluster.launched import _greeted
+from turnwise.errors import ConfigError, WorkerError
 
 TIMEOUT_S = 120
 
@@ -73,9 +74,8 @@ def test_launched_processes_train_as_processes_of_their_own_do(folder, verb):
 def test_a_launched_rank_that_is_killed_ends_the_run_by_name(folder):
     process = launch("train", "train.yaml", "max_steps=10000", "save_steps=10000")
     try:
-        metrics = lambda: [path for path in Path("runs").glob("train/*/metrics.jsonl") if path.read_text()]  # noqa: E731
         deadline = time.monotonic() + TIMEOUT_S
-        while not metrics() and process.poll() is None and time.monotonic() < deadline:
+        while not has_measured() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         os.kill(served_by(process.pid), signal.SIGKILL)
         said, _ = process.communicate(timeout=TIMEOUT_S)
@@ -83,6 +83,10 @@ def test_a_launched_rank_that_is_killed_ends_the_run_by_name(folder):
         process.kill()
     assert process.returncode == 1
     assert re.search(r"error: actor_train\.\w+: the launched process of rank 1 has ended: its own messages say why", said), said
+
+
+def has_measured() -> bool:
+    return any(path.read_text() for path in Path("runs").glob("train/*/metrics.jsonl"))
 
 
 def served_by(launcher: int) -> int:
@@ -111,3 +115,12 @@ def test_a_script_under_a_launcher_is_refused_instead_of_waiting_for_others(fold
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="start the script without a launcher"):
         Trainer.from_config("train.yaml").train()
+
+
+def test_a_rank_with_another_version_is_refused():
+    class Greeting:
+        def recv(self):
+            return 1, {"torch": "1.0"}
+
+    with pytest.raises(WorkerError, match=r"rank 1 has torch 1\.0, and rank 0 \d.*start all processes with the same Python"):
+        _greeted(Greeting())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rank_workers import Kind, RaisesOnce
+from rank_workers import InfiniteOnce, Kind, RaisesOnce
 
 from turnwise.build.cluster import set_torch_threads
 from turnwise.cluster.fork_server import prepare_processes
@@ -115,11 +115,52 @@ def test_two_ranks_make_the_steps_of_one(make_role, kind):
     assert distance(*(moved(role, start) for role, start in zip((one, two), starts, strict=True))) <= 1e-3
 
 
-def test_ranks_have_the_same_weights_after_steps(make_role):
-    role = make_role(FULL, 2)
-    steps(role, WeightedLoss())
+def of_each_rank(role: ModelRole) -> list[dict[str, np.ndarray]]:
     command = Command("ask", ("actor_train", "parameters", (), {}))
-    np.testing.assert_equal(*(process.start("parameters", command).result() for process in role.workers._processes))
+    return [process.start("parameters", command).result() for process in role.workers._processes]
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_ranks_have_the_same_weights_before_and_after_steps(make_role, differs):
+    """Whatever each rank has made, all begin with what the first one has."""
+    role = make_role(Kind(differs=differs), 2)
+    np.testing.assert_equal(*of_each_rank(role))
+    steps(role, WeightedLoss())
+    np.testing.assert_equal(*of_each_rank(role))
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_skips_the_step_of_all(make_role):
+    role = make_role(FULL, 2)
+    start = of_each_rank(role)
+    infinite = InfiniteOnce(role.workers._processes[1]._id)
+    metrics = role.optimizer_step(toy_samples(8), infinite, position=0)
+    assert [metric.value for metric in metrics if metric.name == "actor/skipped_steps"] == [1.0]
+    np.testing.assert_equal(of_each_rank(role), start)
+
+
+def test_roles_on_other_devices_sum_among_themselves(runner):
+    """Three processes: the critic's two ranks are no whole world."""
+    prepare_processes(["turnwise.build.roles"])
+    mappings = {"actor_train": [0, 1], "critic": [1, 2]}
+    placement = place(mappings, num_devices=3, accelerator="", is_apart=True)
+    threads, stopwatch = torch.get_num_threads(), Stopwatch()
+    cluster = ProcessCluster(
+        runner.run,
+        runner.watchdog,
+        stopwatch,
+        CpuThreads(3, 1, threads),
+        set_torch_threads,
+        deadline_s=20.0,
+        placement=placement,
+    )
+    plan = BatchPlan(samples_per_step=16, max_length=64, seed=0, max_sequences=3)
+    gradients = []
+    for name in mappings:
+        role = ModelRole(name, cluster.spawn(name, FULL.make), plan, stopwatch)
+        role.optimizer_step(toy_samples(8), WeightedLoss(), position=0)
+        gradients.append(ask(role, "last_gradient"))
+    cluster.shutdown()
+    assert distance(*gradients) <= 1e-6
 
 
 def test_two_runs_of_the_same_ranks_are_bit_identical_also_with_dropout(make_role):

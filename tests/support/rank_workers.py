@@ -47,8 +47,11 @@ class Kind:
     dropout: float = 0.0
     outputs: frozenset[Output] = OUTPUTS
 
+    differs: bool = False
+    """Whether each rank begins with weights of its own."""
+
     def make(self, rank: RankContext) -> Recorded:
-        model = toy_value_model(0) if self.model == "value" else toy_model(0)
+        model = toy_value_model(0) if self.model == "value" else toy_model(rank.rank if self.differs else 0)
         adapters = None
         if self.rank is not None:
             adapters = Adapters(model, LoRASettings(rank=self.rank, alpha=8, dropout=self.dropout, seed=1))
@@ -66,3 +69,15 @@ class RaisesOnce(WeightedLoss):
         if os.getpid() == self.process:
             raise ArithmeticError("the loss of one rank")
         return super().__call__(outputs, batch)
+
+
+class InfiniteOnce(WeightedLoss):
+    """Infinite in the process of one rank, where its gradient is finite."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__()
+        self.process = process
+
+    def __call__(self, outputs, batch):
+        loss, metrics = super().__call__(outputs, batch)
+        return loss + (float("inf") if os.getpid() == self.process else 0.0), metrics

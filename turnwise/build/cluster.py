@@ -35,7 +35,7 @@ def build_cluster(
     watchdog = event_loop.watchdog
     deadline_s = config.deadlines.train_s if isinstance(config, AgenticConfig) else None
     if placement.cluster == "local":
-        return LocalCluster(stopwatch, watchdog, deadline_s, placement.device(placement.first_device))
+        return LocalCluster(stopwatch, watchdog, deadline_s, placement.device(placement.devices[0]))
     num_threads = cpu_threads(config, torch.get_num_threads())
     logger.info("of %d threads %d train and %d play", num_threads.both, num_threads.train, num_threads.rollout)
     set_up = partial(seed_process, config)

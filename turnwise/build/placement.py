@@ -52,4 +52,4 @@ def sampling_device(config: AgenticConfig) -> torch.device:
     own = config.actor_infer.device_mapping if config.trains_apart else None
     if own:
         require_devices("actor_infer", own, num_devices(config), placement.accelerator)
-    return torch.device(placement.device(own[0] if own else placement.first_device))
+    return torch.device(placement.device(own[0] if own else placement.devices[0]))

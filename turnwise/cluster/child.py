@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from logging.handlers import QueueHandler
@@ -19,11 +19,11 @@ from typing import Any
 
 from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, Shared, dumps, loads
 from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
-from turnwise.cluster.torch_group import join_processes
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.token_counts import TokenCounts
+from turnwise.runtime.torch_group import form_groups, join_processes
 
 
 class KeptStopwatch(Stopwatch):
@@ -145,9 +145,10 @@ class Child:
             logging.getLogger(name).setLevel(level)
         set_up.function()
 
-    def join(self, meeting: str, rank: int, world_size: int, device: str) -> None:
-        """Joins the processes that meet in the file `meeting`, so that ranks can compute together."""
+    def join(self, meeting: str, rank: int, world_size: int, device: str, groups: Sequence[tuple[int, ...]]) -> None:
+        """Joins the processes that meet in the file `meeting`, and forms groups of them, so that ranks can compute together."""
         join_processes(meeting, rank, world_size, device)
+        form_groups(groups)
 
     def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
         """Makes a rank of a role."""

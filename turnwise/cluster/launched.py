@@ -22,9 +22,9 @@ from turnwise.cluster.child import Wire, answer_all
 from turnwise.cluster.messages import Command, SetUp
 from turnwise.cluster.process import ConnectedProcess, TrainerProcess
 from turnwise.cluster.process_cluster import ProcessCluster
-from turnwise.cluster.torch_group import join_processes
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext, launched
+from turnwise.runtime.torch_group import form_groups, join_processes
 
 _VERSIONS = ("turnwise", "torch", "transformers")
 """Libraries that must be the same in all processes."""
@@ -75,10 +75,11 @@ class LaunchedCluster(ProcessCluster):
 
     def _start(self, talk: tuple[Any, ...], begin: Callable[[], object]) -> None:
         size = self.placement.num_processes
-        join_processes(None, 0, size, self.placement.device(0))
+        join_processes(None, 0, size, self.placement.device(self.placement.devices[0]))
         key = secrets.token_bytes(32)
         with Listener(("127.0.0.1", 0), backlog=size, authkey=key) as listener:
-            dist.broadcast_object_list([listener.address, key], src=0)
+            dist.broadcast_object_list([listener.address, key, self.placement.groups], src=0)
+            form_groups(self.placement.groups)
             connections = dict(_greeted(listener.accept()) for _ in range(size - 1))
         self._processes.append(OwnRank(*talk, "rank 0"))
         for rank in range(1, size):
@@ -98,9 +99,11 @@ def serve_launched() -> None:
     rank, size = launched()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
     join_processes(None, rank, size, f"cuda:{os.environ.get('LOCAL_RANK', rank)}" if torch.cuda.is_available() else "cpu")
-    where: list[Any] = [None, None]
-    dist.broadcast_object_list(where, src=0)
-    connection = Client(tuple(where[0]), authkey=where[1])
+    found: list[Any] = [None, None, None]
+    dist.broadcast_object_list(found, src=0)
+    address, key, groups = found
+    form_groups(groups)
+    connection = Client(tuple(address), authkey=key)
     connection.send((rank, _versions()))
     # Signals for the whole run are the first process's to act on; its end ends this one.
     for name in ("SIGINT", "SIGTERM"):

@@ -40,13 +40,20 @@ class Placement:
     """`local`: in this process. `process`: in others of this machine. `launched`: in those that torchrun or accelerate made."""
     accelerator: str
     """`cuda`, or empty where a device is a slot of the CPU."""
-    num_processes: int
-    """Processes that hold training roles."""
+    devices: tuple[int, ...]
+    """The device of each process that holds training roles."""
     roles: Mapping[str, RolePlacement]
 
     @property
-    def first_device(self) -> int:
-        return min((device for placed in self.roles.values() for device in placed.devices), default=0)
+    def num_processes(self) -> int:
+        """Processes that hold training roles."""
+        return len(self.devices)
+
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """The processes of roles that are on several of them, but not on all."""
+        several = dict.fromkeys(placed.processes for placed in self.roles.values() if placed.size > 1)
+        return [processes for processes in several if len(processes) < self.num_processes]
 
     def device(self, number: int) -> str:
         """A device as torch names it."""
@@ -66,7 +73,7 @@ class Placement:
 
     def context(self, role: str, rank: int, stopwatch: Stopwatch | None = None) -> RankContext:
         """What a rank is told. A role without a place of its own has one rank on the first device of all."""
-        placed = self.roles.get(role) or RolePlacement((self.first_device,), {"dp": 1}, (0,))
+        placed = self.roles.get(role) or RolePlacement(self.devices[:1], {"dp": 1}, (0,))
         return RankContext(
             role=role,
             rank=rank,
@@ -121,7 +128,7 @@ def place(
         role: RolePlacement(named, {"dp": len(named)}, tuple(numbers.index(device) for device in named))
         for role, named in devices.items()
     }
-    return Placement(found, accelerator, len(numbers), roles)
+    return Placement(found, accelerator, tuple(numbers), roles)
 
 
 def _asked(cluster: str, found: ClusterName, num_devices: int, is_apart: bool) -> ClusterName:

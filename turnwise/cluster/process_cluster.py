@@ -146,7 +146,7 @@ class ProcessCluster:
     ) -> None:
         self.num_threads = num_threads
         self._set_num_threads = set_num_threads
-        self.placement = placement or Placement("process", "", 1, {})
+        self.placement = placement or Placement("process", "", (0,), {})
         self._processes: list[TrainerProcess] = []
         with ExitStack() as on_error:
             on_error.callback(self._end)
@@ -167,7 +167,10 @@ class ProcessCluster:
         if size > 1:
             self._folder = TemporaryDirectory(prefix="turnwise-")
             meeting = f"{self._folder.name}/meeting"
-            joins = [(meeting, rank, size, self.placement.device(rank)) for rank in range(size)]
+            joins = [
+                (meeting, rank, size, self.placement.device(device), self.placement.groups)
+                for rank, device in enumerate(self.placement.devices)
+            ]
             self._tell("joining the ranks", [Command("join", join) for join in joins])
 
     def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> ProcessWorkers:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from turnwise.runtime.rank import RankContext
+from turnwise.runtime.torch_group import group_of
 
 _BUCKET_BYTES = 2**28
 """Gradients are summed in buckets of about this size: fewer messages, and at most this much memory more."""
@@ -24,9 +25,7 @@ class Ranks:
     def __init__(self, context: RankContext | None = None) -> None:
         self.context = context or RankContext()
         self.is_one = self.context.world_size == 1
-        self._group = None
-        if not self.is_one and len(self.context.peers) < dist.get_world_size():
-            self._group = dist.new_group(list(self.context.peers), use_local_synchronization=True)
+        self._group = None if self.is_one else group_of(self.context.peers)
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Overwrites the tensors with those of the first rank."""

@@ -32,6 +32,7 @@ def test_one_process_for_each_device_holds_all_roles_on_it(mappings, options, cl
 def test_a_rank_is_told_its_device_and_its_peers():
     placement = place({"actor_train": [1, 3], "critic": [3]}, num_devices=4, accelerator="cuda", is_apart=False)
     second, critic = placement.context("actor_train", 1), placement.context("critic", 0)
+    assert placement.devices == (1, 3), "the processes are on the devices that are named, whatever their numbers"
     assert (second.rank, second.world_size, second.device, second.peers) == (1, 2, "cuda:3", (0, 1))
     assert (critic.rank, critic.world_size, critic.device, critic.peers) == (0, 1, "cuda:3", (1,))
     assert not second.answers and critic.answers

@@ -119,3 +119,15 @@ def test_the_facts_name_the_adapters() -> None:
     info = make_strategy().info()
     assert info.adapters.startswith("LoRA of rank 4, alpha 8") and info.model.num_trainable < info.model.num_parameters / 4
     assert TorchStrategy(toy_model()).info().adapters == ""
+
+
+def test_each_rank_drops_other_elements_and_the_same_when_it_repeats_itself() -> None:
+    adapters = make_strategy(dropout=0.5)._adapters
+    assert adapters is not None
+    drawn = {}
+    for rank in (0, 1, 0):
+        with adapters.dropping(2.0, 0, rank):
+            numbers = torch.rand(8)
+        assert rank not in drawn or torch.equal(drawn[rank], numbers)
+        drawn[rank] = numbers
+    assert not torch.equal(drawn[0], drawn[1])

@@ -1,10 +1,12 @@
-"""Torch's process group of the processes of a run."""
+"""Torch's process groups of the processes of a run."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,22 @@ from turnwise.errors import WorkerError
 _JOIN_S = 120.0
 """Seconds that a process waits for the others at the start. Waits for each other's sums end by the run's own deadlines."""
 _SUM_S = 24 * 3600.0
+
+
+_groups: dict[tuple[int, ...], Any] = {}
+"""The groups of some of the processes, by their ranks."""
+
+
+def form_groups(groups: Sequence[tuple[int, ...]]) -> None:
+    """Forms groups of some of the processes. All processes call it with the same groups, also those that are in none."""
+    _groups.clear()
+    for ranks in groups:
+        _groups[ranks] = dist.new_group(list(ranks))
+
+
+def group_of(ranks: tuple[int, ...]) -> Any:
+    """The group of these processes; None, which torch takes for all of them, if they are all."""
+    return None if len(ranks) == dist.get_world_size() else _groups[ranks]
 
 
 def join_processes(meeting: str | None, rank: int, world_size: int, device: str) -> None:
