@@ -7,7 +7,19 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from turnwise.config.devices import DeviceRanks
-from turnwise.config.section import Count, Fraction, Name, Names, NonNegative, OneOf, Positive, PositiveCount, Section, derived
+from turnwise.config.section import (
+    BelowOne,
+    Count,
+    Fraction,
+    Name,
+    Names,
+    NonNegative,
+    OneOf,
+    Positive,
+    PositiveCount,
+    Section,
+    derived,
+)
 from turnwise.model_folder import Trust
 from turnwise.spec import STRATEGIES
 
@@ -68,7 +80,7 @@ class ModelArgs(Section):
 class TrainingArgs(Section):
     """The optimiser: AdamW, its schedule and the size of one step."""
 
-    learning_rate: NonNegative = derived()
+    learning_rate: Positive = derived()
     """Peak learning rate [1e-6; 1e-5 with LoRA and for SFT]."""
     per_device_train_batch_size: PositiveCount = 8
     """Samples of a micro-batch, where batching isn't dynamic."""
@@ -82,9 +94,9 @@ class TrainingArgs(Section):
     """Warm-up as a share of all optimiser steps, where warmup_steps is 0."""
     lr_scheduler_type: Schedule = "constant"
     """Learning rate after the warm-up: constant, or a decay that ends with the last step."""
-    adam_beta1: Fraction = 0.9
+    adam_beta1: BelowOne = 0.9
     """Decay of the first moment."""
-    adam_beta2: Fraction = 0.999
+    adam_beta2: BelowOne = 0.999
     """Decay of the second moment."""
 
 

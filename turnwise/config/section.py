@@ -20,6 +20,7 @@ Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 """Longer than any wait; clocks of the system overflow beyond it."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 LONGEST_PART, LONGEST_PATH = 255, 4095
 """Bytes of a file's name, and of a path."""

@@ -286,6 +286,7 @@ def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
         *_corrections(config),
         *_histories(config),
         *_mean_credit(config),
+        *_long_warmups(config),
     ]
     for name, requirements in ROLE_REQUIREMENTS.items():
         found += _find(requirements, config.roles[name], name)
@@ -341,6 +342,18 @@ def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
             "turns is averaged away; set ratio_type: segment, or mode: step in the environment, or pg_variant: ppo."
         )
         yield Problem.at("pg_variant", message)
+
+
+def _long_warmups(config: AgenticConfig) -> Iterator[Problem]:
+    """Warm-ups that last longer than the run, so that the learning rate stays near 0."""
+    for name in ("actor_train", "critic") if config.needs_critic else ("actor_train",):
+        training = config.roles[name].training_args
+        steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
+        if training.warmup_steps > steps > 0:
+            end = training.learning_rate * steps / training.warmup_steps
+            message = f"{training.warmup_steps} is more than the {steps} optimiser steps of the run, so the learning rate"
+            path = (name, "training_args", "warmup_steps")
+            yield Problem(path, f"{message} ends at {end:.1g} and never reaches {training.learning_rate:g}.")
 
 
 def _histories(config: AgenticConfig) -> Iterator[Problem]:

@@ -50,6 +50,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "critic_warmup: the first 20 steps train only the critic, and max_steps is 20: .* use at most 19",
     ),
     ({"prompt_length": 100}, "set response_length too"),
+    ({"actor_train": {"training_args": {"learning_rate": 0}}}, "learning_rate: input should be greater than 0"),
+    ({"actor_train": {"training_args": {"adam_beta2": 1}}}, "adam_beta2: input should be less than 1"),
     ({"pg_args": {"clip_hgh": 0.3}}, "pg_args.clip_hgh: pg_variant ppo has no such parameter.*Did you mean 'clip_high'"),
     ({"pg_args": {"clip_low": -0.1}}, "pg_args.clip_low: got -0.1; expected a number that isn't negative"),
     ({"pg_args": {"clip_low": "0.1"}}, "pg_args.clip_low: got '0.1'; expected a number"),
@@ -271,6 +273,22 @@ def test_a_key_without_effect_is_said_and_refused_when_strict(keys: dict[str, An
     assert line.startswith(sentence) and notes == [line]
     with pytest.raises(ConfigError, match="has no effect"):
         parse_config(MINIMAL | keys, strict=True)
+
+
+@pytest.mark.parametrize(("steps", "is_long"), [(8, False), (9, True)])
+def test_a_warm_up_longer_than_the_run_is_said(steps: int, is_long: bool) -> None:
+    """8 optimiser steps: 4 steps of 16 trajectories, 8 an optimiser step."""
+    training = {"warmup_steps": steps, "learning_rate": 0.001, "per_device_train_batch_size": 8}
+    small = {"rollout_batch_size": 16, "train_env_manager": {"num_env_groups": 2}, "max_steps": 4}
+    said = ineffective(config_of(**small, actor_train={"training_args": training}))
+    assert (
+        said
+        == [
+            "actor_train.training_args.warmup_steps: 9 is more than the 8 optimiser steps of the run, so the learning "
+            "rate ends at 0.0009 and never reaches 0.001."
+        ]
+        * is_long
+    )
 
 
 def test_keys_that_work_or_ask_for_their_default_are_silent() -> None:
