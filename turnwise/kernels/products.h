@@ -8,10 +8,13 @@
 #define WIDE 16 /* outputs of a panel */
 #ifdef __AVX512F__
 #define TALL 8 /* rows that are computed together, in registers */
+#define REGISTER 16 /* floats of a register: a compiler keeps wider vectors in memory */
 #else
 #define TALL 6
+#define REGISTER LANES
 #endif
-typedef float wide __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
+#define HALVES (WIDE / REGISTER)
+typedef float wide __attribute__((vector_size(4 * REGISTER), aligned(4), may_alias));
 
 /* out = weight x + bias, with `weight` [outputs, inputs] in `panels` [outputs / WIDE, inputs, WIDE], padded with zeros; `bias`
  * may be NULL. */
@@ -24,20 +27,25 @@ typedef struct {
 static inline __attribute__((always_inline)) void tile(const float *x, int64_t inputs, const float *panel, const float *bias,
                                                        float *out, int64_t stride, int64_t num_columns, int adds,
                                                        const int num_rows) {
-    wide sums[TALL];
-    for (int i = 0; i < num_rows; i++) sums[i] = (wide){0};
+    wide sums[TALL][HALVES];
+    for (int i = 0; i < num_rows; i++)
+        for (int half = 0; half < HALVES; half++) sums[i][half] = (wide){0};
     for (int64_t k = 0; k < inputs; k++) {
-        wide weights = *(const wide *)(panel + k * WIDE);
-        for (int i = 0; i < num_rows; i++) sums[i] += x[i * inputs + k] * weights;
+        const wide *weights = (const wide *)(panel + k * WIDE);
+        for (int i = 0; i < num_rows; i++)
+            for (int half = 0; half < HALVES; half++) sums[i][half] += x[i * inputs + k] * weights[half];
     }
     for (int i = 0; i < num_rows; i++) {
         float *to = out + i * stride;
         if (num_columns == WIDE && !bias) {
-            if (adds) sums[i] += *(wide *)to;
-            *(wide *)to = sums[i];
+            for (int half = 0; half < HALVES; half++) {
+                wide *place = (wide *)(to + half * REGISTER);
+                if (adds) sums[i][half] += *place;
+                *place = sums[i][half];
+            }
         } else {
             for (int64_t j = 0; j < num_columns; j++) {
-                float sum = sums[i][j] + (bias ? bias[j] : 0);
+                float sum = sums[i][j / REGISTER][j % REGISTER] + (bias ? bias[j] : 0);
                 to[j] = adds ? to[j] + sum : sum;
             }
         }
