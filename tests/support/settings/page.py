@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -176,6 +176,8 @@ def _bound(item: Any) -> str:
             return f"> {bound}"
         case Le(le=bound):
             return "" if bound == LARGEST else f"≤ {bound}"
+        case Lt(lt=bound):
+            return f"< {bound}"
         case AfterValidator(func=OneOf() as names):
             return f"({names})"
     return " ".join(filter(None, map(_bound, item.metadata))) if isinstance(item, FieldInfo) else ""
