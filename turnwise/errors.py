@@ -66,17 +66,17 @@ class ReplicasDeadError(ServerError):
     """No inference server is left: the run can't go on, and no environment is to blame."""
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str:
-    """A hint for a misspelt name, empty if no name is near.
+def nearest(name: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
+    """A hint for a misspelt name, empty if no name is as near as `likeness` (of 0 to 1, see difflib).
 
     >>> nearest("FrozenLak", ["frozen_lake", "FrozenLake"])
     " Did you mean 'FrozenLake'?"
     """
     names = list(allowed)
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name, names, n=1, cutoff=likeness)
     if not found:
         by_lower = {n.lower(): n for n in names}
-        found = [by_lower[n] for n in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)]
+        found = [by_lower[n] for n in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=likeness)]
     return f" Did you mean {found[0]!r}?" if found else ""
 
 

@@ -29,6 +29,8 @@ C = TypeVar("C", AgenticConfig, SFTConfig)
 Kind = type[AgenticConfig] | type[SFTConfig]
 MAX_CHARACTERS = 100_000
 """Characters of one text: more than any context holds."""
+_LIKENESS = 0.75
+"""Keys share many of their parts: at less than this another setting is as likely meant."""
 Purpose = Literal["train", "play", "show"]
 Examine = Callable[[Any], Iterable[Problem]]
 
@@ -236,6 +238,8 @@ def _remove(raw: Any, path: KeyPath) -> None:
     raw.pop(path[-1], None)
 
 
+_LIKENESS = 0.75
+"""Keys are long and share their parts, so that a name at 0.6 is usually another setting."""
 _HOW_TO_SET: Mapping[Any, str] = {
     "pretrain": " to the folder of a model, or to a name of the Hugging Face hub (pretrain=DIR on the command line). "
     "`turnwise make-model --size tiny --out runs/model` makes a small one with random weights"
@@ -283,10 +287,11 @@ def _unknown_key(kind: Kind, path: KeyPath) -> Problem:
     homes = [home for home in homes if not never_works(f"{home}.{name}") and not home.startswith("reward.")]
     own = [home for home in homes if home.startswith(f"{path[0]}.")]
     hint = "" if own else counterpart(path)
-    hint = hint or (nearest(name, section.model_fields) if section else "")
     homes = own or homes
     if not hint and homes:
         hint = f" It belongs in {' or '.join(home or 'the top level' for home in homes[:3])}."
+    if not hint and section and (len(path) == 1 or path[0] in kind.model_fields):
+        hint = nearest(name, section.model_fields, _LIKENESS)
     return Problem(path, f"unknown key.{hint}")
 
 

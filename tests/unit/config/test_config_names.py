@@ -53,6 +53,15 @@ def refusal(**keys: Any) -> str:
         ("actor_rollout_ref.actor.optim.lr", "actor_train.training_args.learning_rate", "the same number"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size", "gradient_accumulation_steps", "verl counts prompts"),
         ("critic.optim.lr", "critic.training_args.learning_rate", "the same number"),
+        ("max_new_tokens", "actor_infer.generating_args.max_new_tokens", "one response"),
+        ("num_epochs", "data.num_epochs", "the same number"),
+        ("reward_model", "reward_pretrain", "the same folder"),
+        ("kl_estimator", "kl_penalty", "add_token_level_kl: true"),
+        ("num_mini_batches", "gradient_accumulation_steps", "rollout_batch_size ÷ num_mini_batches"),
+        ("load_best_model_at_end", "save_best", "metric and mode"),
+        ("peft_config", "actor_train.model_args", "r is lora_rank"),
+        ("actor_rollout_ref.actor.optim.total_training_steps", "max_steps", "the same number"),
+        ("reward_model.enable", "data.reward", "{name: reward_model}"),
     ],
 )
 def test_a_key_of_another_system_is_answered_with_ours(key: str, ours: str, how: str) -> None:
@@ -67,6 +76,31 @@ def test_every_key_below_an_unknown_section_is_answered() -> None:
 
 def test_what_has_no_counterpart_says_why() -> None:
     assert "log_completions: unknown key. It has no counterpart here: rollouts.jsonl" in refusal(log_completions=True)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "hub_token",
+        "group_by_length",
+        "optim_args",
+        "do_train",
+        "task_type",
+        "init_lora_weights",
+        "lr_scheduler_kwargs",
+        "trainer.val_before_train",
+        "actor_rollout_ref.model.use_liger",
+        "actor_rollout_ref.ref.strategy",
+    ],
+)
+def test_a_name_that_shares_parts_only_is_not_suggested(key: str) -> None:
+    assert "mean" not in refusal(**nested(key, 1))
+
+
+@pytest.mark.parametrize(("typo", "ours"), [("num_env_group", "num_env_groups"), ("rollout_batch", "rollout_batch_size")])
+def test_a_slip_is_still_recognised(typo: str, ours: str) -> None:
+    manager = ours == "num_env_groups"
+    assert f"'{ours}'" in refusal(**({"train_env_manager": {typo: 1}} if manager else {typo: 1}))
 
 
 @pytest.mark.parametrize("place", ["temperature", "actor_train.temperature", "actor_train.generating_args.temprature"])
