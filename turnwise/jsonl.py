@@ -48,5 +48,5 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as fault:
         raise DataError(f"{where}: is no JSON ({fault})") from fault
     if not isinstance(value, dict):
-        raise DataError(f"{where}: is a {type(value).__name__}; a line is a JSON object, {{...}}")
+        raise DataError(f"{where}: is {json.dumps(value)[:40]}; a line is a JSON object, {{...}}")
     return value

@@ -137,6 +137,8 @@ def check_model(name: str, trust: Trust = NOTHING) -> None:
         raise ModelError(f"{name!r} names no model; {HOW_TO_NAME}")
     folder = folder_here(name)
     if folder is None:
+        if Path(name).expanduser().is_file():
+            raise ModelError(f"{name}: is a file; name the folder around it")
         return
     base = base_of_adapter(folder)
     if base is None:
@@ -152,7 +154,9 @@ def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
         ModelError: with the file, what it holds, and what to change.
     """
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder}: is no model folder, it has no config.json; name the folder of a Hugging Face model")
+        saved = sorted(folder.glob("checkpoints/checkpoint-*/config.json"), key=lambda file: file.stat().st_mtime)
+        hint = f"one of its checkpoints, such as {saved[-1].parent}" if saved else "the folder of a Hugging Face model"
+        raise ModelError(f"{folder}: is no model folder, it has no config.json; name {hint}")
     contents = {name: read_object(folder / name) for name in _JSON_FILES if (folder / name).is_file()}
     config = contents["config.json"]
     file = folder / "config.json"

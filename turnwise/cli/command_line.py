@@ -15,6 +15,8 @@ from turnwise.errors import ConfigError
 EXIT_NO_READER = 141
 """Exit status as after SIGPIPE: the reader of the output, such as `head`, has left."""
 MAX_NUMBER = 10**9
+ANSWERED_WHEN_EMPTY = ("config", "env", "overrides", "runs", "set", "actions")
+"""An empty word here is answered by whoever reads it. Elsewhere it would read like an option that is left out."""
 MENDABLE = {
     errno.ENOSPC: "free some space, then go on with resume_from_checkpoint=true",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
@@ -26,7 +28,7 @@ MENDABLE = {
 def check_options(options: argparse.Namespace) -> None:
     """
     Raises:
-        ConfigError: an option has a number that can't be, or a text that isn't UTF-8; or the config is missing.
+        ConfigError: an option has a number that can't be, or a text that is empty or isn't UTF-8; or the config is missing.
     """
     given = vars(options)
     if "config" in given and not {"env", "replay"} & given.keys() and options.config is None:
@@ -36,6 +38,8 @@ def check_options(options: argparse.Namespace) -> None:
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and not text.isascii() and text.encode(errors="replace").decode() != text:
                 raise ConfigError(f"{text!r} on the command line isn't UTF-8; write it anew")
+            if text == "" and name not in ANSWERED_WHEN_EMPTY:
+                raise ConfigError(f"{option} is empty; give it a value, or leave it out")
         if isinstance(value, bool) or not isinstance(value, int | float) or name == "error_rate":
             continue
         least = 0 if name == "seed" else 1 if isinstance(value, int) else math.ulp(0.0)

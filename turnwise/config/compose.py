@@ -69,6 +69,8 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
         raise
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, RecursionError) as error:
         cause = str(error) or str(error.__cause__ or type(error).__name__)
+        if isinstance(error, RecursionError):
+            cause = "its defaults or references lead back to themselves; name each file once"
         raise ConfigError(f"{display(path)} can't be read: {_in_one_line(cause)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds a {type(values).__name__} at its top level; a config is a mapping of keys")
@@ -113,6 +115,8 @@ def _require_readable(path: Path, folder: Path, overrides: Sequence[str]) -> Non
             continue
         seen.add(file)
         text, name = read_yaml(file, display(file)), display(file)
+        if text.lstrip().startswith(("- ", "[")):
+            raise ConfigError(f"{name} holds a list at its top level; a config is a mapping of keys")
         if "defaults" not in text and "searchpath" not in text:
             require_bounded(text, name)
             continue

@@ -356,5 +356,6 @@ def _shape(sizes: Sequence[int]) -> str:
 
 def _first_line(error: BaseException) -> str:
     """The first line of an error, with the second if the first ends with a colon."""
-    first, *rest = [line.strip() for line in str(error).strip().split("\n") if line.strip()] or [""]
+    text = f"{error} is unknown" if isinstance(error, KeyError) else str(error)
+    first, *rest = [line.strip() for line in text.strip().split("\n") if line.strip()] or [""]
     return f"{first} {rest[0]}" if first.endswith(":") and rest else first

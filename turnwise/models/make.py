@@ -17,6 +17,8 @@ from turnwise.models.presets import ModelPreset, preset
 from turnwise.models.tokenizer import train_tokenizer
 from turnwise.types import derive_seed
 
+_MADE_HERE = ("architectures", "model_type", "dtype", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
@@ -76,6 +78,8 @@ def _config(
     }
     known = AutoConfig.for_model(shape.model_type, **fields).to_dict()
     for name in overrides:
+        if name in _MADE_HERE:
+            raise ModelError(f"--set {name} would have no effect: it follows from the size, the weights and the tokenizer")
         if name not in known:
             raise ModelError(f"{name!r} is no field of a {shape.model_type} config.{nearest(name, known)}")
     check_sizes("--set", {**fields, **overrides})

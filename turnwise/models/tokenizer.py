@@ -31,6 +31,8 @@ _WORDS = Regex(r" ?[^\s\p{N}]\p{N}+,\p{N}+| ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^
 """A symbol with its place (`O1,2`); words with their leading space; a digit, a symbol and a capital that starts no word stand
 alone. So a cell of a grid is one token wherever it stands, and a place that occurs often is one too."""
 
+_MOST_TOKENS = 1_000_000
+"""Room for any published vocabulary; the trainer's memory grows with it, and ends the process where there is none."""
 _SYMBOL_COUNT = 5_000
 """How often a symbol is shown to the trainer on top of the corpus: more often than any other pair, so that each symbol is one
 token even where it is rare (the goal reached, once an episode) and made of several bytes."""
@@ -46,8 +48,8 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = Fa
     texts = list(corpus)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     num_fixed = len(alphabet) + len(SPECIAL_TOKENS) + len(MARKER_TOKENS)
-    if vocab_size < num_fixed:
-        raise ModelError(f"vocab_size is {vocab_size}; a byte-level tokenizer needs at least {num_fixed}")
+    if not num_fixed <= vocab_size <= _MOST_TOKENS:
+        raise ModelError(f"vocab_size is {vocab_size}; a byte-level tokenizer has {num_fixed} to {_MOST_TOKENS:,} tokens")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(_WORDS, behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]

@@ -20,6 +20,8 @@ from typing import TextIO
 from turnwise.errors import CheckpointError, ConfigError
 from turnwise.tracking.terminal import warnings_on_terminal
 
+logger = logging.getLogger(__name__)
+
 _PACKAGES = ("turnwise", "torch", "transformers", "tokenizers", "numpy", "pydantic", "hydra-core")
 
 
@@ -138,8 +140,12 @@ class RunFolder:
         }
         _replace_text(self.path / "environment.json", json.dumps(facts, indent=2) + "\n")
         for file in (self.metrics, self.rollouts):
-            if file.exists():
-                os.truncate(file, _length_of_steps(file, self.num_done))
+            if os.path.lexists(file):
+                try:
+                    os.truncate(file, _length_of_steps(file, self.num_done))
+                except CheckpointError as fault:
+                    kept = file.replace(file.with_name(f"{file.name}.damaged"))
+                    logger.warning("%s; it is kept as %s, and the run goes on with a new one", fault, kept.name)
 
     def open_log(self, folder: Path | None) -> None:
         """Sends the package's log to a readable file, in `folder` or in the run's own, and its warnings to the terminal too."""
@@ -170,6 +176,8 @@ class RunFolder:
 
 def _length_of_steps(file: Path, num_done: int) -> int:
     """Bytes up to the first line of step `num_done` or later, or of one that was cut by a kill."""
+    if not file.is_file():  # a pipe would be waited for
+        raise CheckpointError(f"{file} is no file")
     length = 0
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -178,7 +186,7 @@ def _length_of_steps(file: Path, num_done: int) -> int:
             try:
                 step = json.loads(line)["step"]
             except (ValueError, KeyError, TypeError, RecursionError) as fault:
-                raise CheckpointError(f"{file}, line {number} is damaged ({fault}); repair or remove it to go on") from fault
+                raise CheckpointError(f"{file}, line {number} is damaged ({fault})") from fault
             if step >= num_done:
                 break
             length += len(line)

@@ -31,7 +31,7 @@ def written(*messages):
     [
         (b'{"messages": [{"role": "user"', "is no JSON (Expecting"),
         (b"[" * 100_000, "is no JSON (maximum recursion depth"),
-        (b"[1, 2]", "is a list; a line is a JSON object"),
+        (b"[1, 2]", "is [1, 2]; a line is a JSON object"),
         (b'{"text": "hello"}', "has no `messages`; a row is"),
         (b'{"messages": []}', "has `messages` '[]'; a row is"),
         (b'{"messages": "hello"}', "has `messages` 'hello'; a row is"),

@@ -84,7 +84,7 @@ def test_overrides_reach_the_config_and_are_checked(tmp_path: Path) -> None:
         make_model("tiny", tmp_path / "x", CORPUS, overrides={"num_hidden_layer": 1})
     with pytest.raises(ModelError, match="multiple of num_key_value_heads"):
         make_model("tiny", tmp_path / "x", CORPUS, overrides={"num_key_value_heads": 3})
-    with pytest.raises(ModelError, match="at least 263"):
+    with pytest.raises(ModelError, match="has 263 to"):
         make_model("tiny", tmp_path / "x", CORPUS, vocab_size=100)
     with pytest.raises(ModelError, match="Did you mean 'tiny'"):
         make_model("tinny", tmp_path / "x", CORPUS)
@@ -118,6 +118,10 @@ def test_every_id_that_can_be_sampled_has_a_text(size: str, changes: dict[str, i
         (["--set", "num_attention_heads=0"], "num_attention_heads is 0; it must be a whole number of at least 1"),
         (["--set", "vocab_size=abc"], "vocab_size is 'abc'; it must be a whole number of at least 1"),
         (["--set", "rope_parameters=3"], "Field 'rope_parameters'"),
+        (["--set", "vocab_size=99999999999"], "vocab_size is 99999999999; a byte-level tokenizer has 263 to 1,000,000 tokens"),
+        (["--set", "hidden_act=nope"], "makes no model: 'nope' is unknown"),
+        (["--set", "dtype=float16"], "--set dtype would have no effect"),
+        (["--set", "architectures=[Other]"], "--set architectures would have no effect"),
         (["--text", sys.executable], "line 1: isn't UTF-8 (byte 0x"),
     ],
 )

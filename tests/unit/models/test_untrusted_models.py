@@ -200,6 +200,16 @@ def test_shapes_that_only_loading_finds(folder: Path) -> None:
     assert "ignore_mismatched_sizes" not in str(raised.value)
 
 
+def test_a_path_that_is_no_model_folder(tmp_path: Path) -> None:
+    (tmp_path / "run/checkpoints/checkpoint-7").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/checkpoint-7/config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_text("")
+    with pytest.raises(ConfigError, match=r"model.safetensors: is a file; name the folder around it"):
+        parse_config({"pretrain": str(tmp_path / "model.safetensors"), "custom_envs": LAKE})
+    with pytest.raises(ConfigError, match=r"name one of its checkpoints, such as .*checkpoints/checkpoint-7"):
+        parse_config({"pretrain": str(tmp_path / "run"), "custom_envs": LAKE})
+
+
 def test_an_empty_name() -> None:
     for name in ("", " ", "a\0b"):
         with pytest.raises(ConfigError, match="pretrain"):

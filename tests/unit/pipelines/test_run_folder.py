@@ -52,8 +52,24 @@ def test_going_back_cuts_later_steps_and_a_line_that_a_kill_cut(tmp_path):
     folder.begin("a: 2")
     assert folder.metrics.read_text() == "".join(rows) and folder.config.read_text() == "a: 2"
     folder.metrics.write_text("".join(rows[:1]) + "no JSON\n" + rows[1])
-    with pytest.raises(CheckpointError, match=r"metrics.jsonl, line 2 is damaged"):
-        folder.begin("a: 3")
+
+
+@pytest.mark.parametrize("kind", ["line", "pipe", "folder", "loop"])
+def test_a_damaged_log_hides_no_checkpoint(tmp_path, kind, caplog):
+    folder = RunFolder.create(tmp_path, "exp")
+    if kind == "line":
+        folder.metrics.write_text('{"step": 0}\nno JSON\n{"step": 1}\n')
+    elif kind == "pipe":
+        os.mkfifo(folder.metrics)
+    elif kind == "folder":
+        folder.metrics.mkdir()
+    else:
+        folder.metrics.symlink_to(folder.metrics.name)
+    folder.num_done = 2
+    folder.begin("a: 3")
+    found = "metrics.jsonl, line 2 is damaged" if kind == "line" else "metrics.jsonl is no file"
+    assert found in caplog.text and "it is kept as metrics.jsonl.damaged" in caplog.text
+    assert not os.path.lexists(folder.metrics) and os.path.lexists(folder.path / "metrics.jsonl.damaged")
 
 
 def test_only_a_folder_of_its_own_is_discarded(tmp_path):
