@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from turnwise.config.schema import AgenticConfig
 
 DEFAULT_SEQUENCE_LENGTH = 4096
+_LEAST_TOKENS_OF_MICROBATCH = 4096
+"""Below, a pass spends more time on starting each operation than on its numbers."""
 
 
 def resolve(config: AgenticConfig) -> None:
@@ -36,11 +38,9 @@ def resolve(config: AgenticConfig) -> None:
     else:
         resolve_sequence_length(config, config.actor_train.model_args.model_name_or_path)
     _resolve_environments(config)
+    tokens = tokens_of_microbatch(config.sequence_length)
     for role in config.roles.values():
-        role.fill(
-            max_tokens_per_microbatch_in_train=2 * config.sequence_length,
-            max_tokens_per_microbatch_in_infer=2 * config.sequence_length,
-        )
+        role.fill(max_tokens_per_microbatch_in_train=tokens, max_tokens_per_microbatch_in_infer=tokens)
     is_fp32 = config.actor_train.model_args.dtype == config.actor_infer.model_args.dtype == "fp32"
     config.fill(parity_max_logprob_diff=1e-3 if is_fp32 else 5e-2)
     may_stream = config.async_generation_ratio > 0 and not _is_extended(config)
@@ -55,6 +55,11 @@ def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str, 
         arguments.fill(**{key: is_same and policy is not arguments and policy.__dict__[key]})
     if arguments.lora_rank is not None:
         arguments.fill(lora_alpha=2.0 * arguments.lora_rank)
+
+
+def tokens_of_microbatch(sequence_length: int) -> int:
+    """Tokens of a micro-batch that nobody has set."""
+    return max(2 * sequence_length, _LEAST_TOKENS_OF_MICROBATCH)
 
 
 def resolve_sequence_length(config: RunKeys, model: str) -> None:

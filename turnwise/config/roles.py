@@ -178,9 +178,9 @@ class Role(Section):
     use_dynamic_batching_in_infer: bool = False
     """Fill micro-batches of forward passes by tokens, too."""
     max_tokens_per_microbatch_in_train: PositiveCount = derived()
-    """Tokens of a micro-batch, where batching is dynamic [2 × sequence_length]."""
+    """Tokens of a micro-batch, where batching is dynamic [2 × sequence_length, at least 4096]."""
     max_tokens_per_microbatch_in_infer: PositiveCount = derived()
-    """Tokens of a micro-batch of forward passes, where batching is dynamic [2 × sequence_length]."""
+    """Tokens of a micro-batch of forward passes, where batching is dynamic [2 × sequence_length, at least 4096]."""
     use_sequence_packing: bool = True
     """Lay samples one after another instead of padding them."""
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from turnwise.config.devices import DeviceRanks
 from turnwise.config.model_shape import ModelShape, read_model_shape
-from turnwise.config.resolve import resolve_model, resolve_sequence_length
+from turnwise.config.resolve import resolve_model, resolve_sequence_length, tokens_of_microbatch
 from turnwise.config.roles import ModelArgs, StrategyArgs, TrainingArgs
 from turnwise.config.running import RunKeys
 from turnwise.config.section import Names, Positive, PositiveCount, derived
@@ -35,7 +35,7 @@ class SFTConfig(RunKeys):
     use_dynamic_batching_in_train: bool = True
     """Fill micro-batches by tokens instead of by samples. Changes speed and memory, not the result."""
     max_tokens_per_microbatch_in_train: PositiveCount = derived()
-    """Tokens of a micro-batch, where batching is dynamic [2 × sequence_length]."""
+    """Tokens of a micro-batch, where batching is dynamic [2 × sequence_length, at least 4096]."""
     deterministic: bool = False
     """Two runs of one config and seed are bit-identical."""
 
@@ -45,7 +45,7 @@ class SFTConfig(RunKeys):
         self.training_args.fill(learning_rate=1e-5)
         self.strategy_args.fill(strategy_name="torch_train")
         resolve_sequence_length(self, self.model_args.model_name_or_path)
-        self.fill(max_tokens_per_microbatch_in_train=2 * self.sequence_length)
+        self.fill(max_tokens_per_microbatch_in_train=tokens_of_microbatch(self.sequence_length))
         return self
 
     @property

@@ -7,9 +7,11 @@ from turnwise.inference.embedded.prefix_index import PrefixIndex
 from turnwise.inference.embedded.rows import Rows
 from turnwise.inference.embedded.runner import Runner
 from turnwise.inference.request import Request
+from turnwise.kernels.build import LANES
 
-_WORTH_SHARING = 16
-"""Tokens below which computing them again is as cheap as looking for them and waiting."""
+_WORTH_SHARING = LANES
+"""Tokens below which computing them again is as cheap as looking for them and waiting: kernels read whole vectors of a shared
+prefix's keys in place, and copy the rest."""
 
 
 class Prefill:
