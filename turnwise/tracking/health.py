@@ -42,8 +42,9 @@ DRIFT_NATS, DRIFT_ESS = 0.1, 0.5
 CUT = 0.5
 """The share of responses that end at their limit."""
 RANDOM_HEADING = "A random player does as well"
-RANDOM_AFTER, RANDOM_MARGIN = 20, 0.05
-"""Steps before a success is compared with a random player's, and by how much it must be better."""
+RANDOM_AFTER, RANDOM_MARGIN, RISE_MARGIN = 20, 0.05, 0.03
+"""Steps before a success is compared with a random player's, and by how much it must be better; and the rise that must be ruled
+out: a run that learns slowly begins at a random player's success, too."""
 
 Row = Mapping[str, float]
 
@@ -108,11 +109,11 @@ class History:
         """The known successes of a slice of the steps."""
         return [success for success in self.success[start:stop] if math.isfinite(success)]
 
-    @property
-    def error(self) -> float:
-        """The standard error of the difference of two blocks' mean success: a trend hardly shows between neighbours."""
+    def error(self, num_steps: int = BLOCK) -> float:
+        """The standard error of the difference of two mean successes, each of so many steps: a trend hardly shows between
+        neighbours."""
         recent = self.successes(-NUM_FOR_NOISE)
-        return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / BLOCK) if len(recent) > 1 else math.inf
+        return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / num_steps) if len(recent) > 1 else math.inf
 
     def is_solved(self, number: int) -> bool:
         """Whether the last steps nearly always succeeded; False if unknown."""
@@ -200,7 +201,7 @@ def success_lost(history: History) -> str | None:
     if len(now) < BLOCK or not best:
         return None
     lost = fmean(best) - fmean(now)
-    if lost > max(LOST_SUCCESS, LOST_SHARE * fmean(best)) and lost > NUM_ERRORS * history.error:
+    if lost > max(LOST_SUCCESS, LOST_SHARE * fmean(best)) and lost > NUM_ERRORS * history.error():
         return f"success fell from {fmean(best):.2f} to {fmean(now):.2f} (means of {BLOCK} steps)"
     return None
 
@@ -263,24 +264,25 @@ def validation_falls(history: History) -> str | None:
     then, lately = history.successes(max(best.num_steps - BLOCK, 0), best.num_steps or BLOCK), history.successes(-BLOCK)
     if fell <= max(FELL_BY, 2 * error) or min(len(then), len(lately)) < SOME:
         return None
-    if fmean(lately) - fmean(then) <= NUM_RISE_ERRORS * history.error:
+    if fmean(lately) - fmean(then) <= NUM_RISE_ERRORS * history.error():
         return None
     validation = f"validation success fell from {best.success:.2f} to {now.success:.2f}"
     return f"{validation} while training success rose from {fmean(then):.2f} to {fmean(lately):.2f}"
 
 
 def _no_better_than(play: Callable[[], Outcomes | None]) -> Condition:
-    """The check against a random player, which plays once, and only if success hasn't risen since the start."""
+    """The check against a random player, which plays once, and only if success surely hasn't risen since the start."""
     played: list[Outcomes | None] = []
 
     @condition(
         RANDOM_HEADING, "Look at what the model is shown and rewarded for (`turnwise play`), or begin with `turnwise sft`."
     )
     def no_better_than_random(history: History) -> str | None:
-        known, now = history.successes(0, BLOCK), history.successes(-BLOCK)
-        if history.num_steps < RANDOM_AFTER or len(known) < BLOCK or len(now) < BLOCK:
+        half = history.num_steps // 2
+        known, now = history.successes(0, half), history.successes(-half)
+        if history.num_steps < RANDOM_AFTER or len(known) < half or len(now) < half:
             return None
-        if fmean(now) - fmean(known) > NUM_RISE_ERRORS * history.error:
+        if fmean(now) - fmean(known) + NUM_RISE_ERRORS * history.error(half) > RISE_MARGIN:
             return None
         if not played:
             played.append(play())

@@ -94,13 +94,13 @@ class CoinEnv(TextEnv):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_success_of_pure_luck_is_told_from_skill_where_environments_do_not_block(train, tmp_path, is_blocking):
-    (tmp_path / "coin.py").write_text(COIN)
+def test_a_success_that_asks_for_nothing_is_told_from_skill_where_environments_do_not_block(train, tmp_path, is_blocking):
+    (tmp_path / "coin.py").write_text(COIN.replace("< 0.5", "< 1.0"))
     config = "{env_type: 'coin:CoinEnv', max_steps: 1, max_tokens_per_step: 2, action_pattern: null}"
     (tmp_path / "guess.yaml").write_text(f"pretrain: runs/model\ncustom_envs:\n  Coin: {config}\n")
     printed = train("max_steps=20", f"custom_envs.Coin.use_thread_lock={str(is_blocking).lower()}")
     luck = re.findall(
-        r"after step 20: success is 0\.\d+ after 20 steps, and a player that draws its actions at random has", printed
+        r"after step 20: success is 1\.00 after 20 steps, and a player that draws its actions at random has 1\.00", printed
     )
     assert len(luck) == (not is_blocking)
 

@@ -164,13 +164,28 @@ def test_a_success_that_a_random_player_has_too():
 
         return count
 
-    flat = run_of((40, 0.3, 0.3, {}))
+    flat = [{**GOOD, "env/A/success": 0.3}] * 40
     assert said(flat, play_at_random=play(0.3)) == {"no_better_than_random": 19}
     assert said(flat, play_at_random=play(0.1)) == {}
     assert asked == [0.3, 0.1], "asked once a run"
     assert said(run_of((40, 0.1, 0.9, {})), play_at_random=play(0.9)) == {}
     assert asked == [0.3, 0.1], "not where success rises"
     assert said(flat, play_at_random=lambda: None) == {}
+
+
+def test_a_run_that_learns_slowly_from_a_random_players_success_is_seldom_accused():
+    """Binomial successes of 64 episodes. A rise must be ruled out, not only be lost in the noise."""
+
+    def share(last):
+        accused = 0
+        for seed in range(40):
+            rng = np.random.default_rng(seed)
+            rows = [{**GOOD, "env/A/success": rng.binomial(64, level) / 64} for level in np.linspace(0.14, last, 60)]
+            random = Outcomes(rng.binomial(200, 0.14) / 200, 200)
+            accused += "no_better_than_random" in said(rows, play_at_random=lambda random=random: random)
+        return accused / 40
+
+    assert share(0.14) > 0.9 and share(0.3) < 0.2
 
 
 def test_what_a_run_has_said_is_not_said_after_it_goes_on():
@@ -212,7 +227,7 @@ def test_every_sentence_names_a_heading_of_the_page_with_what_to_do():
 def test_recorded_runs(file):
     """Real runs of the examples, reduced to what is looked at: `expected` says what, and between which steps. `random` is the
     success of a random player, where it was measured, and its episodes. Sokoban with PPO began from a tenth of the recipe's
-    demonstrations, and its model played as the random player does."""
+    demonstrations, and its model played as the random player does; sokoban began there too, and learnt."""
     recorded = json.loads(file.read_text(encoding="utf-8"))
     rows = [
         {name: value for name, value in zip(recorded["names"], row, strict=True) if value is not None}
