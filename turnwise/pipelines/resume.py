@@ -110,8 +110,7 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
     if folder is None:
         folder = _new_folder(config)
         notes += [] if point.run is None else _copy_history(RunFolder(point.run), folder)
-    folder.resumed_from, folder.num_done = point.checkpoint, num_done
-    return folder, notes
+    return folder, notes + folder.go_on(point.checkpoint, num_done)
 
 
 def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> RunFolder:
@@ -244,5 +243,6 @@ def _copy_history(old: RunFolder, new: RunFolder) -> list[str]:
         except FileNotFoundError:
             continue
         except OSError as fault:
-            notes.append(f"{source} can't be copied ({fault.strerror}); this run's own file begins with its first step")
+            why = fault.strerror or "it is no file"
+            notes.append(f"{source} can't be copied ({why}); this run's own file begins with its first step")
     return notes

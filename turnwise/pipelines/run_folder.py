@@ -20,8 +20,6 @@ from typing import TextIO
 from turnwise.errors import CheckpointError, ConfigError
 from turnwise.tracking.terminal import warnings_on_terminal
 
-logger = logging.getLogger(__name__)
-
 _PACKAGES = ("turnwise", "torch", "transformers", "tokenizers", "numpy", "pydantic", "hydra-core")
 
 
@@ -35,6 +33,8 @@ class RunFolder:
     """The checkpoint that this run goes on from."""
     num_done: int = 0
     """Steps that were done there."""
+    lengths: dict[Path, int] = field(default_factory=dict)
+    """Bytes that metrics and trajectories of those steps take."""
     log: ExitStack = field(default_factory=ExitStack)
     """Ends the log that `open_log` begins."""
     lock: TextIO | None = None
@@ -129,6 +129,17 @@ class RunFolder:
         """The best model by `save_best`."""
         return self.path / "best"
 
+    def go_on(self, checkpoint: Path, num_done: int) -> list[str]:
+        """Notes what the run goes on from, before its files are opened. A damaged one is kept aside, which the result says."""
+        self.resumed_from, self.num_done, notes = checkpoint, num_done, []
+        for file in filter(os.path.lexists, (self.metrics, self.rollouts)):
+            try:
+                self.lengths[file] = _length_of_steps(file, num_done)
+            except CheckpointError as fault:
+                kept = file.replace(file.with_name(f"{file.name}.damaged"))
+                notes.append(f"{fault}; it is kept as {kept.name}, and the run goes on with a new one")
+        return notes
+
     def begin(self, config_yaml: str) -> None:
         """Writes the resolved config, the package versions and the git revision, and cuts off metrics and trajectories after
         the `num_done` steps that the run goes on from, since they come again."""
@@ -139,13 +150,8 @@ class RunFolder:
             "git_revision": _git_revision(),
         }
         _replace_text(self.path / "environment.json", json.dumps(facts, indent=2) + "\n")
-        for file in (self.metrics, self.rollouts):
-            if os.path.lexists(file):
-                try:
-                    os.truncate(file, _length_of_steps(file, self.num_done))
-                except CheckpointError as fault:
-                    kept = file.replace(file.with_name(f"{file.name}.damaged"))
-                    logger.warning("%s; it is kept as %s, and the run goes on with a new one", fault, kept.name)
+        for file, length in self.lengths.items():
+            os.truncate(file, length)
 
     def open_log(self, folder: Path | None) -> None:
         """Sends the package's log to a readable file, in `folder` or in the run's own, and its warnings to the terminal too."""

@@ -43,19 +43,18 @@ def test_going_back_cuts_later_steps_and_a_line_that_a_kill_cut(tmp_path):
     rows = [json.dumps({"step": step, "x": 1}) + "\n" for step in range(5)]
     folder.metrics.write_text("".join(rows) + '{"step": 5, "x"')
     folder.rollouts.write_text("".join(row for row in rows for _ in range(2)))
-    folder.num_done = 3
+    folder.go_on(tmp_path, 3)
     folder.begin("a: 1")
     assert folder.metrics.read_text() == "".join(rows[:3])
     assert folder.rollouts.read_text() == "".join(row for row in rows[:3] for _ in range(2))
     folder.metrics.write_text("".join(rows) + '{"step": 5, "x"')
-    folder.num_done = 9
+    folder.go_on(tmp_path, 9)
     folder.begin("a: 2")
     assert folder.metrics.read_text() == "".join(rows) and folder.config.read_text() == "a: 2"
-    folder.metrics.write_text("".join(rows[:1]) + "no JSON\n" + rows[1])
 
 
 @pytest.mark.parametrize("kind", ["line", "pipe", "folder", "loop"])
-def test_a_damaged_log_hides_no_checkpoint(tmp_path, kind, caplog):
+def test_a_damaged_log_hides_no_checkpoint(tmp_path, kind):
     folder = RunFolder.create(tmp_path, "exp")
     if kind == "line":
         folder.metrics.write_text('{"step": 0}\nno JSON\n{"step": 1}\n')
@@ -65,10 +64,10 @@ def test_a_damaged_log_hides_no_checkpoint(tmp_path, kind, caplog):
         folder.metrics.mkdir()
     else:
         folder.metrics.symlink_to(folder.metrics.name)
-    folder.num_done = 2
+    (note,) = folder.go_on(tmp_path, 2)
     folder.begin("a: 3")
     found = "metrics.jsonl, line 2 is damaged" if kind == "line" else "metrics.jsonl is no file"
-    assert found in caplog.text and "it is kept as metrics.jsonl.damaged" in caplog.text
+    assert found in note and "it is kept as metrics.jsonl.damaged" in note
     assert not os.path.lexists(folder.metrics) and os.path.lexists(folder.path / "metrics.jsonl.damaged")
 
 
