@@ -170,6 +170,23 @@ def test_a_stopped_job_is_seen_as_stopped_and_goes_on(folder):
     assert process.wait(60) == 130
 
 
+PRESSES = """
+import sys
+class Presses:
+    def find_spec(self, name, path=None, target=None):
+        if name == "turnwise.cli.command_line":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Presses())
+sys.argv = ["bin/turnwise", "config"]
+from turnwise.cli.main import main
+"""
+
+
+def test_ctrl_c_before_the_command_can_listen_is_one_line():
+    done = subprocess.run([sys.executable, "-c", PRESSES], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("verb", ["check-env", "play", "config", "make-model"])
