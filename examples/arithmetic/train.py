@@ -19,7 +19,7 @@ from sums import NUM_HELD_OUT, correct, digits, sums
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/arithmetic"))
-    parser.add_argument("--steps", type=int, default=350)
+    parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args()
     rows = sums(seed=42)
     trainer = Trainer(
@@ -36,7 +36,7 @@ def main() -> None:
         sequence_length=48,
         actor_infer={"generating_args": {"max_new_tokens": 6}},
         actor_train={
-            "training_args": {"learning_rate": 3e-4, "per_device_train_batch_size": 256, "lr_scheduler_type": "linear"}
+            "training_args": {"learning_rate": 6e-4, "per_device_train_batch_size": 256, "lr_scheduler_type": "linear"}
         },
         train_env_manager={"num_env_groups": 32, "group_size": 8},
         val_env_manager={"num_env_groups": 128},

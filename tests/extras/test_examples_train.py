@@ -42,6 +42,7 @@ def test_one_small_step(path: Path, model: Path, tmp_path: Path, capsys: pytest.
         demos = tmp_path / "demos.jsonl"
         if path.parent.name == "arithmetic":
             of_sums(tmp_path)
+            changes.append(f"val_files=[{demos}]")
         else:
             assert main(["demos", str(path.parent / "agentic.yaml"), "--episodes", "16", "--out", str(demos)]) == 0
         assert main(["sft", str(path), *changes, f"train_files=[{demos}]", "--quiet"]) == 0
