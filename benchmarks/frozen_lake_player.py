@@ -30,7 +30,7 @@ class Player:
         self, model_folder: str, model: PreTrainedModel, *, max_length: int, partition: int, max_steps: int | None = None
     ) -> None:
         env = yaml.safe_load(EXAMPLE.read_text())["custom_envs"][TAG]
-        self._template = ChatTemplate(load_tokenizer(model_folder), eos_token_ids=stop_token_ids(model))
+        self._template = ChatTemplate(load_tokenizer(model_folder), eos_token_ids=stop_token_ids(model.generation_config))
         self._settings = EnvAgentSettings(
             tag=TAG,
             max_steps=max_steps or env["max_steps"],

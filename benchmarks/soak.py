@@ -56,7 +56,7 @@ async def soak(seconds: float) -> list[float]:
             running.add(asyncio.create_task(converse(server, number)))
             number += 1
             if number % 200 == 0:
-                await server.suspend("abort_continue")
+                await server.suspend("abort")
                 await server.resume(server.version + 1)
         done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

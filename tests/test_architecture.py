@@ -59,7 +59,7 @@ ONLY: dict[str, set[str]] = {
     "model_folder": {"errors", "hub"},
     "kernels": {"errors"},
     "replay_log": {"errors", "jsonl"},
-    "runtime_info": set(),
+    "runtime_info": {"model_folder"},
     "protocols": {"runtime", "runtime_info", "types"},
     "config": {"spec", "errors", "hub", "model_folder"},
     **dict.fromkeys(SIDE_ROOMS, LAYERS[0]),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import ServerInfo, StrategyInfo
+from turnwise.runtime_info import PolicyInfo, ServerInfo, StrategyInfo
 from turnwise.types import (
     Batch,
     Completion,
@@ -33,7 +33,11 @@ MemoryKind = Literal["weights", "kv_cache", "optimizer"]
 Output = Literal["logprobs", "entropy", "values", "next_values"]
 """A token's log-prob, the entropy of its distribution, and the values of the states before and after it."""
 Route = Literal["split", "broadcast", "rank0"]
+NamedTensors = Iterable[tuple[str, Any]]
+"""`(Hugging Face name, tensor)` pairs."""
 OnWeightUpdate = Literal["finish", "abort_continue", "abort_restart"]
+Suspension = Literal["finish", "abort"]
+"""Whether running requests are finished, or end at once with their partial tokens."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -171,8 +175,8 @@ class Reward(Protocol):
 # Inference
 
 
-class InferenceServer(Protocol):
-    """One data-parallel replica, token in, token out."""
+class PolicyServer(Protocol):
+    """Samples from the policy, token in, token out: one replica, or the manager of several."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
@@ -193,8 +197,8 @@ class InferenceServer(Protocol):
         """Drops the KV of a conversation that is over."""
         ...
 
-    async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
-        """Holds back new requests, finishes or aborts the running ones, and returns when none is left."""
+    async def suspend(self) -> None:
+        """Holds back new requests, finishes the running ones, and returns when none is left."""
         ...
 
     async def resume(self, version: int) -> None:
@@ -210,6 +214,43 @@ class InferenceServer(Protocol):
     def info(self) -> ServerInfo:
         """What it really runs, whatever the config asked for."""
         ...
+
+
+class InferenceServer(PolicyServer, Protocol):
+    """One data-parallel replica. The manager brings what it asks for here, and goes on with what was interrupted."""
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
+        partial_ids: Sequence[int] = (),
+    ) -> Completion:
+        """See `PolicyServer`. `partial_ids` are the response's tokens from before an interruption. They count towards
+        `max_new_tokens`, stop strings and the tokens' own seeds, and the completion holds only those that follow.
+        """
+        ...
+
+    async def suspend(self, how: Suspension = "finish") -> None:
+        """Holds back new requests, finishes the running ones or ends them with finish reason `aborted`, and returns when none
+        is left."""
+        ...
+
+    async def receive(self, weights: NamedTensors) -> int:
+        """Writes new values into its own weights, between `suspend` and `resume`; the number of bytes written. Called if
+        `info().needs_weights`.
+
+        Raises:
+            ModelError: names or shapes don't fit its model, or a tensor of its model got no value.
+        """
+        ...
+
+
+class ServerFactory(Protocol):
+    """Makes a replica in the process that calls it, with what that loads. Nobody else loads a model for a server."""
+
+    def __call__(self, rank: RankContext, policy: PolicyInfo, **options: Any) -> InferenceServer: ...
 
 
 class WeightTransfer(Protocol):
@@ -267,7 +308,7 @@ class TrainStrategy(Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, Any]]:
-        """`(Hugging Face name, tensor)` of the policy, gathered if it is sharded."""
+        """The policy's named tensors, gathered if it is sharded."""
         ...
 
     def save(self, folder: Path) -> None: ...
@@ -384,6 +425,11 @@ class Workers(Protocol):
 
 class Cluster(Protocol):
     """Spawns roles, in this process or in others."""
+
+    @property
+    def neighbours(self) -> Mapping[str, Any]:
+        """The workers that live in this process, by role."""
+        ...
 
     def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> Workers:
         """Starts a role. Each rank calls `factory` with its context, whose stopwatch reports to the run's own."""

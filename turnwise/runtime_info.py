@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turnwise.model_folder import NOTHING, Trust
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -17,6 +19,25 @@ class LoadedModel:
     device: str
     address: tuple[int, int]
     """Process and place of the weights: models with the same address share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInfo:
+    """Description of a policy by its folder, without its weights: what a server needs to load it, wherever it lives."""
+
+    path: str
+    """A model folder or hub name."""
+    vocab_size: int
+    """Rows of the embedding: ids that a prompt may have."""
+    stop_token_ids: tuple[int, ...]
+    """Tokens that end a response by the model's generation config."""
+    max_context: int
+    """Tokens of a context, as the run bounds them."""
+    dtype: str
+    """`fp32`, `bf16` or `fp16`: what the policy is sampled with."""
+    attention: str = "auto"
+    """`model_args.attn_implementation`."""
+    trust: Trust = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +69,5 @@ class ServerInfo:
     """Requests that are decoded together."""
     cache_bytes: int = 0
     """Bound of its cached keys and values in bytes; 0 if it keeps none between requests."""
+    needs_weights: bool = True
+    """Whether weights are sent to it, because its model isn't the trainer's own."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from server_factories import server_in_a_process
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -47,7 +48,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2)
     ),
 }
-CASES = [(EmbeddedServer, name) for name in MODELS] + [(HFServer, "qwen3")]
+CASES = [(EmbeddedServer, name) for name in MODELS] + [(HFServer, "qwen3"), (server_in_a_process, "qwen3")]
 
 
 def make_model(name: str) -> PreTrainedModel:
@@ -62,5 +63,5 @@ def make_model(name: str) -> PreTrainedModel:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize(("server_class", "model_name"), CASES, ids=lambda value: getattr(value, "__name__", value))
-def test_contract(server_class: type, model_name: str, check: Callable) -> None:
+def test_contract(server_class: Callable, model_name: str, check: Callable) -> None:
     asyncio.run(check(server_class, make_model(model_name)))

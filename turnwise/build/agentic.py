@@ -19,18 +19,20 @@ from turnwise.build.roles import batch_plan, critic_strategy, frozen_strategy, p
 from turnwise.build.rollouts import (
     ServedPolicy,
     build_pictures,
-    build_policy,
     build_scheduler,
     check_rollouts,
+    open_policy,
+    serve,
 )
 from turnwise.build.rows import build_tasks
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.build.run_table import info_of, logged
 from turnwise.build.source import build_source, num_planned_steps
+from turnwise.cluster.shared_tensors import Written
 from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
-from turnwise.inference.weight_transfer import InProcessTransfer
+from turnwise.inference.weight_transfer import ManagerTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.by_validation import ByValidation
 from turnwise.pipelines.checkpoints import Contents
@@ -75,26 +77,28 @@ def build_agentic(
     placement, device = build_placement(config, is_apart=is_asynchronous), sampling_device(config)
     if placement.cluster == "process":
         prepare_run(config)
-    policy = build_policy(
-        config,
-        device,
-        is_trained=True,
-        needs=algorithm.needs,
-        is_apart=placement.cluster != "local",
-        stopwatch=stopwatch,
-        replay_log=replay_log,
-    )
+    policy = open_policy(config, stopwatch=stopwatch, replay_log=replay_log)
     with ExitStack() as on_error:
         on_error.callback(policy.close)
         tasks = build_tasks(config, "train", policy.template) if rollouts is None else None
         if num_steps := num_planned_steps(config, tasks):
             config.fill(max_steps=num_steps)
-        if replay_log is not None:
-            begin_replay_log(replay_log, config, policy, device)
         cluster = build_cluster(config, placement, policy.event_loop, policy.stopwatch)
         on_error.callback(cluster.shutdown)
         check_losses(config, algorithm, cluster)
-        pipeline = _assemble(config, folder, policy, cluster, algorithm, kl_ctrl, is_quiet, rollouts, tasks)
+        trained = partial(policy_strategy, config, policy.tokenizer, folder.path)
+        actor_train = ModelRole(
+            "actor_train",
+            cluster.spawn("actor_train", trained),
+            batch_plan(config, "actor_train"),
+            old_log_probs=old_log_probs(config, algorithm),
+            stopwatch=stopwatch,
+        )
+        served = serve(config, policy, algorithm.needs, cluster.neighbours)
+        on_error.callback(lambda: policy.event_loop.run(served.servers.close()))
+        if replay_log is not None:
+            begin_replay_log(replay_log, config, served, device)
+        pipeline = _assemble(config, folder, served, cluster, actor_train, algorithm, kl_ctrl, is_quiet, rollouts, tasks)
         policy.watchdog.start()  # a checkpoint is loaded before the event loop's first turn
         begin(config, folder, pipeline)
         on_error.pop_all()
@@ -106,6 +110,7 @@ def _assemble(
     folder: RunFolder,
     policy: ServedPolicy,
     cluster: Cluster,
+    actor_train: ModelRole,
     algorithm: Algorithm,
     kl_ctrl: KLController,
     is_quiet: bool,
@@ -113,16 +118,7 @@ def _assemble(
     tasks: TaskSource | None,
 ) -> AgenticPipeline:
     """The pipeline around a served policy."""
-    # A trainer in another process loads its own model.
-    model = None if policy.is_trained_apart else policy.model
-    trained = partial(policy_strategy, config, policy.tokenizer, folder.path, model=model)
     make_role = partial(ModelRole, stopwatch=policy.stopwatch)
-    actor_train = make_role(
-        "actor_train",
-        cluster.spawn("actor_train", trained),
-        batch_plan(config, "actor_train"),
-        old_log_probs=old_log_probs(config, algorithm),
-    )
     weights = partial(actor_train.workers.call, "weights", route="rank0")
     reference = None
     if "ref_logprobs" in algorithm.needs and config.is_reference_in_policy:
@@ -155,10 +151,10 @@ def _assemble(
         algorithm=algorithm,
         kl_ctrl=kl_ctrl,
         tokenizer=policy.tokenizer,
-        weight_transfer=InProcessTransfer(
-            [policy.servers],
-            weights=weights,
-            copies=policy.copies,
+        weight_transfer=ManagerTransfer(
+            policy.servers,
+            weights,
+            share=Written().share if config.num_replicas > 1 else None,
             on_weight_update=config.on_weight_update,
             watchdog=policy.watchdog,
             timeout_s=config.deadlines.weights_s,

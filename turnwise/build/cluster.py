@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 
+from turnwise.build.placement import cpu_threads, set_torch_threads
 from turnwise.build.rollouts import ServedPolicy
 from turnwise.build.run import seed_process
 from turnwise.cluster.launched import LaunchedCluster
 from turnwise.cluster.local import LocalCluster
 from turnwise.cluster.placement import Placement
 from turnwise.cluster.process import unsendable_part
-from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
+from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.errors import ConfigError, DataError
 from turnwise.kernels.build import load_kernels
@@ -103,24 +104,8 @@ def _no_replay(config: AgenticConfig, is_asynchronous: bool) -> Iterator[str]:
         yield "it trained synchronously, so its config alone repeats it; train without --replay"
     if config.train_env_manager.group_size_redundancy or config.stale_groups == "drop":
         yield "its group_size_redundancy or stale_groups: drop cancelled episodes by time, which a replay can't repeat"
+    if config.num_replicas > 1:
+        yield f"its {config.num_replicas} inference replicas sampled in processes of their own, which follow no schedule"
     sampler = config.actor_infer.strategy_args.strategy_name
     if sampler != "embedded":
         yield f"it sampled with {sampler}, and only the embedded server follows a schedule"
-
-
-def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
-    """`cpu_split`. A missing number is half of the threads, or what the other side leaves, and at least one. Synchronous runs
-    take turns, so that each side has all threads."""
-    if isinstance(config, SFTConfig) or not config.async_generation_ratio:
-        return CpuThreads(num_threads, num_threads, num_threads)
-    train, rollout = config.cpu_split.train, config.cpu_split.rollout
-    half = num_threads - num_threads // 2
-    chosen_train = train or max(1, num_threads - rollout if rollout else half)
-    return CpuThreads(chosen_train, rollout or max(1, num_threads - chosen_train), num_threads)
-
-
-def set_torch_threads(num_threads: int) -> None:
-    """Sets the number of threads for operators called by this thread."""
-    # A thread takes over the last number set by any thread when it first needs one, so it must have needed one before.
-    torch.get_num_threads()
-    torch.set_num_threads(num_threads)

@@ -7,6 +7,7 @@ import os
 import torch
 
 from turnwise.cluster.placement import Placement, place, require_devices
+from turnwise.cluster.process_cluster import CpuThreads
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.runtime.rank import launched
 
@@ -53,3 +54,21 @@ def sampling_device(config: AgenticConfig) -> torch.device:
     if own:
         require_devices("actor_infer", own, num_devices(config), placement.accelerator)
     return torch.device(placement.device(own[0] if own else placement.devices[0]))
+
+
+def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
+    """`cpu_split`. A missing number is half of the threads, or what the other side leaves, and at least one. Synchronous runs
+    take turns, so that each side has all threads."""
+    if isinstance(config, SFTConfig) or not config.async_generation_ratio:
+        return CpuThreads(num_threads, num_threads, num_threads)
+    train, rollout = config.cpu_split.train, config.cpu_split.rollout
+    half = num_threads - num_threads // 2
+    chosen_train = train or max(1, num_threads - rollout if rollout else half)
+    return CpuThreads(chosen_train, rollout or max(1, num_threads - chosen_train), num_threads)
+
+
+def set_torch_threads(num_threads: int) -> None:
+    """Sets the number of threads for operators called by this thread."""
+    # A thread takes over the last number set by any thread when it first needs one, so it must have needed one before.
+    torch.get_num_threads()
+    torch.set_num_threads(num_threads)

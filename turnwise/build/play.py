@@ -69,7 +69,7 @@ class EpisodePrinter:
     _num_told: int = field(init=False, default=0)
 
     def over_tokens(self, server: Any, template: ChatTemplate, max_length: int, episode_id: str) -> None:
-        """Contexts of a policy that samples tokens. Of an `InferenceServer`, conversations use only `generate` and
+        """Contexts of a policy that samples tokens. Of an `PolicyServer`, conversations use only `generate` and
         `release`."""
         contexts = TokenContexts(template, _ToldServer(server, self), max_length, episode_id)  # type: ignore[arg-type]
         self._open, self._verify = contexts, contexts.verify

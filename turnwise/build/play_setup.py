@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.build.envs import agent_settings
-from turnwise.build.placement import sampling_device
 from turnwise.build.play import EpisodePrinter, PlayedEpisode, play_episode
 from turnwise.build.play_policies import (
     OPENAI,
@@ -24,7 +23,7 @@ from turnwise.build.play_policies import (
     random_player,
     scripted_player,
 )
-from turnwise.build.rollouts import build_policy, sampling_params
+from turnwise.build.rollouts import open_served_policy, sampling_params
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, require, unavailable_to_play
@@ -169,7 +168,7 @@ def _of_model(config: AgenticConfig, task: Task, choices: Choices) -> EpisodeSet
             f"--policy {choices.policy!r} isn't one of {', '.join(known)}, a model folder, or a name on the hub (ORG/NAME)"
         )
     require(unavailable_to_play(config, task.split))
-    policy = build_policy(config, sampling_device(config), is_trained=False, model_path=choices.policy)
+    policy = open_served_policy(config, choices.policy)
     max_length = config.sequence_length
     return EpisodeSetup(
         config,

@@ -62,17 +62,15 @@ def policy_strategy(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     rank: RankContext,
-    model: PreTrainedModel | None = None,
 ) -> TorchStrategy:
-    """The strategy that trains the policy: `model`, or one that it loads. `folder` is the run's.
+    """The strategy that trains the policy. `folder` is the run's.
 
     Raises:
         ConfigError: a name of `model_args` isn't in the model.
     """
     arguments = config.actor_train.model_args
-    if model is None:
-        path, attention = arguments.model_name_or_path, arguments.attn_implementation
-        model = load_fused(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
+    path, attention = arguments.model_name_or_path, arguments.attn_implementation
+    model = load_fused(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
     adapters = prepare_training(arguments, model, tokenizer, folder, config.seed)
     return train_strategy(config, "actor_train", model, rank, adapters)
 

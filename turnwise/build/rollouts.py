@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from turnwise.build.envs import agent_settings, build_agent, env_factory, plug_ins
 from turnwise.build.placement import sampling_device
 from turnwise.build.rows import build_reward_stage, build_row_agent, build_tasks, say_shared_prompts
+from turnwise.build.servers import build_servers
 from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
-from turnwise.entry_points import load_class
 from turnwise.envs.registry import takes_split
-from turnwise.errors import ConfigError
-from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager
-from turnwise.models.fused import load_fused
-from turnwise.models.load import load_tokenizer, parse_dtype, stop_token_ids
+from turnwise.models.load import load_tokenizer, policy_info
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures
-from turnwise.protocols import AgentLoop, InferenceServer
+from turnwise.protocols import AgentLoop
 from turnwise.replay_log import ReplayLog
 from turnwise.rollout.group_filter import load_group_filter
 from turnwise.rollout.scheduler import RolloutScheduler
@@ -36,7 +33,7 @@ from turnwise.rollout.tasks import SeededTasks, TaskSource
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.spec import STRATEGIES
+from turnwise.runtime_info import PolicyInfo
 from turnwise.types import SamplingParams, Split, Task
 
 logger = logging.getLogger(__name__)
@@ -44,26 +41,26 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class ServedPolicy:
-    """A policy, the servers that sample from it, its template, and its event loop, which is watched.
+class Policy:
+    """What is known of a policy before a model is loaded, and the event loop that its rollouts run on, which is watched."""
 
-    `copies` are the servers' own models if they can't read the trainer's parameters; `model` itself if another process trains.
-    """
-
-    model: PreTrainedModel
-    copies: tuple[PreTrainedModel, ...]
+    info: PolicyInfo
     tokenizer: PreTrainedTokenizerBase
     template: ChatTemplate
-    servers: LLMServerManager
     event_loop: WatchedRunner
     watchdog: Watchdog
     stopwatch: Stopwatch
     replay_log: ReplayLog
 
-    @property
-    def is_trained_apart(self) -> bool:
-        """Whether another process has the trained model."""
-        return any(copy is self.model for copy in self.copies)
+    def close(self) -> None:
+        self.event_loop.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPolicy(Policy):
+    """A policy with the servers that sample from it."""
+
+    servers: LLMServerManager
 
     def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
         """The result of `main`, which leaves nothing in the servers' caches. No other request may run.
@@ -80,71 +77,70 @@ class ServedPolicy:
         self.event_loop.close()
 
 
-def build_policy(
+def open_policy(
     config: AgenticConfig,
-    device: torch.device,
-    is_trained: bool,
     model_path: str | None = None,
-    needs: frozenset[str] = frozenset(),
-    is_apart: bool = False,
     stopwatch: Stopwatch | None = None,
     replay_log: ReplayLog | None = None,
-) -> ServedPolicy:
-    """The policy of the config, or the model of `model_path`, with its inference server. `needs` are the algorithm's;
-    `is_apart` says that other processes train it.
-
-    The server reads the trainer's own parameters where those are in this process and in its dtype, it gets every update, and no
-    adapter has to be merged. Otherwise, and that is always so when nothing is trained, the model that it reads is one in the
-    dtype of actor_infer. It is the only one of this process where other processes train.
-    """
+) -> Policy:
+    """The policy of the config, or the model of `model_path`; its weights aren't read."""
     arguments = config.actor_train.model_args
     path = model_path or arguments.model_name_or_path
     tokenizer = load_tokenizer(path, arguments.trust)
-    sampling_dtype = parse_dtype(config.actor_infer.model_args.dtype)
-    load = partial(load_fused, path, device=device, attn_implementation=arguments.attn_implementation, trust=arguments.trust)
-    is_trained_here = is_trained and not is_apart
-    model = load(dtype=torch.float32 if is_trained_here else sampling_dtype)
-    has_adapter, every = arguments.has_adapter, config.actor_train.model_update_frequency
-    is_shared = sampling_dtype == model.dtype and every == 1 and not has_adapter
-    copies: tuple[PreTrainedModel, ...] = ()
-    if is_trained and is_apart:
-        copies = (model,)
-    elif is_trained and not is_shared:
-        copies = (load(dtype=sampling_dtype),)
-    template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=stop_token_ids(model)))
-    watchdog, stopwatch, replay_log = Watchdog(), stopwatch or Stopwatch(), replay_log or ReplayLog()
-    server = _build_server(config, copies[0] if copies else model, template, needs, stopwatch, replay_log)
-    return ServedPolicy(
-        model=model,
-        copies=copies,
+    dtype, attention = config.actor_infer.model_args.dtype, arguments.attn_implementation
+    info = policy_info(path, dtype, config.sequence_length, attention, arguments.trust)
+    template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs, eos_token_ids=info.stop_token_ids))
+    watchdog, stopwatch = Watchdog(), stopwatch or Stopwatch()
+    return Policy(
+        info=info,
         tokenizer=tokenizer,
         template=template,
-        servers=LLMServerManager([server], request_s=config.deadlines.request_s, watchdog=watchdog),
         event_loop=WatchedRunner(watchdog, config.deadlines.env_s, stopwatch=stopwatch),
         watchdog=watchdog,
         stopwatch=stopwatch,
-        replay_log=replay_log,
+        replay_log=replay_log or ReplayLog(),
     )
 
 
-def _build_server(
+def serve(
     config: AgenticConfig,
-    model: PreTrainedModel,
-    template: ChatTemplate,
-    needs: frozenset[str],
-    stopwatch: Stopwatch,
-    replay_log: ReplayLog,
-) -> InferenceServer:
-    strategy = config.actor_infer.strategy_args
-    options = strategy.strategy_config
-    found = load_class(STRATEGIES[strategy.strategy_name].entry, "actor_infer.strategy_args.strategy_name", ConfigError)
-    if issubclass(found, EmbeddedServer):
-        settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
-        num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
+    policy: Policy,
+    needs: frozenset[str] = frozenset(),
+    neighbours: Mapping[str, Any] | None = None,
+) -> ServedPolicy:
+    """The policy with its inference servers. `needs` are the algorithm's; `neighbours` are the workers of this process.
+
+    A server of this process reads the trainer's own parameters if they are here and in its dtype, it gets every update, and no
+    adapter has to be merged. Otherwise it loads a model in the dtype of actor_infer.
+    """
+    settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
+    num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
+    is_shared = config.actor_train.model_update_frequency == 1 and not config.actor_train.model_args.has_adapter
+    servers = build_servers(
+        config,
+        policy.info,
+        policy.event_loop,
+        policy.stopwatch,
+        policy.replay_log,
         # Training episodes go on during a validation only if they are played ahead.
-        options = {"max_concurrency": sum(num_episodes) if config.async_generation_ratio else max(num_episodes), **options}
-        options["replay_log"] = replay_log
-    return found(model, max_length=config.sequence_length, decode=template.decode, stopwatch=stopwatch, **options)
+        max_concurrency=sum(num_episodes) if config.async_generation_ratio else max(num_episodes),
+        neighbours=neighbours if neighbours and is_shared else {},
+    )
+    manager = LLMServerManager(servers, request_s=config.deadlines.request_s, watchdog=policy.watchdog)
+    parts = {field.name: getattr(policy, field.name) for field in fields(Policy)}
+    return ServedPolicy(**parts, servers=manager)
+
+
+def open_served_policy(
+    config: AgenticConfig, model_path: str | None = None, needs: frozenset[str] = frozenset()
+) -> ServedPolicy:
+    """The policy of the config, or the model of `model_path`, with servers and without a trainer."""
+    policy = open_policy(config, model_path)
+    with ExitStack() as on_error:
+        on_error.callback(policy.close)
+        served = serve(config, policy, needs)
+        on_error.pop_all()
+    return served
 
 
 def build_scheduler(

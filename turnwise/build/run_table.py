@@ -21,7 +21,7 @@ from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.sft import SFTPipeline
-from turnwise.protocols import InferenceServer
+from turnwise.protocols import PolicyServer
 from turnwise.rollout.source import RolloutSource
 from turnwise.runtime_info import LoadedModel, ServerInfo, StrategyInfo
 from turnwise.types import Split
@@ -47,7 +47,7 @@ def applied_settings(pipeline: AgenticPipeline | SFTPipeline) -> Applied:
     return Applied(list(rows), ineffective(pipeline.pipeline_config))
 
 
-def applied_play(config: AgenticConfig, server: InferenceServer, source: RolloutSource, split: Split, sampled: str) -> Applied:
+def applied_play(config: AgenticConfig, server: PolicyServer, source: RolloutSource, split: Split, sampled: str) -> Applied:
     """The table of `turnwise eval` and `turnwise rollout`, which train nothing; `sampled` says how tokens are drawn."""
     info = server.info()
     episodes = f"{source.describe()}, each of at most {info.max_length} tokens"

@@ -10,13 +10,12 @@ from typing import Literal
 
 from turnwise.algorithms.controllers import make_kl_controller
 from turnwise.build.agentic import build_algorithm
-from turnwise.build.placement import sampling_device
 from turnwise.build.rollouts import (
     ServedPolicy,
     build_pictures,
-    build_policy,
     build_scheduler,
     check_rollouts,
+    open_served_policy,
     sampling_params,
     scheduler_settings,
 )
@@ -136,7 +135,7 @@ def _saved_policy(
     """Opens a saved model with its server and closes it at the end."""
     require(unavailable_to_play(config, split))
     check_rollouts(config)
-    policy = build_policy(config, sampling_device(config), is_trained=False, model_path=model_path, needs=needs)
+    policy = open_served_policy(config, model_path, needs)
     try:
         yield policy
     finally:

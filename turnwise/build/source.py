@@ -73,7 +73,7 @@ def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[s
     keep = load_group_filter(config.group_filter)
     whole = [group for group in recording.groups if not group.rejected and all(t.status != "failed" for t in played_of(group))]
     groups = [group for group in whole if keep is None or keep(group)]
-    reader = Reader(policy.template.decode, policy.model.config.get_text_config().vocab_size, needs)
+    reader = Reader(policy.template.decode, policy.info.vocab_size, needs)
     for problem in _problems(config, groups, reader):
         raise DataError(f"{path}: {problem}")
     replay = RolloutReplay(groups, config.train_env_manager.group_size, str(path))

@@ -13,7 +13,7 @@ import numpy as np
 from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate, num_characters_of
 from turnwise.errors import RolloutError, ServerError
-from turnwise.protocols import InferenceServer
+from turnwise.protocols import PolicyServer
 from turnwise.types import Completion, FinishReason, Media, Message, SamplingParams, Turn, derive_seed
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _FINISH_REASONS = get_args(FinishReason)
 
 
 class TokenConversation:
-    """A Conversation over an InferenceServer: append-only ids, one Turn per response. One `generate` at a time.
+    """A Conversation over an PolicyServer: append-only ids, one Turn per response. One `generate` at a time.
 
     `max_length` is the room of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
     `sampling.seed` and k, so that it does not depend on what else the server is doing. If an agent rewrote history, `parent` is
@@ -43,7 +43,7 @@ class TokenConversation:
     def __init__(
         self,
         template: ChatTemplate,
-        server: InferenceServer,
+        server: PolicyServer,
         request_id: str,
         sampling: SamplingParams,
         max_length: int,

@@ -8,7 +8,7 @@ from typing import Any
 
 from turnwise.chat.conversation import TokenConversation
 from turnwise.chat.template import ChatTemplate
-from turnwise.protocols import InferenceServer
+from turnwise.protocols import PolicyServer
 from turnwise.types import SamplingParams, derive_seed
 
 
@@ -18,7 +18,7 @@ class TokenContexts:
     `episode_id` must be unique among running episodes, since servers keep KV under request ids made from it.
     """
 
-    def __init__(self, template: ChatTemplate, server: InferenceServer, max_length: int, episode_id: str) -> None:
+    def __init__(self, template: ChatTemplate, server: PolicyServer, max_length: int, episode_id: str) -> None:
         self._template = template
         self._server = server
         self._max_length = max_length

@@ -6,7 +6,6 @@ import faulthandler
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -17,8 +16,8 @@ from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any
 
-from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, Shared, dumps, loads
-from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
+from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, dumps, loads
+from turnwise.cluster.shared_tensors import Written
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
@@ -51,13 +50,9 @@ class Wire:
     def receive(self) -> bytes:
         return self._connection.recv_bytes()
 
-    def send(self, pickled: bytes, descriptor: int | None = None) -> None:
-        """Sends bytes, and a descriptor right after them."""
+    def send(self, pickled: bytes) -> None:
         with self._lock:
             self._connection.send_bytes(pickled)
-            if descriptor is not None:
-                with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-                    socket.send_fds(end, [b"d"], [descriptor])
 
 
 class SentRecords(QueueHandler):
@@ -78,61 +73,49 @@ class SentRecords(QueueHandler):
 
 
 def serve(connection: Connection, stacks: Connection) -> None:
-    """Answers the messages of a connection one by one until its other end is closed. On SIGUSR1 it writes the process's stacks
-    to `stacks`."""
+    """Answers the messages of a connection one by one until its other end is closed."""
+    answer_all(begin(connection, stacks))
+
+
+def begin(connection: Connection, stacks: Connection) -> Wire:
+    """The wire of a forked process, which on SIGUSR1 writes its stacks to `stacks`."""
     os.set_blocking(stacks.fileno(), False)  # nobody reads what a cluster scheduler's signals would write there
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
-    answer_all(Wire(connection))
+    return Wire(connection)
 
 
 def answer_all(wire: Wire) -> None:
     """Answers the messages until the other end is closed. Log records go there too."""
-    logging.getLogger().handlers[:] = [SentRecords(wire)]
-    logging.captureWarnings(True)
-    child = Child(wire.send)
+    child = Child(wire)
     while True:
         try:
-            message = wire.receive()
+            wire.send(child.answer(wire.receive()))
         except (EOFError, OSError):
             return
-        answer, descriptor = child.answer(message)
-        try:
-            wire.send(answer, descriptor)
-        except OSError:
-            return
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
 
 
 class Child:
-    """The workers by their roles."""
+    """The workers by their roles. Log records of this process go through the wire."""
 
-    def __init__(self, send: Callable[[bytes], None]) -> None:
-        self._workers: dict[str, Any] = {}
-        self._shared: dict[tuple[str, str], SharedTensors] = {}
-        self._stopwatch = KeptStopwatch(send)
-        self._unsent: tuple[SharedTensors, int] | None = None
-        """Memory that the answer shares for the first time, and its descriptor."""
+    def __init__(self, wire: Wire) -> None:
+        logging.getLogger().handlers[:] = [SentRecords(wire)]
+        logging.captureWarnings(True)
+        self.workers: dict[str, Any] = {}
+        self.stopwatch = KeptStopwatch(wire.send)
+        self._written: dict[tuple[str, str], Written] = {}
 
-    def answer(self, message: bytes) -> tuple[bytes, int | None]:
-        """The pickled Reply to a pickled message, and the descriptor that goes with it."""
-        answer, descriptor = Reply(), None
-        self._unsent = None
+    def answer(self, message: bytes) -> bytes:
+        """The pickled Reply to a pickled message."""
+        reply = Reply()
         try:
             command: Command = loads(message)
-            answer.value = getattr(self, command.method)(*command.args)
-            answer.spans, answer.tokens = self._stopwatch.spans, self._stopwatch.tokens
-            pickled = dumps(answer)
-            # Nothing is sent by halves, or the other end would read a descriptor that it doesn't expect.
-            if self._unsent is not None:
-                self._shared[answer.value.source], descriptor = self._unsent
-        except BaseException as error:  # boundary: the process that waits for the answer gets the exception
+            reply.value = getattr(self, command.method)(*command.args)
+            reply.spans, reply.tokens = self.stopwatch.spans, self.stopwatch.tokens
+            pickled = dumps(reply)
+        except BaseException as error:  # boundary: the process that waits for the reply gets the exception
             pickled = dumps(Reply(error=portable(error)))
-            if self._unsent is not None:
-                os.close(self._unsent[1])
-        self._stopwatch.spans, self._stopwatch.tokens = [], TokenCounts()
-        return pickled, descriptor
+        self.stopwatch.spans, self.stopwatch.tokens = [], TokenCounts()
+        return pickled
 
     def set_up(self, set_up: SetUp) -> None:
         """Copies the calling process's surroundings to this process."""
@@ -152,27 +135,19 @@ class Child:
 
     def make(self, factory: Callable[[RankContext], Any], context: RankContext) -> None:
         """Makes a rank of a role."""
-        self._workers[context.role] = factory(replace(context, stopwatch=self._stopwatch))
+        neighbours = dict(self.workers)
+        self.workers[context.role] = factory(replace(context, neighbours=neighbours, stopwatch=self.stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of a role's worker. Named tensors are written to memory that both processes see."""
-        call = partial(getattr(self._workers[role], method), *args, **kwargs)
+        """Calls a method of a role's worker. Named tensors are written to memory that other processes see."""
+        call = partial(getattr(self.workers[role], method), *args, **kwargs)
         value = call()
-        return self._written((role, method), value, call) if isinstance(value, Iterator) else value
+        if not isinstance(value, Iterator):
+            return value
+        return self._written.setdefault((role, method), Written())(call).shared
 
     def take(self, value: Any) -> None:
         """The value has arrived."""
-
-    def _written(self, source: tuple[str, str], tensors: Iterator[Any], again: Callable[[], Iterator[Any]]) -> Shared:
-        if source in self._shared:
-            self._shared[source].write(tensors)
-            return Shared(source)
-        places, num_bytes = layout(tensors)
-        descriptor = new_buffer(num_bytes)
-        shared = SharedTensors(descriptor, num_bytes, places)
-        self._unsent = shared, descriptor
-        shared.write(again())
-        return Shared(source, num_bytes, places)
 
 
 def portable(error: BaseException) -> BaseException:

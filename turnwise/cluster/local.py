@@ -65,8 +65,14 @@ class LocalCluster:
         self._device = device
         self._roles: dict[str, LocalWorkers] = {}
 
+    @property
+    def neighbours(self) -> dict[str, Any]:
+        """The workers by their roles."""
+        return {role: workers.worker for role, workers in self._roles.items()}
+
     def spawn(self, role: str, factory: Callable[[RankContext], Any]) -> LocalWorkers:
-        worker = factory(RankContext(role, device=self._device, stopwatch=self._stopwatch))
+        neighbours = self.neighbours
+        worker = factory(RankContext(role, device=self._device, neighbours=neighbours, stopwatch=self._stopwatch))
         self._roles[role] = LocalWorkers(role, worker, self._watchdog, self._deadline_s)
         return self._roles[role]
 

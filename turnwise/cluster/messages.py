@@ -13,7 +13,6 @@ import cloudpickle
 import numpy as np
 import torch
 
-from turnwise.cluster.shared_tensors import TensorSlot
 from turnwise.runtime.token_counts import TokenCounts
 
 RECORD = b"log"
@@ -40,16 +39,6 @@ class SetUp(NamedTuple):
     log_levels: dict[str, int]
     """Level of each logger, by its name."""
     function: Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """Stands for named tensors in shared memory. The first time, `places` gives their positions in a buffer of `num_bytes`,
-    whose descriptor comes next."""
-
-    source: tuple[str, str]
-    num_bytes: int = 0
-    places: dict[str, TensorSlot] | None = None
 
 
 @dataclass(slots=True)

@@ -18,8 +18,8 @@ from textwrap import indent
 from typing import Any
 
 from turnwise.cluster.fork_server import prepare_processes
-from turnwise.cluster.messages import DONE, RECORD, Command, Reply, Shared, dumps, loads
-from turnwise.cluster.shared_tensors import SharedTensors
+from turnwise.cluster.messages import DONE, RECORD, Command, Reply, dumps, loads
+from turnwise.cluster.shared_tensors import Shared, SharedTensors
 from turnwise.errors import DeadlineError, WorkerError
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.threads import DaemonThread
@@ -107,7 +107,7 @@ class ConnectedProcess(TrainerProcess):
     def __init__(self, connection: Connection, *talk: Any) -> None:
         super().__init__(*talk)
         self._connection = connection
-        self._shared: dict[tuple[str, str], SharedTensors] = {}
+        self._shared: dict[str, SharedTensors] = {}
 
     def _end(self) -> None:
         self._thread.end()
@@ -127,23 +127,23 @@ class ConnectedProcess(TrainerProcess):
                 f"{name}: what it is given can't be sent to {self.name}: {error}; leave out what can't be pickled "
                 "(locks, open files, connections)"
             ) from error
-        answer = self._answer(name, pickled)
-        for track, what, started, ended, details in answer.spans:
+        reply = self._answer(name, pickled)
+        self._note(reply)
+        if reply.error is not None:
+            raise reply.error
+        return self._mapped(reply.value) if isinstance(reply.value, Shared) else reply.value
+
+    def _note(self, reply: Reply) -> None:
+        """Gives what the process's stopwatch noted to the run's."""
+        for track, what, started, ended, details in reply.spans:
             self._stopwatch.add(track, what, started, ended, **details)
-        self._stopwatch.did_tokens(answer.tokens)
-        if answer.error is not None:
-            raise answer.error
-        return self._mapped(answer.value) if isinstance(answer.value, Shared) else answer.value
+        self._stopwatch.did_tokens(reply.tokens)
 
     def _answer(self, name: str, pickled: bytes) -> Reply:
         self._busy_with = name
         try:
             self._connection.send_bytes(pickled)
-            while (data := self._connection.recv_bytes()).startswith((RECORD, DONE)):
-                if data.startswith(DONE):
-                    self._stopwatch.did_batch(int(data.removeprefix(DONE)))
-                else:
-                    _log(data.removeprefix(RECORD))
+            data = self._received()
         except (EOFError, OSError):
             self.is_gone = True
             raise WorkerError(f"{name}: {self.name} has ended: {self._fate()}") from None
@@ -152,17 +152,25 @@ class ConnectedProcess(TrainerProcess):
         answer: Reply = loads(data)
         return answer
 
+    def _received(self) -> bytes:
+        """The next reply. Log records and progress that come before it are passed on."""
+        while (data := self._connection.recv_bytes()).startswith((RECORD, DONE)):
+            if data.startswith(DONE):
+                self._stopwatch.did_batch(int(data.removeprefix(DONE)))
+            else:
+                _log(data.removeprefix(RECORD))
+        return data
+
     def _mapped(self, shared: Shared) -> SharedTensors:
-        if shared.places is not None:
-            with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-                _, [descriptor], *_ = socket.recv_fds(end, 1, 1)
-            self._shared[shared.source] = SharedTensors(descriptor, shared.num_bytes, shared.places)
-            os.close(descriptor)
-        return self._shared[shared.source]
+        if shared.path not in self._shared:
+            self._shared[shared.path] = SharedTensors(shared)
+        return self._shared[shared.path]
 
 
 class ForkedProcess(ConnectedProcess):
     """A process that this one has started; killing it is this one's affair."""
+
+    _entry = "turnwise.cluster.child:serve"
 
     def __init__(self, *talk: Any) -> None:
         ours, theirs = socket.socketpair()
@@ -171,7 +179,7 @@ class ForkedProcess(ConnectedProcess):
         self._stacks, stacks = Connection(readable, writable=False), Connection(writable, readable=False)
         self._exit_code: int | None = None
         self._fork_server = prepare_processes()
-        self._id = self._fork_server.fork("turnwise.cluster.child:serve", [connection, stacks])
+        self._id = self._fork_server.fork(self._entry, [connection, stacks])
         super().__init__(Connection(ours.detach()), *talk)
         connection.close()
         stacks.close()

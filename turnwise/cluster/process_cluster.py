@@ -6,12 +6,13 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 from turnwise.cluster.messages import Command, SetUp
@@ -130,6 +131,7 @@ class ProcessCluster:
         WorkerError: the processes don't find each other.
     """
 
+    neighbours: Mapping[str, Any] = MappingProxyType({})
     _folder: TemporaryDirectory[str] | None = None
     """Where the processes find each other."""
 

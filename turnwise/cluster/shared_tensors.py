@@ -1,4 +1,4 @@
-"""Named tensors in memory shared by two processes."""
+"""Named tensors in memory shared by processes of one machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,21 +27,49 @@ class TensorSlot:
     shape: torch.Size
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Stands for named tensors in memory that another process of this machine can map."""
+
+    path: str
+    num_bytes: int
+    places: dict[str, TensorSlot]
+
+
 class SharedTensors:
-    """`(name, tensor)` pairs in an unnamed file that both processes map. It doesn't use /dev/shm, which is small in containers.
+    """`(name, tensor)` pairs in memory that several processes map. It doesn't use /dev/shm, which is small in containers.
 
     >>> tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
-    >>> places, num_bytes = layout(tensors)
-    >>> descriptor = new_buffer(num_bytes)
-    >>> here, there = (SharedTensors(descriptor, num_bytes, places) for _ in range(2))
-    >>> here.write(tensors)
+    >>> here = SharedTensors.of(tensors)
+    >>> there = SharedTensors(here.shared)
     >>> {name: (tensor.sum().item(), tensor.dtype) for name, tensor in there}
     {'a': (6.0, torch.float32), 'b': (0.0, torch.bfloat16)}
     """
 
-    def __init__(self, descriptor: int, num_bytes: int, places: dict[str, TensorSlot]) -> None:
-        self.places = places
-        self._buffer = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
+    def __init__(self, shared: Shared, file: Any = None) -> None:
+        """Maps what another process made while its maker lives. `file` is the maker's own."""
+        self.shared = shared
+        self._file = file
+        descriptor = os.open(shared.path, os.O_RDWR)
+        try:
+            self._buffer = torch.frombuffer(mmap.mmap(descriptor, shared.num_bytes), dtype=torch.uint8)
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> SharedTensors:
+        """Memory for named tensors, not yet written. Keeps no tensor.
+
+        Raises:
+            WorkerError: the machine has less memory left.
+        """
+        places, size = {}, 0
+        for name, tensor in tensors:
+            places[name] = TensorSlot(size, tensor.dtype, tensor.shape)
+            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        size = max(size, _ALIGNMENT)
+        path, file = _new_file(size)
+        return cls(Shared(path, size, places), file)
 
     def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copies in the values of tensors on any device.
@@ -48,7 +77,7 @@ class SharedTensors:
         Raises:
             WorkerError: the tensors' names or shapes don't match the places.
         """
-        missing = dict(self.places)
+        missing = dict(self.shared.places)
         with torch.no_grad():
             for name, tensor in tensors:
                 place = missing.pop(name, None)
@@ -61,28 +90,50 @@ class SharedTensors:
             raise WorkerError(f"{next(iter(missing))} is missing, but it was among the tensors when they were first sent")
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, self._view(place)) for name, place in self.places.items())
+        return ((name, self._view(place)) for name, place in self.shared.places.items())
 
     def _view(self, place: TensorSlot) -> Tensor:
         num_bytes = place.shape.numel() * place.dtype.itemsize
         return self._buffer[place.start : place.start + num_bytes].view(place.dtype).view(place.shape)
 
 
-def layout(tensors: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, TensorSlot], int]:
-    """A place for each tensor, and the bytes of all. Keeps no tensor."""
-    places, size = {}, 0
-    for name, tensor in tensors:
-        places[name] = TensorSlot(size, tensor.dtype, tensor.shape)
-        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    return places, max(size, _ALIGNMENT)
+class Written:
+    """Writes what an iterator gives into the same shared memory each time."""
+
+    def __init__(self) -> None:
+        self._tensors: SharedTensors | None = None
+
+    def __call__(self, tensors: Callable[[], Iterable[tuple[str, Any]]]) -> SharedTensors:
+        """The tensors in shared memory. The first call makes the iterator twice."""
+        self._tensors = self._tensors or SharedTensors.of(tensors())
+        self._tensors.write(tensors())
+        return self._tensors
+
+    def share(self, tensors: Iterable[tuple[str, Any]]) -> SharedTensors:
+        """The tensors, in shared memory if they aren't there yet."""
+        if isinstance(tensors, SharedTensors):
+            return tensors
+        pairs = list(tensors)
+        return self(lambda: pairs)
 
 
-def new_buffer(num_bytes: int) -> int:
-    """The descriptor of an unnamed file, in memory if the system has such files."""
+def _new_file(num_bytes: int) -> tuple[str, Any]:
+    """An empty file, in memory if the system has such files, with a path that other processes can open until it is closed."""
     if sys.platform == "linux":
-        descriptor = os.memfd_create("turnwise weights")
+        file: Any = open(os.memfd_create("turnwise weights"), "r+b")  # noqa: SIM115
+        path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
     else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, num_bytes)
-    return descriptor
+        file = tempfile.NamedTemporaryFile(prefix="turnwise-")  # noqa: SIM115
+        path = file.name
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        else:
+            os.ftruncate(file.fileno(), num_bytes)
+    except OSError as error:
+        file.close()
+        raise WorkerError(
+            f"the {num_bytes / 2**20:.0f} MB that bring the weights to other processes can't be had: {error.strerror}; "
+            "leave them free, or train and sample in one process (async_generation_ratio: 0, one device)"
+        ) from error
+    return path, file

@@ -109,7 +109,7 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
 
 
 def _devices(name: str, role: Role) -> Iterator[str]:
-    if len(role.device_mapping or ()) > 1 and name in ("actor_infer", "reward"):
+    if len(role.device_mapping or ()) > 1 and name == "reward":
         yield f"{name}.device_mapping: {name} on several devices isn't in this version."
 
 

@@ -109,6 +109,11 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return self.async_generation_ratio > 0 or self.cluster.name == "process" or has_several
 
     @property
+    def num_replicas(self) -> int:
+        """Inference servers. One lives in the process of the run, several in processes of their own."""
+        return self.actor_infer.data_parallel_size
+
+    @property
     def needs_reference(self) -> bool:
         """Whether a KL to the reference is in the reward or in the loss."""
         return self.add_token_level_kl or self.use_kl_loss

@@ -89,7 +89,7 @@ def _packs_by_choice(role: Role | SFTConfig) -> bool:
 
 
 def _samples_apart(config: AgenticConfig) -> bool:
-    """Whether servers may have a device of their own. Several devices count as well: they are missing, and said to be."""
+    """Whether servers may have a device of their own."""
     return config.trains_apart or len(config.actor_infer.device_mapping or ()) > 1
 
 

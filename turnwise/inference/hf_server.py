@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,12 +17,15 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from turnwise.errors import ServerError
+from turnwise.inference.policy import decoder, policy_model
 from turnwise.inference.request import Request
 from turnwise.inference.validation import check_request, refuse_all_but_cache
+from turnwise.inference.weight_transfer import write_weights
 from turnwise.models.runtime_info import loaded_model
-from turnwise.protocols import MemoryKind, OnWeightUpdate
+from turnwise.protocols import MemoryKind, NamedTensors, Suspension
+from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import ENGINE, Stopwatch
-from turnwise.runtime_info import ServerInfo
+from turnwise.runtime_info import PolicyInfo, ServerInfo
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, derive_seed
 
 
@@ -30,7 +33,7 @@ class HFServer:
     """Samples with `model.generate`, keeping nothing between requests. For checking other servers, not for speed.
 
     `max_length` bounds contexts (default: the model's own); `decode` turns ids into text, for stop strings. Responses
-    include the stop token, or the token that completed a stop string.
+    include the stop token, or the token that completed a stop string. `reads_trainer` says that the model is the trainer's own.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class HFServer:
         decode: Callable[[Sequence[int]], str] | None = None,
         version: int = 0,
         stopwatch: Stopwatch | None = None,
+        reads_trainer: bool = False,
     ) -> None:
         self.model = model
         self.version = version
@@ -49,21 +53,42 @@ class HFServer:
         self._turn = asyncio.Lock()
         self._active: dict[str, Request] = {}
         self._aborted: set[str] = set()
-        self._interruption: OnWeightUpdate = "finish"
+        self._is_aborting = False
+        """Whether the suspension ends running requests."""
         self._is_open = asyncio.Event()
         self._is_open.set()
         self._is_closed = False
         self._stopwatch = stopwatch or Stopwatch()
+        self._reads_trainer = reads_trainer
+
+    @classmethod
+    def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
+        """A `protocols.ServerFactory`: it reads the trainer's model where that is a neighbour, else it loads one."""
+        model, reads_trainer = policy_model(rank, policy)
+        return cls(
+            model,
+            max_length=policy.max_context,
+            decode=decoder(policy),
+            stopwatch=rank.stopwatch,
+            reads_trainer=reads_trainer,
+            **options,
+        )
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
+        partial_ids: Sequence[int] = (),
     ) -> Completion:
         self._refuse_if_closed(request_id)
-        prompt = check_request(
+        request = check_request(
             prompt_ids,
             sampling,
             request_id,
             media,
+            partial_ids,
             vocab_size=self.model.config.vocab_size,
             max_length=self._max_length,
             can_decode=self._decode is not None,
@@ -71,18 +96,18 @@ class HFServer:
         if request_id in self._active:
             raise ServerError(f"conversation {request_id!r} already has a request in flight; give each its own request_id")
         started = time.perf_counter()
-        request = self._active[request_id] = Request(request_id, prompt, sampling)
+        self._active[request_id] = request
         try:
             reason = None
             while reason is None:
                 await self._is_open.wait()
                 async with self._turn:
-                    reason = await self._run(request)
+                    # A suspension may have come before this request's turn.
+                    reason = await self._run(request) if self._is_open.is_set() else None
         finally:
             del self._active[request_id]
             self._aborted.discard(request_id)
-        elapsed = time.perf_counter() - started
-        return Completion(request.partial_ids, request.partial_logprobs, reason, request.versions, elapsed)
+        return request.completion(reason, self.version, time.perf_counter() - started)
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._active:
@@ -91,10 +116,13 @@ class HFServer:
     async def release(self, request_id: str) -> None:
         await self.abort(request_id)
 
-    async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
-        self._interruption = on_weight_update
+    async def suspend(self, how: Suspension = "finish") -> None:
+        self._is_aborting = how == "abort"
         self._is_open.clear()
         await self._running_request_is_over()
+
+    async def receive(self, weights: NamedTensors) -> int:
+        return write_weights(self.model, weights)
 
     async def resume(self, version: int) -> None:
         self.version = version
@@ -112,7 +140,13 @@ class HFServer:
         await self._running_request_is_over()
 
     def info(self) -> ServerInfo:
-        return ServerInfo(loaded_model(self.model), "transformers generate", self._max_length, max_concurrency=1)
+        return ServerInfo(
+            model=loaded_model(self.model),
+            engine="transformers generate",
+            max_length=self._max_length,
+            max_concurrency=1,
+            needs_weights=not self._reads_trainer,
+        )
 
     async def _running_request_is_over(self) -> None:
         """Waits until it has finished, stepped back or noticed that the server is closed."""
@@ -123,17 +157,13 @@ class HFServer:
         if self._is_closed:
             raise ServerError(f"the hf server is closed; conversation {request_id!r} can't be served")
 
-    async def _run(self, request: Request) -> FinishReason | None:
-        """Samples until the request is over; None if a suspension interrupted it."""
+    async def _run(self, request: Request) -> FinishReason:
+        """Samples until the request is over."""
         cache = None
         while True:
             self._refuse_if_closed(request.request_id)
-            if request.request_id in self._aborted:
+            if request.request_id in self._aborted or (self._is_aborting and not self._is_open.is_set()):
                 return "aborted"
-            if not self._is_open.is_set() and (self._interruption != "finish" or cache is None):
-                if self._interruption == "abort_restart":
-                    request.restart()
-                return None
             started = self._stopwatch.now()
             cache = self._sample_token(request, cache)
             self._stopwatch.add(ENGINE, "token", started)
@@ -144,13 +174,13 @@ class HFServer:
             await asyncio.sleep(0)
 
     def _sample_token(self, request: Request, cache: Any) -> Any:
-        """Appends one token to the request's partial ones and returns the cache of what came before it."""
+        """Appends one token to the request's and returns the cache of what came before it."""
         sampling = request.sampling
-        seed = derive_seed("token", sampling.seed, len(request.partial_ids))
+        seed = derive_seed("token", sampling.seed, len(request.response_ids))
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         was_training = self.model.training
         self.model.eval()
-        context = torch.from_numpy(request.context_ids)[None].to(self.model.device)
+        context = torch.from_numpy(np.concatenate((request.prompt_ids, request.response_ids)))[None].to(self.model.device)
         with torch.random.fork_rng(devices=devices), torch.inference_mode():
             torch.manual_seed(seed)
             output = self.model.generate(
@@ -162,12 +192,12 @@ class HFServer:
         self.model.train(was_training)
         token = int(output.sequences[0, -1])
         logprob = 0.0 if sampling.is_greedy else _logprob(output.scores[0][0], token)
-        ids = np.append(request.partial_ids, token)
-        request.keep(ids, np.append(request.partial_logprobs, np.float32(logprob)), self.version)
+        request.token_ids = np.append(request.token_ids, token)
+        request.logprobs = np.append(request.logprobs, np.float32(logprob))
         return output.past_key_values
 
     def _finish_reason(self, request: Request) -> FinishReason | None:
-        sampling, ids = request.sampling, request.partial_ids
+        sampling, ids = request.sampling, request.response_ids
         if int(ids[-1]) in sampling.stop_token_ids:
             return "stop"
         if sampling.stop_strings and self._decode is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from turnwise.types import FinishReason, FloatArray, IntArray, SamplingParams, VersionRun
+from turnwise.types import Completion, FinishReason, FloatArray, IntArray, SamplingParams, VersionRun
 
 
 def no_ids() -> IntArray:
@@ -20,35 +21,54 @@ def no_logprobs() -> FloatArray:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One response to be sampled for the conversation `request_id`, and its tokens from before an interruption."""
+    """One response to be sampled for the conversation `request_id`. `partial_ids` are its tokens from an earlier request."""
 
     request_id: str
     prompt_ids: IntArray
     sampling: SamplingParams
     partial_ids: IntArray = field(default_factory=no_ids)
-    partial_logprobs: FloatArray = field(default_factory=no_logprobs)
-    versions: tuple[VersionRun, ...] = ()
-    """Runs of the partial tokens."""
+    token_ids: IntArray = field(default_factory=no_ids)
+    """Sampled tokens, after the partial ones."""
+    logprobs: FloatArray = field(default_factory=no_logprobs)
 
     @property
     def context_ids(self) -> IntArray:
+        """What is there before the first token is sampled."""
         return np.concatenate((self.prompt_ids, self.partial_ids)) if len(self.partial_ids) else self.prompt_ids
 
-    def keep(self, token_ids: IntArray, logprobs: FloatArray, version: int) -> None:
-        """Makes all response tokens so far the partial ones; those that are new were sampled by `version`."""
-        self.versions = append_run(self.versions, version, len(token_ids) - len(self.partial_ids))
-        self.partial_ids, self.partial_logprobs = token_ids, logprobs
+    @property
+    def response_ids(self) -> IntArray:
+        """Partial and sampled tokens."""
+        return np.concatenate((self.partial_ids, self.token_ids)) if len(self.partial_ids) else self.token_ids
 
-    def restart(self) -> None:
-        """Forgets the partial tokens."""
-        self.partial_ids, self.partial_logprobs, self.versions = no_ids(), no_logprobs(), ()
+    def completion(self, reason: FinishReason, version: int, generate_s: float) -> Completion:
+        """The sampled tokens, all by the weights of `version`."""
+        versions = append_run((), version, len(self.token_ids))
+        return Completion(self.token_ids, self.logprobs, reason, versions, generate_s)
 
 
 class Finished(NamedTuple):
-    """A request that is over. Its response is the partial tokens."""
+    """A request that is over, and the version of the weights that sampled its tokens."""
 
     request: Request
     reason: FinishReason
+    version: int
+
+
+def join(pieces: Sequence[Completion]) -> Completion:
+    """One completion of the pieces of a response, in order."""
+    if len(pieces) == 1:
+        return pieces[0]
+    versions: tuple[VersionRun, ...] = ()
+    for run in (run for piece in pieces for run in piece.versions):
+        versions = append_run(versions, *run)
+    return Completion(
+        np.concatenate([piece.token_ids for piece in pieces]),
+        np.concatenate([piece.logprobs for piece in pieces]),
+        pieces[-1].finish_reason,
+        versions,
+        sum(piece.generate_s for piece in pieces),
+    )
 
 
 def append_run(runs: tuple[VersionRun, ...], version: int, num_tokens: int) -> tuple[VersionRun, ...]:

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError
-from turnwise.protocols import InferenceServer, MemoryKind, OnWeightUpdate
+from turnwise.inference.request import join
+from turnwise.protocols import InferenceServer, MemoryKind, NamedTensors, OnWeightUpdate, Suspension
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.runtime_info import ServerInfo
 from turnwise.types import Completion, Media, SamplingParams
@@ -50,6 +51,11 @@ class LLMServerManager:
         self._replica_of: OrderedDict[str, int] = OrderedDict()
         self._tokens_in_flight = dict.fromkeys(self._servers, 0)
         self._last_error: Exception | None = None
+        self._in_flight: set[str] = set()
+        """Conversations with a request that its caller hasn't aborted."""
+        self._on_weight_update: OnWeightUpdate = "finish"
+        self._num_interruptions = 0
+        """Suspensions that interrupted running requests."""
 
     @property
     def servers(self) -> tuple[InferenceServer, ...]:
@@ -59,20 +65,45 @@ class LLMServerManager:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
-        """See `InferenceServer.generate`.
+        """See `InferenceServer.generate`. A response that a weight update interrupts goes on or starts over (`suspend`).
 
         Raises:
             ServerError: the request can't be served.
             ReplicasDeadError: no replica is left.
         """
+        pieces: list[Completion] = []
+        self._in_flight.add(request_id)
+        try:
+            while True:
+                num_interruptions = self._num_interruptions
+                partial = join(pieces).token_ids.tolist() if pieces else []
+                pieces.append(await self._piece(prompt_ids, sampling, request_id, media, partial))
+                is_interrupted = pieces[-1].finish_reason == "aborted" and self._num_interruptions > num_interruptions
+                if not is_interrupted or request_id not in self._in_flight:
+                    return join(pieces)
+                if self._on_weight_update == "abort_restart":
+                    pieces.clear()
+        finally:
+            self._in_flight.discard(request_id)
+
+    async def _piece(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media],
+        partial_ids: Sequence[int],
+    ) -> Completion:
+        """What a replica samples until the response ends or is interrupted. A dead replica's tokens are lost."""
         num_tokens = len(prompt_ids) + sampling.max_new_tokens
+        more = {"partial_ids": partial_ids} if partial_ids else {}
         while True:
             replica = self._route(request_id)
             self._tokens_in_flight[replica] += num_tokens
             who, awaited = f"conversation {request_id!r}", f"inference replica {replica} to answer"
             try:
                 async with self._watchdog.waiting(who, awaited, self._request_s, _SETTING):
-                    return await self._servers[replica].generate(prompt_ids, sampling, request_id, media)
+                    return await self._servers[replica].generate(prompt_ids, sampling, request_id, media, **more)
             except DeadlineError:
                 self._forget(replica)
                 raise
@@ -84,20 +115,36 @@ class LLMServerManager:
                 self._tokens_in_flight[replica] -= num_tokens
 
     async def abort(self, request_id: str) -> None:
+        self._in_flight.discard(request_id)
         replica = self._replica_of.get(request_id)
         if replica in self._servers:
             async with self._deadline(f"conversation {request_id!r}", "abort its request", replica):
                 await self._servers[replica].abort(request_id)
 
     async def release(self, request_id: str) -> None:
+        self._in_flight.discard(request_id)
         replica = self._replica_of.pop(request_id, None)
         if replica in self._servers:
             async with self._deadline(f"conversation {request_id!r}", "release its cache", replica):
                 await self._servers[replica].release(request_id)
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
-        """Suspends all replicas."""
-        await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(on_weight_update))
+        """Suspends all replicas. Running requests are finished, or they are interrupted and, with the new weights, go on from
+        their tokens so far (`abort_continue`) or start over (`abort_restart`)."""
+        self._on_weight_update = on_weight_update
+        how: Suspension = "finish" if on_weight_update == "finish" else "abort"
+        self._num_interruptions += how == "abort"
+        await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(how))
+
+    async def receive(self, weights: NamedTensors) -> int:
+        """Sends weights to all replicas, which each read them once; the number of bytes written."""
+        num_bytes: list[int] = []
+
+        async def send(server: InferenceServer) -> None:
+            num_bytes.append(await server.receive(weights))
+
+        await self._ask_all("a weight update", "receive the weights", send)
+        return sum(num_bytes)
 
     async def resume(self, version: int) -> None:
         await self._ask_all("a weight update", "admit requests again", lambda server: server.resume(version))
@@ -115,20 +162,25 @@ class LLMServerManager:
 
     def info(self) -> ServerInfo:
         """The info of the first live replica; all are built alike."""
-        return next(iter(self._servers.values())).info()
+        for server in self._servers.values():
+            return server.info()
+        raise self._all_dead()
 
     async def _ask_all(self, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[None]]) -> None:
         async def ask_one(replica: int, server: InferenceServer) -> None:
-            async with self._deadline(who, what, replica):
-                await ask(server)
+            try:
+                async with self._deadline(who, what, replica):
+                    await ask(server)
+            except TurnwiseError:
+                raise
+            except Exception as error:  # boundary: any other exception means that the replica is broken
+                self._bury(replica, error)
 
         await asyncio.gather(*(ask_one(replica, server) for replica, server in self._servers.items()))
 
     def _route(self, request_id: str) -> int:
         if not self._servers:
-            raise ReplicasDeadError(
-                f"every inference replica is dead; the last one failed with {self._last_error!r}"
-            ) from self._last_error
+            raise self._all_dead() from self._last_error
         replica = self._replica_of.get(request_id)
         if replica not in self._servers:
             replica = min(self._servers, key=lambda index: (self._tokens_in_flight[index], index))
@@ -137,6 +189,9 @@ class LLMServerManager:
         if len(self._replica_of) > self._max_conversations:
             self._replica_of.popitem(last=False)
         return replica
+
+    def _all_dead(self) -> ReplicasDeadError:
+        return ReplicasDeadError(f"every inference replica is dead; the last one failed with {self._last_error!r}")
 
     def _bury(self, replica: int, error: Exception) -> None:
         self._last_error = error

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from turnwise.errors import NotAvailableError, ServerError
+from turnwise.inference.request import Request
 from turnwise.protocols import MemoryKind
 from turnwise.types import IntArray, Media, SamplingParams
 
@@ -16,25 +17,31 @@ def check_request(
     sampling: SamplingParams,
     request_id: str,
     media: Sequence[Media],
+    partial_ids: Sequence[int] = (),
     *,
     vocab_size: int,
     max_length: int,
     can_decode: bool,
-) -> IntArray:
-    """The prompt as an array [P].
+) -> Request:
+    """The request.
 
     Raises:
         ServerError: the request can't be served.
     """
-    prompt = np.array(prompt_ids, np.int64)
+    prompt, partial = np.array(prompt_ids, np.int64), np.array(partial_ids, np.int64)
+    request = Request(request_id, prompt, sampling, partial)
     problem = _prompt_problem(prompt, vocab_size, max_length) or _sampling_problem(sampling)
+    if not problem and len(partial):
+        problem = _prompt_problem(request.context_ids, vocab_size, max_length)
+    if len(partial) and len(partial) >= sampling.max_new_tokens:
+        problem = f"it goes on after {len(partial)} tokens, and max_new_tokens is {sampling.max_new_tokens}"
     if media:
         problem = "it has images, which this server can't take yet; use an environment that renders text"
     if sampling.stop_strings and not can_decode:
         problem = "it has stop_strings, but this server wasn't given a `decode` function; use stop_token_ids"
     if problem:
         raise ServerError(f"the request of conversation {request_id!r} can't be served: {problem}")
-    return prompt
+    return request
 
 
 def refuse_all_but_cache(kinds: Iterable[MemoryKind]) -> None:

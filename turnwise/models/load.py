@@ -17,6 +17,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -28,6 +29,7 @@ from turnwise.errors import ModelError, TurnwiseError, nearest
 from turnwise.model_folder import NOTHING, Trust, base_of_adapter, check_folder, read_object, require_rows, text_sizes
 from turnwise.models.lora import is_value_adapter, merge_adapter
 from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing
+from turnwise.runtime_info import PolicyInfo
 
 logger = logging.getLogger(__name__)
 
@@ -173,9 +175,7 @@ def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokeni
 def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> None:
     """Ids without a token are sampled with the probability that the model gives them: a mask would make the sampler's
     distribution another than the trainer's. A trained model gives its padding none; a random one is told of."""
-    folder = trust.folder(path)
-    while (base := base_of_adapter(folder)) is not None:
-        folder = trust.folder(base)
+    folder = base_folder(path, trust)
     num_rows = text_sizes(read_object(folder / "config.json")).get("vocab_size")
     require_rows(path, num_rows, max(ids) + 1)
     without = num_rows - len(ids) if isinstance(num_rows, int) else 0
@@ -189,9 +189,34 @@ def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> N
         )
 
 
-def stop_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    """The tokens that end a response by the model's generation config, if any."""
-    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
+def policy_info(path: str, dtype: str, max_context: int, attention: str = "auto", trust: Trust = NOTHING) -> PolicyInfo:
+    """The description of a policy, read from its folder without its weights.
+
+    Raises:
+        ModelError: no such folder, or an unreadable config.
+    """
+    folder = base_folder(path, trust)
+    config = load_config(folder, trust)
+    with told_as_one_sentence(path, "has no usable generation config (generation_config.json)"):
+        if (folder / "generation_config.json").is_file():
+            generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        else:
+            generation = GenerationConfig.from_model_config(config)
+    vocab_size = config.get_text_config().vocab_size
+    return PolicyInfo(path, vocab_size, stop_token_ids(generation), max_context, dtype, attention, trust)
+
+
+def base_folder(path: str | Path, trust: Trust) -> Path:
+    """The model folder itself, or that of an adapter's base model."""
+    folder = trust.folder(path)
+    while (base := base_of_adapter(folder)) is not None:
+        folder = trust.folder(base)
+    return folder
+
+
+def stop_token_ids(generation: GenerationConfig | None) -> tuple[int, ...]:
+    """The tokens that end a response by a generation config."""
+    eos = generation.eos_token_id if generation is not None else None
     if eos is None:
         return ()
     return (eos,) if isinstance(eos, int) else tuple(eos)

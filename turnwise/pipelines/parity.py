@@ -19,7 +19,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ParityError
 from turnwise.pipelines.parity_diagnosis import Evidence, Suspects, diagnose
 from turnwise.pipelines.parity_probe import Probe, Prompt, differences
-from turnwise.protocols import InferenceServer
+from turnwise.protocols import PolicyServer
 from turnwise.types import FloatArray, Metric, Sample, SamplingParams, TurnSpan, derive_seed
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class ParityGate:
         self,
         *,
         run_async: Callable[..., Any],
-        server: InferenceServer,
+        server: PolicyServer,
         template: ChatTemplate,
         prompts: Sequence[Prompt],
         sampling: SamplingParams,

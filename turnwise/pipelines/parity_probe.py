@@ -12,7 +12,7 @@ from turnwise.batching.samples import build_samples
 from turnwise.chat.conversation import TokenConversation
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError, DeadlineError
-from turnwise.protocols import AgentLoop, InferenceServer
+from turnwise.protocols import AgentLoop, PolicyServer
 from turnwise.types import FloatArray, Message, Sample, SamplingParams, Task, Trajectory, Turn, derive_seed
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Probe:
     def __init__(
         self,
         template: ChatTemplate,
-        server: InferenceServer,
+        server: PolicyServer,
         request_id: str,
         prompt: Prompt,
         sampling: SamplingParams,

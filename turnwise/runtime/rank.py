@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from turnwise.runtime.stopwatch import Stopwatch
 
@@ -31,6 +32,8 @@ class RankContext:
     """Sizes of the parallel dimensions; their product is `world_size`."""
     peers: tuple[int, ...] = (0,)
     """Processes that host the role's ranks, in the order of the ranks: their ranks in torch's default process group."""
+    neighbours: Mapping[str, Any] = field(default_factory=dict)
+    """Workers of other roles in this process, by role: a server here can read its trainer's tensors without a copy."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     @property

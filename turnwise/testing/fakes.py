@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.errors import ServerError
-from turnwise.protocols import MemoryKind, OnWeightUpdate
+from turnwise.protocols import MemoryKind, NamedTensors, Suspension
 from turnwise.runtime_info import LoadedModel, ServerInfo
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
 
@@ -143,8 +143,11 @@ class ScriptedServer:
     async def release(self, request_id: str) -> None:
         self.released.append(request_id)
 
-    async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
+    async def suspend(self, how: Suspension = "finish") -> None:
         self._running.clear()
+
+    async def receive(self, weights: NamedTensors) -> int:
+        return 0
 
     async def resume(self, version: int) -> None:
         self.version = version
@@ -160,7 +163,7 @@ class ScriptedServer:
         self._running.set()
 
     def info(self) -> ServerInfo:
-        return ServerInfo(LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "a script", 0, 0)
+        return ServerInfo(LoadedModel("none", 0, 0, "none", "none", "none", (0, 0)), "a script", 0, 0, needs_weights=False)
 
 
 class CrowdServer(ScriptedServer):

@@ -177,7 +177,7 @@ async def abort_returns_partial_tokens(make_server: ServerFactory, model: PreTra
     prompt, sampling = prompts_of(model, 1)[0], SamplingParams(60, seed=9)
     whole = await server.generate(prompt, sampling, "whole")
     task = asyncio.create_task(server.generate(prompt, sampling, "cut"))
-    await _let_it_sample()
+    await _let_it_sample(server)
     await server.abort("cut")
     cut = await task
     count = len(cut.token_ids)
@@ -230,9 +230,9 @@ async def weight_update_takes_effect(make_server: ServerFactory, model: PreTrain
     await server.suspend("finish")
     held = asyncio.create_task(server.generate([*prompt, *before.token_ids.tolist(), 1], sampling, "c"))
     _perturb(model)
-    await asyncio.sleep(0)
+    await _let_it_sample(server)
     assert not held.done()
-    await server.resume(7)
+    await _update(server, model, 7)
     after = await held
     assert after.versions == (VersionRun(7, 6),)
     assert_logprobs(model, [*prompt, *before.token_ids.tolist(), 1], after, sampling)
@@ -243,22 +243,27 @@ async def interrupted_requests_go_on(make_server: ServerFactory, model: PreTrain
     prompt, sampling = prompts_of(model, 1)[0], SamplingParams(40, seed=3)
     server = make_server(model, max_length=MAX_LENGTH)
     task = asyncio.create_task(server.generate(prompt, sampling, "goes-on"))
-    await _let_it_sample()
-    await server.suspend("abort_continue")
+    await _let_it_sample(server)
+    await server.suspend("abort")
+    before = await task
+    assert before.finish_reason == "aborted" and 0 <= len(before.token_ids) < 40
+    assert_logprobs(model, prompt, before, sampling)
+    held = asyncio.create_task(server.generate(prompt, sampling, "goes-on", partial_ids=before.token_ids.tolist()))
+    await _let_it_sample(server)
+    assert not held.done()
     _perturb(model)
-    await server.resume(1)
-    completion = await task
-    assert len(completion.token_ids) == 40
-    old = next((run.num_tokens for run in completion.versions if run.version == 0), 0)
-    assert completion.versions[-1] == VersionRun(1, 40 - old)
-    later = Completion(completion.token_ids[old:], completion.logprobs[old:], "length", (VersionRun(1, 40 - old),))
-    assert_logprobs(model, [*prompt, *completion.token_ids[:old].tolist()], later, sampling)
-
-    task = asyncio.create_task(server.generate(prompt, sampling, "restarts"))
-    await _let_it_sample()
-    await server.suspend("abort_restart")
-    await server.resume(2)
-    assert (await task).versions == (VersionRun(2, 40),)
+    await _update(server, model, 1)
+    after = await held
+    assert after.versions == (VersionRun(1, 40 - len(before.token_ids)),)
+    assert_logprobs(model, [*prompt, *before.token_ids.tolist()], after, sampling)
+    whole = await server.generate(prompt, sampling, "whole")
+    rest = await server.generate(prompt, sampling, "rest", partial_ids=whole.token_ids[:15].tolist())
+    assert rest.token_ids.tolist() == whole.token_ids[15:].tolist()
+    stop = replace(sampling, stop_strings=(decode_letters(whole.token_ids[13:17].tolist()),))
+    stopping = make_server(model, max_length=MAX_LENGTH, decode=decode_letters)
+    across = await stopping.generate(prompt, stop, "stops across", partial_ids=whole.token_ids[:15].tolist())
+    assert across.finish_reason == "stop" and across.token_ids.tolist() == whole.token_ids[15:17].tolist()
+    await stopping.close()
     await server.close()
 
 
@@ -293,10 +298,20 @@ async def close_fails_what_is_in_flight(make_server: ServerFactory, model: PreTr
     assert isinstance(failure, ServerError)
 
 
-async def _let_it_sample() -> None:
-    """Some turns of the event loop, in which a server in this process samples a few tokens."""
+async def _let_it_sample(server: InferenceServer) -> None:
+    """Some turns of the event loop, in which a server in this process samples a few tokens. One elsewhere has a
+    `let_it_sample`."""
+    if hasattr(server, "let_it_sample"):
+        await server.let_it_sample()
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def _update(server: InferenceServer, model: PreTrainedModel, version: int) -> None:
+    """Brings the model's weights to a suspended server."""
+    if server.info().needs_weights:
+        assert await server.receive(model.state_dict().items()) > 0
+    await server.resume(version)
 
 
 def _perturb(model: PreTrainedModel) -> None:

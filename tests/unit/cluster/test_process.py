@@ -21,7 +21,7 @@ from turnwise.build.cluster import set_torch_threads
 from turnwise.cluster.fork_server import ForkServer, prepare_processes
 from turnwise.cluster.messages import dumps, loads
 from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
-from turnwise.cluster.shared_tensors import SharedTensors, layout, new_buffer
+from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import DataError, DeadlineError, WorkerError
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.stopwatch import Stopwatch
@@ -565,10 +565,7 @@ def test_a_process_that_breaks_outside_of_calls_says_so(capfd):
     ],
 )
 def test_other_tensors_than_the_first_are_refused(tensors, message):
-    places, num_bytes = layout([("a", torch.zeros(2, 3))])
-    descriptor = new_buffer(num_bytes)
-    shared = SharedTensors(descriptor, num_bytes, places)
-    os.close(descriptor)
+    shared = SharedTensors.of([("a", torch.zeros(2, 3))])
     with pytest.raises(WorkerError, match=message):
         shared.write(tensors)
 

@@ -57,7 +57,7 @@ def run(engine: Engine) -> dict[str, Finished]:
 
 def ask(engine: Engine, request_id: str, prompt: list[int], max_new_tokens: int = 3) -> list[int]:
     engine.add(request(request_id, prompt, max_new_tokens))
-    return run(engine)[request_id].request.partial_ids.tolist()
+    return run(engine)[request_id].request.token_ids.tolist()
 
 
 def test_the_next_turn_computes_only_its_new_tokens() -> None:
@@ -113,7 +113,7 @@ def test_requests_wait_while_all_slots_run() -> None:
     for index in range(7):
         crowd.add(request(f"r{index}", [index, 1, 2], seed=index))
     expected = run(crowd)
-    assert all(finished[key].request.partial_ids.tolist() == expected[key].request.partial_ids.tolist() for key in expected)
+    assert all(finished[key].request.token_ids.tolist() == expected[key].request.token_ids.tolist() for key in expected)
 
 
 def test_the_cache_grows_with_the_context_and_keeps_what_it_holds() -> None:
@@ -149,7 +149,7 @@ def test_a_failed_pass_leaves_those_that_wait_and_what_idle_ones_have_cached() -
     assert [failed.request_id for failed in engine.fail_running()] == ["a"]
     runner.is_broken = False
     finished = run(engine)
-    assert {name: item.request.partial_ids.tolist() for name, item in finished.items()} == {"b": expected, "c": expected}
+    assert {name: item.request.token_ids.tolist() for name, item in finished.items()} == {"b": expected, "c": expected}
     runner.steps.clear()
     ask(engine, "idle", [4, 5, 6, *idle, 7], max_new_tokens=1)
     assert len(runner.steps[0].token_ids) == 2, "the token sampled last and the new one"
@@ -227,4 +227,4 @@ def test_rows_scattered_over_the_slots_attend_to_their_own_cache() -> None:
         alone, _ = make_engine()
         budget = finished[f"r{index}"].request.sampling.max_new_tokens
         alone.add(request("x", prompt, max_new_tokens=budget, seed=index))
-        assert run(alone)["x"].request.partial_ids.tolist() == finished[f"r{index}"].request.partial_ids.tolist()
+        assert run(alone)["x"].request.token_ids.tolist() == finished[f"r{index}"].request.token_ids.tolist()

@@ -20,7 +20,7 @@ from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.request import Finished, Request
 from turnwise.testing.server_contract import assert_logprobs
 from turnwise.testing.toy_model import toy_model
-from turnwise.types import Completion, SamplingParams
+from turnwise.types import SamplingParams
 
 VOCAB = 50
 
@@ -67,7 +67,7 @@ def run(engine: Engine) -> dict[str, Finished]:
 def check(item: Finished) -> None:
     """The log-probs are those of a plain forward pass."""
     request = item.request
-    completion = Completion(request.partial_ids, request.partial_logprobs, item.reason, request.versions)
+    completion = request.completion(item.reason, item.version, 0.0)
     assert_logprobs(MODEL, request.prompt_ids.tolist(), completion, request.sampling)
 
 
@@ -107,7 +107,7 @@ def test_siblings_compute_their_prompt_once() -> None:
         check(item)
     alone, _ = make_engine()
     add(alone, "x", prompt(40), seed=3)
-    assert run(alone)["x"].request.partial_ids.tolist() == finished["r3"].request.partial_ids.tolist()
+    assert run(alone)["x"].request.token_ids.tolist() == finished["r3"].request.token_ids.tolist()
 
 
 def test_contexts_that_share_their_beginning_compute_the_rest() -> None:
@@ -209,7 +209,7 @@ def test_nothing_leaks() -> None:
         for version in range(1, 5):
             for _ in range(100):
                 await asyncio.sleep(0)
-            await server.suspend("abort_continue")
+            await server.suspend("abort")
             await server.resume(version)
         await asyncio.gather(*conversations)
         engine = server._engine

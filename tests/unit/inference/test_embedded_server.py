@@ -19,7 +19,8 @@ from transformers import (
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
 from turnwise.inference.embedded.generic_runner import GenericRunner
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.inference.weight_transfer import InProcessTransfer
+from turnwise.inference.server_manager import LLMServerManager
+from turnwise.inference.weight_transfer import ManagerTransfer
 from turnwise.replay_log import Admissions, ReplayLog
 from turnwise.testing.server_contract import assert_logprobs
 from turnwise.testing.toy_model import toy_model
@@ -182,14 +183,15 @@ def test_sleep_frees_the_cache_only() -> None:
 def test_transfer_makes_servers_sample_from_the_trainer_s_weights(dtype: torch.dtype) -> None:
     async def scenario() -> None:
         trainer, copied = make_model(), copy.deepcopy(make_model()).to(dtype)
-        servers = [EmbeddedServer(trainer), EmbeddedServer(copied)]
-        transfer = InProcessTransfer(servers, weights=trainer.named_parameters, copies=[copied])
+        servers = [EmbeddedServer(trainer, reads_trainer=True), EmbeddedServer(copied)]
+        transfers = [ManagerTransfer(LLMServerManager([server]), trainer.named_parameters) for server in servers]
         optimizer = torch.optim.AdamW(trainer.parameters(), lr=0.05)
         context, sampling = [1, 2, 3], SamplingParams(6)
         for version in (1, 2):
             trainer(torch.tensor([context]), labels=torch.tensor([context])).loss.backward()
             optimizer.step()
-            await transfer.update(version)
+            for transfer in transfers:
+                await transfer.update(version)
             completions = [await server.generate(context, sampling, "c") for server in servers]
             for completion in completions:
                 assert completion.versions == (VersionRun(version, 6),)
@@ -203,15 +205,13 @@ def test_transfer_makes_servers_sample_from_the_trainer_s_weights(dtype: torch.d
 def test_a_transfer_that_does_not_fit_is_refused() -> None:
     async def scenario() -> None:
         copied = make_model()
-        servers = [EmbeddedServer(copied)]
+        servers = LLMServerManager([EmbeddedServer(copied)])
         for weights, message in (
             (lambda: [("model.norm.bias", torch.zeros(32))], "doesn't fit"),
             (lambda: [("model.norm.weight", torch.zeros(32))], "gave no values"),
         ):
             with pytest.raises(ModelError, match=message):
-                await InProcessTransfer(servers, weights=weights, copies=[copied]).update(1)
-        with pytest.raises(ModelError, match="weights"):
-            InProcessTransfer(servers, copies=[copied])
+                await ManagerTransfer(servers, weights).update(1)
 
     asyncio.run(scenario())
 

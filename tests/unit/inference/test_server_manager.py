@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,12 @@ class FakeServer:
         self.calls: list[str] = []
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
+        partial_ids: Sequence[int] = (),
     ) -> Completion:
         self.seen.append((request_id, sampling.seed))
         await self.gate.wait()
@@ -40,9 +45,12 @@ class FakeServer:
     async def release(self, request_id: str) -> None:
         self.calls.append(f"release {request_id}")
 
-    async def suspend(self, on_weight_update: str = "finish") -> None:
-        self.calls.append(f"suspend {on_weight_update}")
+    async def suspend(self, how: str = "finish") -> None:
+        self.calls.append(f"suspend {how}")
         await self.gate.wait()
+
+    async def receive(self, weights: Iterable[tuple[str, Any]]) -> int:
+        return len(list(weights))
 
     async def resume(self, version: int) -> None:
         self.calls.append(f"resume {version}")
@@ -191,6 +199,119 @@ def test_updates_reach_every_replica() -> None:
         await manager.suspend("abort_continue")
         await manager.resume(4)
         await manager.close()
-        assert servers[0].calls == servers[1].calls == ["suspend abort_continue", "resume 4", "close"]
+        assert servers[0].calls == servers[1].calls == ["suspend abort", "resume 4", "close"]
+
+    asyncio.run(scenario())
+
+
+class CountingServer(FakeServer):
+    """Samples 10, 11, 12, … a token a turn of the event loop, with the current version, and can be suspended."""
+
+    def __init__(self, name: int) -> None:
+        super().__init__(name)
+        self.version = 0
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.stopped: set[str] = set()
+
+    async def generate(self, prompt_ids, sampling, request_id, media=(), partial_ids=()):  # type: ignore[no-untyped-def]
+        self.seen.append((request_id, len(partial_ids)))
+        await self.is_open.wait()
+        tokens, reason = [], "length"
+        for token in range(10 + len(partial_ids), 10 + sampling.max_new_tokens):
+            await asyncio.sleep(0)
+            if request_id in self.stopped or not self.is_open.is_set():
+                reason = "aborted"
+                break
+            tokens.append(token)
+        versions = (VersionRun(self.version, len(tokens)),) if tokens else ()
+        return Completion(np.array(tokens, np.int64), np.full(len(tokens), -1.0, np.float32), reason, versions)
+
+    async def abort(self, request_id: str) -> None:
+        self.stopped.add(request_id)
+
+    async def suspend(self, how: str = "finish") -> None:
+        self.is_open.clear()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def resume(self, version: int) -> None:
+        self.version = version
+        self.is_open.set()
+
+
+async def interrupted(how: str, after: int = 6) -> tuple[CountingServer, LLMServerManager, asyncio.Task[Completion]]:
+    """A request of 20 tokens that an update interrupts after some turns."""
+    server = CountingServer(0)
+    manager = LLMServerManager([server])
+    task = asyncio.create_task(manager.generate([1], SamplingParams(20), "c"))
+    for _ in range(after):
+        await asyncio.sleep(0)
+    await manager.suspend(how)  # type: ignore[arg-type]
+    return server, manager, task
+
+
+def test_an_interrupted_response_goes_on_from_its_tokens() -> None:
+    async def scenario() -> None:
+        _, manager, task = await interrupted("abort_continue")
+        await manager.resume(1)
+        completion = await task
+        assert completion.token_ids.tolist() == list(range(10, 30)) and len(completion.logprobs) == 20
+        assert [run.version for run in completion.versions] == [0, 1] and completion.finish_reason == "length"
+
+    asyncio.run(scenario())
+
+
+def test_an_interrupted_response_starts_over() -> None:
+    async def scenario() -> None:
+        server, manager, task = await interrupted("abort_restart")
+        await manager.resume(1)
+        assert (await task).versions == (VersionRun(1, 20),)
+        assert server.seen == [("c", 0), ("c", 0)]
+
+    asyncio.run(scenario())
+
+
+def test_two_interruptions_join_three_pieces() -> None:
+    async def scenario() -> None:
+        _, manager, task = await interrupted("abort_continue", after=4)
+        await manager.resume(1)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await manager.suspend("abort_continue")
+        await manager.resume(2)
+        completion = await task
+        assert completion.token_ids.tolist() == list(range(10, 30))
+        assert [run.version for run in completion.versions] == [0, 1, 2]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_response_that_its_caller_aborts_does_not_go_on(is_late: bool) -> None:
+    """Neither in the middle of sampling nor while it waits for new weights."""
+
+    async def scenario() -> None:
+        server, manager, task = await interrupted("abort_continue" if is_late else "finish", after=6 if is_late else 4)
+        await manager.abort("c")
+        await manager.resume(1)
+        completion = await task
+        assert completion.finish_reason == "aborted" and 0 < len(completion.token_ids) < 20
+        assert len(server.seen) == (2 if is_late else 1) and not manager._in_flight
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_breaks_in_an_update_is_left_and_the_others_go_on() -> None:
+    class Breaking(FakeServer):
+        async def resume(self, version: int) -> None:
+            raise ConnectionError("gone")
+
+    async def scenario() -> None:
+        servers = [Breaking(0), FakeServer(1)]
+        manager = LLMServerManager(servers)
+        await manager.suspend()
+        await manager.resume(1)
+        assert manager.servers == (servers[1],) and await ask(manager, "c") == 1
 
     asyncio.run(scenario())

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import DeadlineError
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.inference.weight_transfer import InProcessTransfer
+from turnwise.inference.server_manager import LLMServerManager
+from turnwise.inference.weight_transfer import ManagerTransfer
 from turnwise.models.fused import fuse_projections, fused_qkv
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
@@ -51,7 +52,7 @@ def test_a_bf16_sampler_gets_every_weight_and_agrees_with_its_own_forward_pass(i
         trainer = make_trainer(tie_word_embeddings=is_tied)
         sampler = toy_model(seed=1, tie_word_embeddings=is_tied).to(torch.bfloat16)
         server = EmbeddedServer(sampler)
-        transfer = InProcessTransfer([server], weights=trainer.weights, copies=[sampler])
+        transfer = ManagerTransfer(LLMServerManager([server]), trainer.weights)
         for version in (1, 2):
             trainer.train_step(BATCHES, WeightedLoss())
             await transfer.update(version)
@@ -77,7 +78,7 @@ def test_between_updates_a_sampler_stays_on_the_old_policy_while_the_trainer_mov
     async def scenario() -> None:
         trainer, sampler = make_trainer(), toy_model(seed=1)
         server = EmbeddedServer(sampler)
-        transfer = InProcessTransfer([server], weights=trainer.weights, copies=[sampler])
+        transfer = ManagerTransfer(LLMServerManager([server]), trainer.weights)
         await transfer.update(0)
         policy, first = tensors(sampler), await ask(server)
         assert_logprobs(trainer.model, [*PROMPT, 0], first, SAMPLING)
@@ -106,9 +107,8 @@ def test_a_transfer_that_hangs_in_this_process_is_named() -> None:
 
     sampler = toy_model()
     with WatchedRunner(Watchdog(grace_s=10.0, poll_s=0.01)) as runner:
-        transfer = InProcessTransfer(
-            [EmbeddedServer(sampler)], weights=stuck, copies=[sampler], watchdog=runner.watchdog, timeout_s=0.05
-        )
+        servers = LLMServerManager([EmbeddedServer(sampler)], watchdog=runner.watchdog)
+        transfer = ManagerTransfer(servers, lambda: stuck(), watchdog=runner.watchdog, timeout_s=0.05)
         with pytest.raises(DeadlineError) as caught:
             runner.run(transfer.update(3))
     first, *stacks = str(caught.value).splitlines()
@@ -121,9 +121,9 @@ def test_a_transfer_that_hangs_in_this_process_is_named() -> None:
 
 def test_a_transfer_that_a_server_never_lets_through_is_named() -> None:
     class Busy(ScriptedServer):
-        async def suspend(self, on_weight_update: str = "finish") -> None:
+        async def suspend(self, how: str = "finish") -> None:
             await asyncio.Event().wait()
 
-    transfer = InProcessTransfer([Busy([])], timeout_s=0.05)
+    transfer = ManagerTransfer(LLMServerManager([Busy([])]), list, timeout_s=0.05)
     with pytest.raises(DeadlineError, match=r"(?s)the weights of version 3.*deadlines.weights_s.*in suspend"):
         asyncio.run(transfer.update(3))

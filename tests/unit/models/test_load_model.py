@@ -122,4 +122,4 @@ def test_a_folder_that_cannot_be_written_whole_keeps_the_old_one(tmp_path: Path)
 def test_stop_tokens_are_those_of_the_generation_config(eos: int | list[int] | None, expected: tuple[int, ...]) -> None:
     model = toy_model()
     model.generation_config.eos_token_id = eos
-    assert stop_token_ids(model) == expected
+    assert stop_token_ids(model.generation_config) == expected

@@ -14,7 +14,7 @@ from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
 from turnwise.build.agentic import build_agentic
-from turnwise.build.rollouts import build_policy
+from turnwise.build.rollouts import open_served_policy
 from turnwise.build.run import start_run
 from turnwise.build.saved import evaluate_model
 from turnwise.errors import ConfigError, NotAvailableError, RolloutError
@@ -252,7 +252,7 @@ def test_gradients_are_clipped_to_the_configured_norm(letters, tiny_model, tmp_p
 
 def test_end_tokens_of_the_generation_config_end_a_turn(tiny_model, tmp_path):
     config = make_config(tiny_model, tmp_path)
-    policy = build_policy(config, torch.device("cpu"), is_trained=False)
+    policy = open_served_policy(config)
     policy.close()
     assert set(policy.template.stop_token_ids) >= set(policy.model.generation_config.eos_token_id)
     assert len(policy.model.generation_config.eos_token_id) == 2

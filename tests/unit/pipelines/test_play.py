@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 
 from turnwise.batching.samples import build_samples
-from turnwise.build.placement import sampling_device
 from turnwise.build.play import EpisodePrinter
 from turnwise.build.play_policies import person
 from turnwise.build.play_setup import BYTES_PER_TOKEN, Choices, byte_tokenizer, set_up
-from turnwise.build.rollouts import build_policy, build_scheduler
+from turnwise.build.rollouts import build_scheduler, open_served_policy
 from turnwise.chat.text_conversation import TextAnswer
 from turnwise.config import parse_config
 from turnwise.envs.parsing import as_answer
@@ -91,7 +90,7 @@ def test_a_model_plays_what_it_plays_in_a_run(tiny_model):
     config = config_of(tiny_model)
     task = SeededTasks(config.seed, "val", ("Lake",), (1,)).task(0)
     notes, result, _ = played(config, Choices(str(tiny_model), split="val", seed=task.seed))
-    policy = build_policy(config, sampling_device(config), is_trained=False)
+    policy = open_served_policy(config)
     try:
         [group] = build_scheduler(config, policy, "val").get_batch(1)
     finally:

@@ -123,7 +123,7 @@ class Engine:
         """Ends the conversation's request with the tokens it has; None if it has no request."""
         waiting = self._scheduler.withdraw(request_id)
         if waiting is not None:
-            return Finished(waiting, "aborted")
+            return Finished(waiting, "aborted", self.version)
         slot = self._scheduler.slot_of(request_id)
         if slot is None or slot not in self._scheduler.running:
             return None
@@ -133,15 +133,9 @@ class Engine:
         """Frees the slot of a conversation that doesn't run."""
         self._scheduler.release(request_id)
 
-    def interrupt(self, keep_partial: bool) -> None:
-        """Puts running requests back in the queue, to go on from their tokens so far, or to start over."""
-        for slot, request in sorted(self._scheduler.running.items()):
-            if keep_partial:
-                request.keep(*self._rows.response(slot), self.version)
-            else:
-                request.restart()
-            self._stop(slot)
-        self._scheduler.requeue_running()
+    def abort_running(self) -> list[Finished]:
+        """Ends the running requests with the tokens they have."""
+        return [self._finish(slot, "aborted") for slot in sorted(self._scheduler.running)]
 
     def fail_running(self) -> list[Request]:
         """Takes the running requests out and forgets their caches, which a failed pass may have left half written."""
@@ -222,10 +216,9 @@ class Engine:
 
     def _finish(self, slot: int, reason: FinishReason) -> Finished:
         request = self._scheduler.finish(slot)
-        request.keep(*self._rows.response(slot), self.version)
-        self._stop(slot)
-        return Finished(request, reason)
-
-    def _stop(self, slot: int) -> None:
+        token_ids, logprobs = self._rows.response(slot)
+        num_partial = len(request.partial_ids)
+        request.token_ids, request.logprobs = token_ids[num_partial:], logprobs[num_partial:]
         self._rows.state["is_running"][slot] = False
         self._prefill.stop(slot)
+        return Finished(request, reason, self.version)

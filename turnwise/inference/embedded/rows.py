@@ -85,7 +85,6 @@ class Rows:
             True,
         )
         self.ids[slot, : len(context_ids)] = context_ids
-        self.logprobs[slot, prompt_length : len(context_ids)] = request.partial_logprobs
         num_stops = len(sampling.stop_token_ids)
         if num_stops > self.stop_ids.shape[1]:
             self.stop_ids = _grown(self.stop_ids, (len(self.state), num_stops), _NO_TOKEN)
@@ -101,7 +100,7 @@ class Rows:
         return np.flatnonzero(self.state["is_running"] & (self.state["num_new"] > 0))
 
     def response(self, slot: int) -> tuple[IntArray, FloatArray]:
-        """Tokens sampled so far in a slot and their log-probs, as copies."""
+        """Tokens of the response in a slot, partial ones too, and log-probs of those that were sampled here, as copies."""
         start, stop = self.state["prompt_length"][slot], self.state["length"][slot]
         return self.ids[slot, start:stop].copy(), self.logprobs[slot, start:stop].copy()
 

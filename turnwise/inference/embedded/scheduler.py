@@ -101,15 +101,6 @@ class Scheduler:
         """Takes a waiting request out of the queue."""
         return self._waiting.pop(request_id, None)
 
-    def requeue_running(self) -> list[int]:
-        """Puts the running requests back before all waiting ones; their slots."""
-        slots = sorted(self.running)
-        requests = [self.finish(slot) for slot in slots]
-        for request in reversed(requests):
-            self._waiting[request.request_id] = request
-            self._waiting.move_to_end(request.request_id, last=False)
-        return slots
-
     def release(self, request_id: str) -> int | None:
         """Frees the slot of an idle conversation and returns it; None if it has none or is running."""
         if request_id not in self._idle:

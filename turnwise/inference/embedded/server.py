@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any, Self
 
 from transformers import PreTrainedModel
 
@@ -14,14 +15,17 @@ from turnwise.inference.embedded.engine import Decode, Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.generic_runner import GenericRunner
 from turnwise.inference.embedded.runner import Runner
-from turnwise.inference.request import Finished, Request
+from turnwise.inference.policy import decoder, policy_model
+from turnwise.inference.request import Finished
 from turnwise.inference.validation import check_request, refuse_all_but_cache
+from turnwise.inference.weight_transfer import write_weights
 from turnwise.models.fused import fast_path_obstacle
 from turnwise.models.runtime_info import loaded_model
-from turnwise.protocols import MemoryKind, OnWeightUpdate
+from turnwise.protocols import MemoryKind, NamedTensors, Suspension
 from turnwise.replay_log import ReplayLog
+from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import ENGINE, Stopwatch
-from turnwise.runtime_info import ServerInfo
+from turnwise.runtime_info import PolicyInfo, ServerInfo
 from turnwise.spec import KV_CACHE_BYTES
 from turnwise.types import Completion, Media, SamplingParams
 
@@ -37,8 +41,8 @@ class EmbeddedServer:
     It samples with the parameters at its construction or at the last `resume`: suspend it before changing them in place, and
     resume it afterwards. Up to `max_concurrency` requests are decoded together, in contexts of up to `max_length` tokens
     (default: the model's own). `kv_cache_bytes` bounds the cache of running and idle conversations. `decode` turns ids into
-    text, for stop strings. `replay_log` notes what each step admits, or says it. Responses include the stop token, or the token
-    that completed a stop string.
+    text, for stop strings. `reads_trainer`: the model is the trainer's own. `replay_log` notes what each step admits, or
+    says it. Responses include the stop token, or the token that completed a stop string.
 
     Raises:
         ConfigError: `kv_cache_bytes` has no room for one sequence of `max_length` tokens.
@@ -55,6 +59,7 @@ class EmbeddedServer:
         decode: Decode | None = None,
         version: int = 0,
         stopwatch: Stopwatch | None = None,
+        reads_trainer: bool = False,
         replay_log: ReplayLog | None = None,
     ) -> None:
         self.model = model
@@ -77,6 +82,7 @@ class EmbeddedServer:
         self._num_requests = 0
         self._is_closed = False
         self._stopwatch = stopwatch or Stopwatch()
+        self._reads_trainer = reads_trainer
         self._replay_log = replay_log or ReplayLog()
         self._has_stepped = asyncio.Event()
 
@@ -84,35 +90,52 @@ class EmbeddedServer:
     def version(self) -> int:
         return self._engine.version
 
+    @classmethod
+    def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
+        """A `protocols.ServerFactory`: it reads the trainer's model where that is a neighbour, else it loads one."""
+        model, reads_trainer = policy_model(rank, policy)
+        return cls(
+            model,
+            max_length=policy.max_context,
+            decode=decoder(policy),
+            stopwatch=rank.stopwatch,
+            reads_trainer=reads_trainer,
+            **options,
+        )
+
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
+        partial_ids: Sequence[int] = (),
     ) -> Completion:
         if self._is_closed:
             raise ServerError("the embedded server is closed")
         started = time.perf_counter()
-        prompt = check_request(
+        request = check_request(
             prompt_ids,
             sampling,
             request_id,
             media,
+            partial_ids,
             vocab_size=self._vocab_size,
             max_length=self._max_length,
             can_decode=self._can_decode,
         )
-        request = Request(request_id, prompt, sampling)
         self._engine.add(request)
         self._num_requests += 1
         future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self._futures[request_id] = future
         self._drive_if_needed()
         try:
-            _, reason = await future
+            _, reason, version = await future
         except asyncio.CancelledError:
             if self._futures.pop(request_id, None) is not None:
                 self._engine.abort(request_id)
             raise
-        elapsed = time.perf_counter() - started
-        return Completion(request.partial_ids, request.partial_logprobs, reason, request.versions, elapsed)
+        return request.completion(reason, version, time.perf_counter() - started)
 
     async def abort(self, request_id: str) -> None:
         """Ends a running or waiting request with its tokens so far; without one, nothing happens."""
@@ -124,16 +147,19 @@ class EmbeddedServer:
         await self.abort(request_id)
         self._engine.release(request_id)
 
-    async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
+    async def suspend(self, how: Suspension = "finish") -> None:
         if self._replay_log.is_followed:
             await self._update_is_due()
         else:
             self._engine.is_admitting = False
-        if on_weight_update != "finish":
-            self._engine.interrupt(keep_partial=on_weight_update == "abort_continue")
+        for finished in self._engine.abort_running() if how == "abort" else ():
+            self._deliver(finished)
         if self._driver is not None:
             # The driver ends with the last running request; cancelling this wait must not cancel it.
             await asyncio.shield(self._driver)
+
+    async def receive(self, weights: NamedTensors) -> int:
+        return write_weights(self.model, weights)
 
     async def resume(self, version: int) -> None:
         self._engine.update(version)
@@ -173,6 +199,7 @@ class EmbeddedServer:
             max_length=self._max_length,
             max_concurrency=self._max_concurrency,
             cache_bytes=self._kv_cache_bytes,
+            needs_weights=not self._reads_trainer,
         )
 
     def _drive_if_needed(self) -> None:

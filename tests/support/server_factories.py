@@ -1,0 +1,68 @@
+"""Servers in processes of their own, made in a module that those processes can import."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from turnwise.build.placement import set_torch_threads
+from turnwise.cluster.messages import SetUp
+from turnwise.cluster.server_process import ServerProcess
+from turnwise.cluster.shared_tensors import Written
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.protocols import NamedTensors
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+
+STEP_S = 0.02
+"""Seconds of a step of the other process's engine, so that a request of forty tokens can be met in the middle."""
+
+
+class SharingProcess(ServerProcess):
+    """Brings weights to shared memory itself, as the transfer of a run does."""
+
+    def __init__(self, *talk: Any) -> None:
+        super().__init__(*talk)
+        self._written = Written()
+
+    async def receive(self, weights: NamedTensors) -> int:
+        return await super().receive(self._written.share(weights))
+
+    async def let_it_sample(self) -> None:
+        await asyncio.sleep(8 * STEP_S)
+
+
+def server_in_a_process(model: PreTrainedModel, **options: Any) -> SharingProcess:
+    """An embedded server with a copy of the model."""
+    process = SharingProcess(_run_elsewhere, Watchdog(), Stopwatch(), None, "the replica")
+    set_up = SetUp(dict(os.environ), list(sys.path), os.getcwd(), {}, partial(set_torch_threads, 1))
+    process.begin(set_up, partial(_make, model, options), RankContext("actor_infer"))
+    process.wait_until_ready()
+    return process
+
+
+def _make(model: PreTrainedModel, options: dict[str, Any], rank: RankContext) -> EmbeddedServer:
+    server = EmbeddedServer(model, stopwatch=rank.stopwatch, **options)
+    step: Callable[[], Any] = server._engine.step
+
+    def slow() -> Any:
+        time.sleep(STEP_S)
+        return step()
+
+    server._engine.step = slow  # type: ignore[method-assign]
+    return server
+
+
+def _run_elsewhere(main: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a coroutine where the calling thread has a running event loop."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, main).result()

@@ -1,0 +1,100 @@
+"""The inference servers of a config: one in this process, or several in processes of their own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+
+from turnwise.build.placement import build_placement, cpu_threads, num_devices, sampling_device, set_torch_threads
+from turnwise.build.run import seed_process
+from turnwise.cluster.messages import SetUp
+from turnwise.cluster.placement import require_devices
+from turnwise.cluster.server_process import ServerProcess
+from turnwise.config import AgenticConfig
+from turnwise.entry_points import load_class
+from turnwise.errors import ConfigError
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.protocols import InferenceServer
+from turnwise.replay_log import ReplayLog
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime_info import PolicyInfo
+from turnwise.spec import STRATEGIES
+
+logger = logging.getLogger(__name__)
+
+
+def build_servers(
+    config: AgenticConfig,
+    policy: PolicyInfo,
+    event_loop: WatchedRunner,
+    stopwatch: Stopwatch,
+    replay_log: ReplayLog,
+    max_concurrency: int,
+    neighbours: Mapping[str, Any],
+) -> list[InferenceServer]:
+    """The replicas, one for each of actor_infer's devices; a single one lives in this process, and reads a neighbour's model
+    if it can.
+
+    Raises:
+        ConfigError: the machine lacks a device.
+        WorkerError: a replica's process ends.
+    """
+    found = load_class(_entry(config), "actor_infer.strategy_args.strategy_name", ConfigError)
+    options = dict(config.actor_infer.strategy_args.strategy_config)
+    is_embedded = issubclass(found, EmbeddedServer)
+    if is_embedded:
+        options = {"max_concurrency": max_concurrency, **options}
+    if config.num_replicas > 1:
+        return list(_processes(config, partial(_make_server, config, policy, options), event_loop, stopwatch))
+    if is_embedded:
+        options["replay_log"] = replay_log
+    device = str(sampling_device(config))
+    rank = RankContext("actor_infer", device=device, neighbours=neighbours, stopwatch=stopwatch)
+    return [_make_server(config, policy, options, rank)]
+
+
+def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner, stopwatch: Stopwatch) -> list[ServerProcess]:
+    """Replicas in processes of their own, which share the threads of the rollouts."""
+    placement, devices = build_placement(config), config.actor_infer.device_mapping or ()
+    require_devices("actor_infer", devices, num_devices(config), placement.accelerator)
+    size = config.num_replicas
+    num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)
+    logger.info("%d replicas of the inference server, each in a process with %d threads", size, num_threads)
+    levels = {name: logging.getLogger(name).level for name in ("", "turnwise")}
+    set_up = SetUp(dict(os.environ), list(sys.path), os.getcwd(), levels, partial(_begin, config, num_threads))
+    processes: list[ServerProcess] = []
+    with ExitStack() as on_error:
+        for replica in range(size):
+            device = placement.device(devices[replica * len(devices) // size])
+            talk = (event_loop.run, event_loop.watchdog, stopwatch, None, f"inference replica {replica}")
+            processes.append(ServerProcess(*talk))
+            on_error.callback(processes[-1].end)
+            processes[-1].begin(set_up, factory, RankContext("actor_infer", replica, size, device=device))
+        for process in processes:
+            process.wait_until_ready()
+        on_error.pop_all()
+    return processes
+
+
+def _begin(config: AgenticConfig, num_threads: int) -> None:
+    set_torch_threads(num_threads)
+    seed_process(config)
+
+
+def _make_server(config: AgenticConfig, policy: PolicyInfo, options: Mapping[str, Any], rank: RankContext) -> InferenceServer:
+    found: Any = load_class(_entry(config), "actor_infer.strategy_args.strategy_name", ConfigError)
+    server: InferenceServer = found.for_policy(rank, policy, **options)
+    return server
+
+
+def _entry(config: AgenticConfig) -> str:
+    return STRATEGIES[config.actor_infer.strategy_args.strategy_name].entry

@@ -1,0 +1,97 @@
+"""The child process of an inference server: answers calls concurrently, each as soon as it is done."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from typing import Any, NamedTuple
+
+from turnwise.cluster.child import Child, Wire, begin, portable
+from turnwise.cluster.messages import Reply, dumps, loads
+from turnwise.cluster.shared_tensors import Shared, SharedTensors
+from turnwise.runtime.token_counts import TokenCounts
+
+
+class ServerCall(NamedTuple):
+    """A call of a method of the server; without a method, the end of an earlier call that nobody waits for any more."""
+
+    number: int
+    method: str = ""
+    args: tuple[Any, ...] = ()
+
+
+class ServerReply(NamedTuple):
+    """The reply to a call, and how many tokens the server has sampled since the last one."""
+
+    number: int
+    reply: Reply
+    num_sampled: int
+
+
+def serve(connection: Any, stacks: Any) -> None:
+    """Answers commands one by one until a server is made, and then its calls, until the connection's other end is closed."""
+    wire = begin(connection, stacks)
+    child = Child(wire)
+    while not child.workers:
+        try:
+            message = wire.receive()
+        except (EOFError, OSError):
+            return
+        wire.send(child.answer(message))
+    [server] = child.workers.values()
+    asyncio.run(_Calls(wire, server, child).answer_all())
+
+
+class _Calls:
+    """The running calls of a server."""
+
+    def __init__(self, wire: Wire, server: Any, child: Child) -> None:
+        self._wire = wire
+        self._server = server
+        self._stopwatch = child.stopwatch
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._shared: dict[str, SharedTensors] = {}
+
+    async def answer_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        is_over = asyncio.Event()
+
+        def read() -> None:
+            try:
+                while True:
+                    loop.call_soon_threadsafe(self._begin, loads(self._wire.receive()))
+            except (EOFError, OSError):
+                loop.call_soon_threadsafe(is_over.set)
+
+        threading.Thread(target=read, name="reader", daemon=True).start()
+        await is_over.wait()
+
+    def _begin(self, call: ServerCall) -> None:
+        if call.method:
+            self._running[call.number] = asyncio.get_running_loop().create_task(self._answer(call), name=call.method)
+        elif call.number in self._running:
+            self._running[call.number].cancel()
+
+    async def _answer(self, call: ServerCall) -> None:
+        reply = Reply()
+        try:
+            args = [self._opened(value) if isinstance(value, Shared) else value for value in call.args]
+            value = getattr(self._server, call.method)(*args)
+            reply.value = await value if inspect.isawaitable(value) else value
+        except asyncio.CancelledError:
+            return
+        except Exception as error:  # boundary: the process that waits for the reply gets the exception
+            reply.error = portable(error)
+        finally:
+            del self._running[call.number]
+        watch = self._stopwatch
+        reply.spans, watch.spans = watch.spans, []
+        reply.tokens, watch.tokens = watch.tokens, TokenCounts()
+        num_sampled, watch.num_sampled = watch.num_sampled, 0
+        self._wire.send(dumps(ServerReply(call.number, reply, num_sampled)))
+
+    def _opened(self, shared: Shared) -> SharedTensors:
+        if shared.path not in self._shared:
+            self._shared[shared.path] = SharedTensors(shared)
+        return self._shared[shared.path]
