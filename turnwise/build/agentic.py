@@ -75,7 +75,7 @@ def build_agentic(
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
     replay_log = build_replay_log(config, folder, is_asynchronous, replay)
     placement, device = build_placement(config, is_apart=is_asynchronous), sampling_device(config)
-    if placement.cluster == "process":
+    if placement.cluster == "process" or config.num_replicas > 1:
         prepare_run(config)
     policy = open_policy(config, stopwatch=stopwatch, replay_log=replay_log)
     with ExitStack() as on_error:

@@ -14,11 +14,12 @@ from turnwise.runtime.rank import launched
 
 
 def prepare_run(config: AgenticConfig | SFTConfig) -> None:
-    """Begins the imports of training processes, beside those of this process, if there are to be any."""
-    if config.trains_apart and launched() == (0, 1):
+    """Begins the imports of processes that train or serve, beside those of this process, if there are to be any."""
+    has_replicas = isinstance(config, AgenticConfig) and config.num_replicas > 1
+    if (config.trains_apart or has_replicas) and launched() == (0, 1):
         from turnwise.cluster.fork_server import prepare_processes
 
-        prepare_processes(["turnwise.build.roles"])
+        prepare_processes(["turnwise.build.roles", *(["turnwise.build.servers"] if has_replicas else [])])
 
 
 def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]:

@@ -133,6 +133,8 @@ def _model(path: str, shape: ModelShape | None) -> str:
 def _role(role: Role, where: str) -> str:
     if role.device_mapping is not None:
         where = f"a process for each of devices {_ranks(role.device_mapping)}"
+        if len(role.device_mapping) > 1 and STRATEGIES[role.strategy_args.strategy_name].kind == "sampling":
+            where = f"a replica in a process for each of devices {_ranks(role.device_mapping)}"
         where = where if len(role.device_mapping) > 1 else f"device {role.device_mapping[0]}"
     arguments = role.model_args
     parts = [role.strategy_args.strategy_name, where, arguments.dtype, f"attention {arguments.attn_implementation}"]

@@ -94,7 +94,8 @@ def _samples_apart(config: AgenticConfig) -> bool:
 
 
 def _has_devices(config: AgenticConfig | SFTConfig) -> bool:
-    return any(config.device_mappings.values())
+    has_replicas = isinstance(config, AgenticConfig) and config.num_replicas > 1
+    return has_replicas or any(config.device_mappings.values())
 
 
 def _has_unlocked(config: AgenticConfig, split: Split) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import re
@@ -568,6 +569,15 @@ def test_other_tensors_than_the_first_are_refused(tensors, message):
     shared = SharedTensors.of([("a", torch.zeros(2, 3))])
     with pytest.raises(WorkerError, match=message):
         shared.write(tensors)
+
+
+def test_memory_that_can_not_be_had_is_told_before_anything_is_written(monkeypatch):
+    def too_small(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", too_small)
+    with pytest.raises(WorkerError, match=r"the 4 MB that bring the weights to other processes can't be had: No space left"):
+        SharedTensors.of([("a", torch.zeros(2**20))])
 
 
 @pytest.mark.parametrize(

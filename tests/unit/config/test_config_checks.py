@@ -332,7 +332,6 @@ def test_this_version_runs_the_main_job() -> None:
         ({"custom_envs": {"Lake": {"env_type": "webshop"}}}, "webshop isn't in this version"),
         ({"trace": {"backend": "jsonl"}}, "tracing"),
         ({"actor_train": {"strategy_args": {"strategy_config": {"zero": 2}}}}, "actor_train.strategy_args.strategy_config"),
-        ({"actor_infer": {"device_mapping": [0, 1]}}, "actor_infer.device_mapping: actor_infer on several devices"),
     ],
 )
 def test_valid_settings_of_later_versions_are_named(keys: dict[str, Any], part: str) -> None:
