@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from turnwise.runtime.rank import RankContext
+from turnwise.runtime_info import MemoryKind as MemoryKind
 from turnwise.runtime_info import PolicyInfo, ServerInfo, StrategyInfo
 from turnwise.types import (
     Batch,
@@ -29,7 +30,6 @@ from turnwise.types import (
     Turn,
 )
 
-MemoryKind = Literal["weights", "kv_cache", "optimizer"]
 Output = Literal["logprobs", "entropy", "values", "next_values"]
 """A token's log-prob, the entropy of its distribution, and the values of the states before and after it."""
 Route = Literal["split", "broadcast", "rank0"]

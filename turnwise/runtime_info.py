@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from turnwise.model_folder import NOTHING, Trust
+
+MemoryKind = Literal["weights", "kv_cache", "optimizer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +74,5 @@ class ServerInfo:
     """Bound of its cached keys and values in bytes; 0 if it keeps none between requests."""
     needs_weights: bool = True
     """Whether weights are sent to it, because its model isn't the trainer's own."""
+    sleeps: frozenset[MemoryKind] = frozenset({"kv_cache"})
+    """The kinds of its memory that it can put away."""

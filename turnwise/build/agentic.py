@@ -28,6 +28,8 @@ from turnwise.build.rows import build_tasks
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.build.run_table import info_of, logged
 from turnwise.build.source import build_source, num_planned_steps
+from turnwise.build.turns import give_turns
+from turnwise.cluster.placement import Placement
 from turnwise.cluster.shared_tensors import Written
 from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.entry_points import load_class
@@ -98,7 +100,9 @@ def build_agentic(
         on_error.callback(lambda: policy.event_loop.run(served.servers.close()))
         if replay_log is not None:
             begin_replay_log(replay_log, config, served, device)
-        pipeline = _assemble(config, folder, served, cluster, actor_train, algorithm, kl_ctrl, is_quiet, rollouts, tasks)
+        pipeline = _assemble(
+            config, folder, placement, served, cluster, actor_train, algorithm, kl_ctrl, is_quiet, rollouts, tasks
+        )
         policy.watchdog.start()  # a checkpoint is loaded before the event loop's first turn
         begin(config, folder, pipeline)
         on_error.pop_all()
@@ -108,6 +112,7 @@ def build_agentic(
 def _assemble(
     config: AgenticConfig,
     folder: RunFolder,
+    placement: Placement,
     policy: ServedPolicy,
     cluster: Cluster,
     actor_train: ModelRole,
@@ -130,6 +135,10 @@ def _assemble(
     if "values" in algorithm.needs:
         valued = partial(critic_strategy, config, policy.tokenizer, folder.path)
         critic = make_role("critic", cluster.spawn("critic", valued), batch_plan(config, "critic"))
+    own = {role.name: role for role in (actor_train, reference, critic) if role is not None and not role.is_base}
+    transfer_turn = give_turns(config, placement, policy, own)
+    if reference is not None:
+        reference.take_turn = actor_train.take_turn
     source, num_steps = build_source(config, policy, algorithm.needs, rollouts, tasks)
     pictures = build_pictures(config, folder.path.name)
     parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
@@ -154,6 +163,7 @@ def _assemble(
         weight_transfer=ManagerTransfer(
             policy.servers,
             weights,
+            take_turn=transfer_turn,
             share=Written().share if config.num_replicas > 1 else None,
             on_weight_update=config.on_weight_update,
             watchdog=policy.watchdog,

@@ -51,6 +51,8 @@ class LLMServerManager:
         self._replica_of: OrderedDict[str, int] = OrderedDict()
         self._tokens_in_flight = dict.fromkeys(self._servers, 0)
         self._last_error: Exception | None = None
+        self.take_turn: Callable[[], Awaitable[None]] | None = None
+        """Called before requests are made, where roles take turns on a device."""
         self._in_flight: set[str] = set()
         """Conversations with a request that its caller hasn't aborted."""
         self._on_weight_update: OnWeightUpdate = "finish"
@@ -71,6 +73,8 @@ class LLMServerManager:
             ServerError: the request can't be served.
             ReplicasDeadError: no replica is left.
         """
+        if self.take_turn is not None:
+            await self.take_turn()
         pieces: list[Completion] = []
         self._in_flight.add(request_id)
         try:

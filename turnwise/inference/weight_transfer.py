@@ -21,7 +21,7 @@ class ManagerTransfer:
     `weights` gives the trainer's named tensors, or something to await that does, as another process needs. Servers that read
     the trainer's own parameters only need to be suspended and resumed: they drop their caches and their reordered copies of the
     weights. The others receive the tensors; where these are several or in other processes, `share` makes a form that all can
-    read. An update may take `timeout_s` seconds.
+    read. `take_turn` is called first, where roles take turns on a device. An update may take `timeout_s` seconds.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class ManagerTransfer:
         weights: Callable[[], NamedTensors | Awaitable[NamedTensors]],
         *,
         share: Callable[[NamedTensors], NamedTensors] | None = None,
+        take_turn: Callable[[], Awaitable[None]] | None = None,
         on_weight_update: OnWeightUpdate = "finish",
         watchdog: Watchdog | None = None,
         timeout_s: float | None = None,
@@ -37,6 +38,7 @@ class ManagerTransfer:
         self._servers = servers
         self._weights = weights
         self._share = share
+        self._take_turn = take_turn
         self._on_weight_update = on_weight_update
         self._watchdog = watchdog or Watchdog()
         self._timeout_s = timeout_s
@@ -51,6 +53,8 @@ class ManagerTransfer:
         started = time.perf_counter()
         waiter, awaited = "the pipeline", f"the weights of version {version} to reach the inference servers"
         async with self._watchdog.waiting(waiter, awaited, self._timeout_s, "deadlines.weights_s"):
+            if self._take_turn is not None:
+                await self._take_turn()
             weights = await self._fetch() if self._servers.info().needs_weights else None
             await self._servers.suspend(self._on_weight_update)
             if weights is not None and self._share is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from turnwise.batching.pack import blank, pack, unpack
 from turnwise.batching.plan import deal, denominators, micro_batches, optimizer_steps
-from turnwise.protocols import WHOLE_STEP, Loss, NeedsWholeStep, Output, StepPart, Workers
+from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, NeedsWholeStep, Output, StepPart, Workers
 from turnwise.runtime.stopwatch import Stopwatch, Work
 from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
 
@@ -69,6 +69,9 @@ class BatchPlan:
         return (step - self.first_step) * planned + number * planned / self.num_optimizer_steps(num_samples)
 
 
+TakeTurn = Callable[[str, Collection[MemoryKind] | None], None]
+
+
 class ModelRole:
     """`actor_train`, `reference` or `critic`, on whatever workers they run.
 
@@ -84,6 +87,7 @@ class ModelRole:
         stopwatch: Stopwatch | None = None,
         is_base: bool = False,
         old_log_probs: OldLogProbs = "if_needed",
+        owner: str | None = None,
     ) -> None:
         self.name = name
         self.workers = workers
@@ -91,10 +95,14 @@ class ModelRole:
         self.stopwatch = stopwatch or Stopwatch()
         self.is_base = is_base
         self.old_log_probs = old_log_probs
+        self.owner = owner or name
+        """The role whose memory these workers use."""
+        self.take_turn: TakeTurn | None = None
+        """Called before the workers compute, where roles take turns on a device."""
 
     def without_adapter(self, name: str, plan: BatchPlan) -> ModelRole:
         """The base model under this role's LoRA adapter, as another role on the same workers. Its calls carry its name."""
-        return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True)
+        return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True, owner=self.owner)
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:
         """Fills `into` of every sample with this model's log-probs of its tokens, and returns the metrics of the passes."""
@@ -217,6 +225,8 @@ class ModelRole:
         work = self.stopwatch.work
         if work.done >= work.total:
             self.stopwatch.work = Work("micro-batches", len(batches))
+        if self.take_turn is not None:
+            self.take_turn(self.owner, ["weights"] if method == "forward" else None)
         before = self.stopwatch.tokens
         results = self.workers.call(method, batches, route="split", **arguments).result()
         counts = self.stopwatch.tokens.minus(before)

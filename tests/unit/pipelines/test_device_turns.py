@@ -1,0 +1,154 @@
+"""Roles take turns on a device whose memory is counted, and which fails where optimiser state and KV are there together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from small_runs import run_small, small_config, training
+
+from turnwise.build import agentic
+from turnwise.build.turns import give_turns
+from turnwise.inference.embedded.engine import Engine
+from turnwise.inference.embedded.server import EmbeddedServer
+from turnwise.pipelines.device_turns import DeviceTurns, Resident
+from turnwise.training.torch_strategy import TorchStrategy
+
+
+class FakeDevice:
+    """A ledger of what lies on one accelerator: `(role, kind)`."""
+
+    def __init__(self) -> None:
+        self.present: set[tuple[str, str]] = set()
+        self.num_moves = 0
+        self.computed: dict[str, int] = {}
+        self.crowds: set[frozenset[tuple[str, str]]] = set()
+        """What was there while something computed."""
+
+    def bring(self, role: str, kinds: Any) -> None:
+        self.num_moves += 1
+        self.present |= {(role, kind) for kind in kinds}
+        assert not {"optimizer", "kv_cache"} <= {kind for _, kind in self.present}, f"out of memory: {sorted(self.present)}"
+
+    def take(self, role: str, kinds: Any) -> None:
+        self.num_moves += 1
+        self.present -= {(role, kind) for kind in kinds}
+
+    def compute(self, role: str, *needed: str, first: bool = False) -> None:
+        """`role` computes with these kinds of its memory, which its first computation allocates."""
+        if first:
+            self.bring(role, needed)
+        missing = {(role, kind) for kind in needed} - self.present
+        assert not missing, f"{role} computes without {sorted(missing)}"
+        self.computed[role] = self.computed.get(role, 0) + 1
+        self.crowds.add(frozenset(self.present))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """The one device of a run that takes itself for one on an accelerator."""
+    device, stepped = FakeDevice(), set()
+
+    def noted(kind: type, name: str, note: Callable[..., None]) -> None:
+        real = getattr(kind, name)
+
+        def call(self: Any, *args: Any, **options: Any) -> Any:
+            note(self, *args)
+            return real(self, *args, **options)
+
+        monkeypatch.setattr(kind, name, call)
+
+    def role(strategy: TorchStrategy) -> str:
+        return strategy._ranks.context.role
+
+    def step(strategy: TorchStrategy, *_: Any) -> None:
+        device.compute(role(strategy), "optimizer", first=role(strategy) not in stepped)
+        stepped.add(role(strategy))
+
+    noted(TorchStrategy, "train_step", step)
+    noted(TorchStrategy, "forward", lambda strategy, *_: device.compute(role(strategy)))
+    noted(TorchStrategy, "offload", lambda strategy, kinds: device.take(role(strategy), kinds))
+    noted(TorchStrategy, "onload", lambda strategy, kinds: device.bring(role(strategy), kinds))
+    noted(EmbeddedServer, "sleep", lambda _, kinds: device.take("actor_infer", kinds))
+    noted(EmbeddedServer, "wake", lambda _, kinds: device.bring("actor_infer", kinds))
+    noted(Engine, "step", lambda _: device.compute("actor_infer", "kv_cache", first="actor_infer" not in device.computed))
+
+    def on_it(config: Any, placement: Any, *others: Any) -> Any:
+        return give_turns(config, replace(placement, accelerator="fake"), *others)
+
+    monkeypatch.setattr(agentic, "give_turns", on_it)
+    return device
+
+
+PPO = {"adv_estimator": "gae", "critic": training(1e-3, 8)}
+KL = {"use_kl_loss": True, "kl_loss_coef": 0.01}
+RUNS = {
+    "one model": {},
+    "a server of its own": {"actor_infer": {"model_args": {"dtype": "bf16"}}},
+    "a critic and a reference": PPO | KL,
+    "a policy kept for two steps": {"actor_train": {**training(1e-3, 8), "model_update_frequency": 2}},
+}
+
+
+@pytest.mark.parametrize(
+    "changes", [value for name, value in RUNS.items() if name != "the trainer elsewhere"], ids=list(RUNS)[:4]
+)
+def test_a_run_never_has_optimiser_state_and_kv_on_a_device(tiny_model, tmp_path, device, changes) -> None:
+    own = {"max_steps": 4, "save_steps": 2, "eval_steps": 2, "val_batch_size": 2, "actor_train": training(1e-3, 8)}
+    run_small(small_config(tiny_model, tmp_path / "runs", **own | changes))
+    trained = {"actor_train", "critic"} if "critic" in changes else {"actor_train"}
+    assert trained < set(device.computed) and device.computed["actor_train"] >= 4
+    kinds = [{kind for _, kind in crowd} for crowd in device.crowds]
+    assert {"kv_cache"} in [found & {"kv_cache", "optimizer"} for found in kinds]
+    assert {"optimizer"} in [found & {"kv_cache", "optimizer"} for found in kinds]
+    for crowd in device.crowds:
+        assert len({role for role, kind in crowd if kind == "optimizer"}) <= 1
+
+
+def test_on_a_cpu_and_in_asynchronous_runs_nobody_is_put_away(tiny_model, tmp_path) -> None:
+    pipelines = [run_small(small_config(tiny_model, tmp_path / "runs", max_steps=1, save_steps=0))]
+    assert pipelines[0].actor_train.take_turn is None and pipelines[0].actor_infer.take_turn is None
+
+
+def resident(ledger: list[str], name: str, devices: set[int], kinds: set[Any]) -> Resident:
+    async def put_away(moved: list[Any]) -> None:
+        ledger.append(f"-{name} {','.join(moved)}")
+
+    async def bring_back(moved: list[Any]) -> None:
+        ledger.append(f"+{name} {','.join(moved)}")
+
+    return Resident(frozenset(devices), frozenset(kinds), put_away, bring_back)
+
+
+def test_turns_make_room_before_they_take_it_and_leave_other_devices_alone() -> None:
+    async def scenario() -> list[str]:
+        ledger: list[str] = []
+        turns = DeviceTurns(
+            {
+                "actor_train": resident(ledger, "train", {0, 1}, {"weights", "optimizer"}),
+                "critic": resident(ledger, "critic", {2}, {"weights", "optimizer"}),
+                "actor_infer": resident(ledger, "infer", {1}, {"weights", "kv_cache"}),
+            }
+        )
+        await turns.take("actor_infer")
+        await turns.take("actor_infer")
+        await turns.take("actor_train", ["weights"])
+        await turns.take("actor_train")
+        await turns.transfer()
+        await asyncio.gather(*(turns.take("actor_infer") for _ in range(3)))
+        await turns.take("nobody")
+        return ledger
+
+    assert asyncio.run(scenario()) == [
+        "-train optimizer,weights",
+        "-infer kv_cache,weights",
+        "+train weights",
+        "+train optimizer",
+        "-train optimizer",
+        "+infer weights",
+        "-train weights",
+        "+infer kv_cache",
+    ]

@@ -1,0 +1,65 @@
+"""Roles that share an accelerator take turns for its memory, where the run is synchronous."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from turnwise.protocols import MemoryKind
+
+Move = Callable[[list[MemoryKind]], Awaitable[object]]
+
+
+@dataclass(slots=True)
+class Resident:
+    """What a role keeps in the memory of its devices and can put away. Weights that another role reads aren't among it."""
+
+    devices: frozenset[int]
+    kinds: frozenset[MemoryKind]
+    put_away: Move
+    bring_back: Move
+    present: set[MemoryKind] = field(default_factory=set)
+    """The kinds that are on the devices now."""
+
+    def __post_init__(self) -> None:
+        self.present = set(self.kinds)
+
+
+class DeviceTurns:
+    """Knows who is awake on which device. Before a role computes, the others there put away what they don't need; then its own
+    comes back. So optimiser state and KV are never there together, while the weights of two roles are during a transfer.
+
+    A role calls `take` itself, so the training loop knows nothing of it.
+    """
+
+    def __init__(self, residents: Mapping[str, Resident]) -> None:
+        self._residents = residents
+        self._lock = asyncio.Lock()
+
+    async def take(self, role: str, kinds: Collection[MemoryKind] | None = None) -> None:
+        """`role` computes next, with these kinds of its memory (default: all)."""
+        own = self._residents.get(role)
+        if own is not None:
+            await self._share({role: own.kinds if kinds is None else frozenset(kinds)}, own.devices)
+
+    async def transfer(self) -> None:
+        """Weights go from the trainer to the servers next: both have theirs, and nothing else is there."""
+        weights: frozenset[MemoryKind] = frozenset({"weights"})
+        devices = [self._residents[role].devices for role in ("actor_train", "actor_infer")]
+        await self._share({"actor_train": weights, "actor_infer": weights}, devices[0] | devices[1])
+
+    async def _share(self, wanted: Mapping[str, frozenset[MemoryKind]], devices: frozenset[int]) -> None:
+        """Leaves only what is wanted on the devices. Room is made before it is taken."""
+        async with self._lock:
+            for role, resident in self._residents.items():
+                leaving = resident.present - wanted.get(role, frozenset())
+                if leaving and resident.devices & devices:
+                    await resident.put_away(sorted(leaving))
+                    resident.present -= leaving
+            for role, kinds in wanted.items():
+                resident = self._residents[role]
+                coming = (resident.kinds & kinds) - resident.present
+                if coming:
+                    await resident.bring_back(sorted(coming))
+                    resident.present |= coming
