@@ -55,9 +55,8 @@ class LLMServerManager:
         """Called before requests are made, where roles take turns on a device."""
         self._in_flight: set[str] = set()
         """Conversations with a request that its caller hasn't aborted."""
-        self._on_weight_update: OnWeightUpdate = "finish"
-        self._num_interruptions = 0
-        """Suspensions that interrupted running requests."""
+        self._interrupted: OnWeightUpdate = "finish"
+        """What becomes of interrupted requests, by the last update that interrupted any."""
 
     @property
     def servers(self) -> tuple[InferenceServer, ...]:
@@ -79,13 +78,12 @@ class LLMServerManager:
         self._in_flight.add(request_id)
         try:
             while True:
-                num_interruptions = self._num_interruptions
                 partial = join(pieces).token_ids.tolist() if pieces else []
                 pieces.append(await self._piece(prompt_ids, sampling, request_id, media, partial))
-                is_interrupted = pieces[-1].finish_reason == "aborted" and self._num_interruptions > num_interruptions
-                if not is_interrupted or request_id not in self._in_flight:
+                is_interrupted = pieces[-1].finish_reason == "aborted" and request_id in self._in_flight
+                if not is_interrupted or self._interrupted == "finish":
                     return join(pieces)
-                if self._on_weight_update == "abort_restart":
+                if self._interrupted == "abort_restart":
                     pieces.clear()
         finally:
             self._in_flight.discard(request_id)
@@ -135,9 +133,9 @@ class LLMServerManager:
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
         """Suspends all replicas. Running requests are finished, or they are interrupted and, with the new weights, go on from
         their tokens so far (`abort_continue`) or start over (`abort_restart`)."""
-        self._on_weight_update = on_weight_update
         how: Suspension = "finish" if on_weight_update == "finish" else "abort"
-        self._num_interruptions += how == "abort"
+        if how == "abort":
+            self._interrupted = on_weight_update
         await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(how))
 
     async def receive(self, weights: NamedTensors) -> int:
