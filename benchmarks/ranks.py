@@ -1,11 +1,13 @@
-"""Training on two ranks of one thread each against one rank of two threads, and how even the ranks' shares are.
+"""Training on two ranks of one thread each against one rank of two threads, and how even the ranks' shares are; rollouts from
+two inference servers in processes of one thread each against one server of two threads in the process of the run.
 
     python benchmarks/ranks.py [--rounds N]
 
 Both train the `tiny` preset with random weights on the same 128 samples of the quickstart's rollouts, an optimiser step of
 cross entropy each. They run by turns, round after round; the ratio is the median of pairs. Shares are of the ranks' time:
 passes, the sum of gradients (which includes waiting for the slower rank), the optimiser, and the rest, in which a rank waits
-for orders. On one CPU two ranks share what one has, so that their ratio says what ranks cost, not what they gain.
+for orders. Servers play 64 episodes of FrozenLake with a tiny random model; the share is that of their engines in the
+seconds that their processes had. On one CPU two of anything share what one has, so that a ratio says what they cost.
 """
 
 from __future__ import annotations
@@ -15,25 +17,31 @@ import json
 import statistics
 import time
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from machine import describe_machine
 from train import LEARNING_RATE, load, make_model
 
 from turnwise.batching.plan import deal
-from turnwise.build.cluster import set_torch_threads
+from turnwise.build.placement import set_torch_threads
+from turnwise.build.rollouts import build_scheduler, open_served_policy
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.placement import place
 from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.models.make import make_model as make_tiny_model
 from turnwise.models.packed_attention import PACKED_ATTENTION
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.stopwatch import ENGINE, Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings
@@ -41,6 +49,7 @@ from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Sample
 
 THREADS = 2
+EXAMPLE = Path(__file__).parent.parent / "examples" / "frozen_lake" / "agentic.yaml"
 PLAN = BatchPlan(samples_per_step=128, max_length=512, seed=0, max_tokens_train=4096)
 
 
@@ -66,7 +75,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "ranks.json"))
     options = parser.parse_args()
-    prepare_processes(["turnwise.build.roles"])
+    prepare_processes(["turnwise.build.roles", "turnwise.build.servers"])
     samples = load()[:128]
     tokens = sum(sample.num_tokens for sample in samples)
     rates: dict[int, list[float]] = {1: [], 2: []}
@@ -81,11 +90,15 @@ def main() -> None:
         shares = {size: contender.shares() for size, contender in contenders.items()}
         for contender in contenders.values():
             contender.cluster.shutdown()
+    served, busy = replicas(options.rounds)
     result = {
         "tokens_per_s": {f"{size} ranks": round(statistics.median(values)) for size, values in rates.items()},
         "2 ranks / 1 rank": round(statistics.median(b / a for a, b in zip(rates[1], rates[2], strict=True)), 2),
         "shares": {f"{size} ranks": share for size, share in shares.items()},
         "imbalance": imbalance(),
+        "sampled_tokens_per_s": {f"{size} servers": round(statistics.median(values)) for size, values in served.items()},
+        "2 servers / 1 server": round(statistics.median(b / a for a, b in zip(served[1], served[2], strict=True)), 2),
+        "engine_share": {f"{size} servers": share for size, share in busy.items()},
         "rounds": options.rounds,
         "machine": describe_machine() | {"threads": THREADS},
     }
@@ -119,6 +132,37 @@ class Contender:
         own = {name: seconds / (self.size * self.seconds) for name, seconds in self.stopwatch.seconds.items()}
         known = {name: round(own[name], 3) for name in ("forward and backward", "sum over ranks", "optimizer") if name in own}
         return known | {"waiting": round(1 - sum(known.values()), 3)}
+
+
+def replicas(rounds: int) -> tuple[dict[int, list[float]], dict[int, float]]:
+    """Sampled tokens per second of each round, and the engines' share of time, by the number of servers."""
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    engines: dict[int, list[float]] = {1: [], 2: []}
+    with TemporaryDirectory() as folder, ExitStack() as ends:
+        make_tiny_model("tiny", Path(folder), [EXAMPLE.read_text(encoding="utf-8")])
+        schedulers = {}
+        for size in rates:
+            values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")) | {"pretrain": folder, "num_gpus_per_node": size}
+            values["actor_infer"] = values.get("actor_infer", {}) | {"device_mapping": list(range(size))}
+            config = parse_config(values, AgenticConfig)[0]
+            policy = open_served_policy(config)
+            ends.callback(policy.close)
+            schedulers[size] = policy, build_scheduler(config, policy, "train")
+        for number in range(rounds + 1):
+            for size, (policy, scheduler) in schedulers.items():
+                watch = policy.stopwatch
+                before, started = (watch.num_sampled, engine_s(watch)), time.perf_counter()
+                scheduler.get_batch(64)
+                seconds = time.perf_counter() - started
+                if number:
+                    rates[size].append((watch.num_sampled - before[0]) / seconds)
+                    engines[size].append((engine_s(watch) - before[1]) / seconds / size)
+    return rates, {size: round(statistics.median(shares), 2) for size, shares in engines.items()}
+
+
+def engine_s(stopwatch: Stopwatch) -> float:
+    """Seconds of all engines."""
+    return sum(seconds for track, seconds in stopwatch.totals.items() if track.endswith(ENGINE))
 
 
 def imbalance() -> dict[str, float]:

@@ -254,5 +254,5 @@ def test_end_tokens_of_the_generation_config_end_a_turn(tiny_model, tmp_path):
     config = make_config(tiny_model, tmp_path)
     policy = open_served_policy(config)
     policy.close()
-    assert set(policy.template.stop_token_ids) >= set(policy.model.generation_config.eos_token_id)
-    assert len(policy.model.generation_config.eos_token_id) == 2
+    assert set(policy.template.stop_token_ids) >= set(policy.info.stop_token_ids)
+    assert len(policy.info.stop_token_ids) == 2
