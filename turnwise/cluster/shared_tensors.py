@@ -126,7 +126,7 @@ def _new_file(num_bytes: int) -> tuple[str, Any]:
         file = tempfile.NamedTemporaryFile(prefix="turnwise-")  # noqa: SIM115
         path = file.name
     try:
-        if hasattr(os, "posix_fallocate"):
+        if "posix_fallocate" in dir(os):
             os.posix_fallocate(file.fileno(), 0, num_bytes)
         else:
             os.ftruncate(file.fileno(), num_bytes)

@@ -131,17 +131,15 @@ def _model(path: str, shape: ModelShape | None) -> str:
 
 
 def _role(role: Role, where: str) -> str:
+    kind = STRATEGIES[role.strategy_args.strategy_name].kind
     if role.device_mapping is not None:
-        where = f"a process for each of devices {_ranks(role.device_mapping)}"
-        if len(role.device_mapping) > 1 and STRATEGIES[role.strategy_args.strategy_name].kind == "sampling":
-            where = f"a replica in a process for each of devices {_ranks(role.device_mapping)}"
+        where = f"a {'server' if kind == 'sampling' else 'process'} for each of devices {_ranks(role.device_mapping)}"
         where = where if len(role.device_mapping) > 1 else f"device {role.device_mapping[0]}"
     arguments = role.model_args
     parts = [role.strategy_args.strategy_name, where, arguments.dtype, f"attention {arguments.attn_implementation}"]
-    is_trained = STRATEGIES[role.strategy_args.strategy_name].kind == "train"
-    if is_trained and arguments.lora_rank is not None:
+    if kind == "train" and arguments.lora_rank is not None:
         parts.append(f"LoRA rank {arguments.lora_rank}")
-    if is_trained and arguments.freeze_module_prefix:
+    if kind == "train" and arguments.freeze_module_prefix:
         parts.append(f"frozen: {', '.join(arguments.freeze_module_prefix)}")
     return ", ".join(parts)
 

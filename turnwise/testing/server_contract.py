@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -298,10 +299,16 @@ async def close_fails_what_is_in_flight(make_server: ServerFactory, model: PreTr
     assert isinstance(failure, ServerError)
 
 
+@runtime_checkable
+class SamplesElsewhere(Protocol):
+    """A server in another process, which can be waited for until it has sampled a few tokens."""
+
+    async def let_it_sample(self) -> None: ...
+
+
 async def _let_it_sample(server: InferenceServer) -> None:
-    """Some turns of the event loop, in which a server in this process samples a few tokens. One elsewhere has a
-    `let_it_sample`."""
-    if hasattr(server, "let_it_sample"):
+    """Some turns of the event loop, in which a server in this process samples a few tokens."""
+    if isinstance(server, SamplesElsewhere):
         await server.let_it_sample()
     for _ in range(20):
         await asyncio.sleep(0)

@@ -1,0 +1,102 @@
+"""The contracts of inference servers. `turnwise.protocols` has them too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Protocol
+
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime_info import MemoryKind, PolicyInfo, ServerInfo
+from turnwise.types import Completion, Media, Metric, SamplingParams
+
+NamedTensors = Iterable[tuple[str, Any]]
+"""`(Hugging Face name, tensor)` pairs."""
+OnWeightUpdate = Literal["finish", "abort_continue", "abort_restart"]
+Suspension = Literal["finish", "abort"]
+"""Whether running requests are finished, or end at once with their partial tokens."""
+
+
+class PolicyServer(Protocol):
+    """Samples from the policy, token in, token out: one replica, or the manager of several."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+    ) -> Completion:
+        """Samples a response to `prompt_ids`, the *whole* context. `request_id` names the conversation: a server keeps the
+        context's KV under this id and reuses it for the next request that extends the context.
+
+        Raises:
+            ServerError: this request can't be served (too long, bad token); others are not touched.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a running request, whose `generate` returns its partial tokens with finish reason `aborted`."""
+        ...
+
+    async def release(self, request_id: str) -> None:
+        """Drops the KV of a conversation that is over."""
+        ...
+
+    async def suspend(self) -> None:
+        """Holds back new requests, finishes the running ones, and returns when none is left."""
+        ...
+
+    async def resume(self, version: int) -> None:
+        """Drops every prefix that older weights computed, and admits requests again. The weights are now those of `version`."""
+        ...
+
+    async def sleep(self, kinds: Iterable[MemoryKind]) -> None: ...
+
+    async def wake(self, kinds: Iterable[MemoryKind]) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def info(self) -> ServerInfo:
+        """What it really runs, whatever the config asked for."""
+        ...
+
+
+class InferenceServer(PolicyServer, Protocol):
+    """One data-parallel replica. The manager brings what it asks for here, and goes on with what was interrupted."""
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
+        partial_ids: Sequence[int] = (),
+    ) -> Completion:
+        """See `PolicyServer`. `partial_ids` are the response's tokens from before an interruption. They count towards
+        `max_new_tokens`, stop strings and the tokens' own seeds, and the completion holds only those that follow.
+        """
+        ...
+
+    async def suspend(self, how: Suspension = "finish") -> None:
+        """Holds back new requests, finishes the running ones or ends them with finish reason `aborted`, and returns when none
+        is left."""
+        ...
+
+    async def receive(self, weights: NamedTensors) -> int:
+        """Writes new values into its own weights, between `suspend` and `resume`; the number of bytes written. Called if
+        `info().needs_weights`.
+
+        Raises:
+            ModelError: names or shapes don't fit its model, or a tensor of its model got no value.
+        """
+        ...
+
+
+class ServerFactory(Protocol):
+    """Makes a replica in the process that calls it, with what that loads. Nobody else loads a model for a server."""
+
+    def __call__(self, rank: RankContext, policy: PolicyInfo, **options: Any) -> InferenceServer: ...
+
+
+class WeightTransfer(Protocol):
+    """Moves the policy from the trainer's ranks into the servers' replicas: suspends the servers, copies the weights, raises
+    the version, resumes. It is a collective over both sides, so a method of neither.
+    """
+
+    async def update(self, version: int) -> list[Metric]: ...
