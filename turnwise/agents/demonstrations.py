@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from turnwise.envs.parsing import ANSWERS, as_answer, parse_action
 from turnwise.envs.players import Player
 from turnwise.errors import ConfigError, RolloutError, TurnwiseError
 from turnwise.protocols import Conversation, Env
+from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.stacks import describe_error
 from turnwise.types import Message, SamplingParams, Task, Trajectory, Turn
 
@@ -145,7 +147,8 @@ def episodes(
         TurnwiseError: what the player, the agent or the environment's contract says.
         RolloutError: the environment or the player raised anything else; the message has the place.
     """
-    with asyncio.Runner() as runner:
+    calls = settings.calls
+    with closing(WatchedRunner(calls.watchdog, calls.place_timeout_s)) as runner:
         remaining = iter(tasks)
         while some := list(islice(remaining, num_at_once)):
             yield from runner.run(_gathered(make_env, settings, converse, some))
@@ -180,7 +183,8 @@ async def _gathered(
 
 
 async def _episode(make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, task: Task) -> Episode:
-    env = make_env(task)
+    with settings.calls.limit(settings.tag, "the environment's constructor"):
+        env = make_env(task)
     contexts = _Contexts(converse(env, task))
     sampling = SamplingParams(max_new_tokens=settings.max_tokens_per_step)
     [trajectory] = await EnvAgent(partial(_existing, env), settings).run(task, 0, contexts, sampling)

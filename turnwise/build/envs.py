@@ -93,13 +93,15 @@ def _try_agent(config: AgenticConfig, tag: str, split: Split) -> None:
 def _try_environment(config: AgenticConfig, tag: str, split: Split) -> None:
     with (
         Watchdog() as watchdog,
-        agent_settings(config, tag, split, watchdog).calls.limit(tag, "the environment's constructor"),
         chdir("."),
         Foreign(f"custom_envs.{tag}: making and closing an environment", "at the start", are_faults=True),
     ):
-        env = env_factory(config, tag, split)(Task(id="check", tag=tag, split=split, seed=0))
+        calls = agent_settings(config, tag, split, watchdog).calls
+        with calls.limit(tag, "the environment's constructor"):
+            env = env_factory(config, tag, split)(Task(id="check", tag=tag, split=split, seed=0))
         check_shape(env)
-        env.close()
+        with calls.limit(tag, f"{type(env).__name__}.close"):
+            env.close()
     if isinstance(env, TextEnv) and env.shows_pictures:
         raise EnvironmentFault(
             f"custom_envs.{tag}.env_config: observations are pictures, and no model of this version reads pictures; leave "

@@ -65,3 +65,18 @@ def test_a_run_that_hangs_ends_with_one_screen(tiny_model, tmp_path, parts, mess
     _, _, error = done.stderr.partition("error: ")
     assert all(message in error for message in messages), done.stderr
     assert "Traceback" not in done.stderr and len(error.splitlines()) < 50, error
+
+
+@pytest.mark.parametrize("method", ["step", "close"])
+def test_demonstrations_of_an_environment_that_hangs_end_too(tmp_path, method):
+    (tmp_path / "my_parts.py").write_text(STUCK_ENV.replace("def step(self, action)", f"def {method}(self, *action)"))
+    values = {
+        "pretrain": "model",
+        "train_env_manager": {"env_step_timeout_s": 0.2},
+        "custom_envs": {"Toy": {"env_type": "my_parts:Mine", "max_steps": 2}},
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    options = ["--policy", "random", "--actions", "a,b", "--episodes", "2", "--out", "demos.jsonl"]
+    done = forked.run(["demos", "mine.yaml", *options], cwd=tmp_path, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert f"error: an episode of Toy waited 0.2 s for Mine.{method}; raise env_step_timeout_s" in done.stderr
