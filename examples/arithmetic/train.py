@@ -19,7 +19,7 @@ from sums import NUM_HELD_OUT, correct, digits, sums
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/arithmetic"))
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args()
     rows = sums(seed=42)
     trainer = Trainer(
