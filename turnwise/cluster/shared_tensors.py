@@ -41,6 +41,7 @@ class SharedTensors:
 
     >>> tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(1, dtype=torch.bfloat16))]
     >>> here = SharedTensors.of(tensors)
+    >>> here.write(tensors)
     >>> there = SharedTensors(here.shared)
     >>> {name: (tensor.sum().item(), tensor.dtype) for name, tensor in there}
     {'a': (6.0, torch.float32), 'b': (0.0, torch.bfloat16)}

@@ -83,7 +83,7 @@ def test_steps_follow_from_the_plan(built) -> None:
     said = rows(built(ppo_epochs=3, actor_train={"training_args": arguments, "use_dynamic_batching_in_train": True}))
     assert said["steps"].endswith("optimiser steps × samples = 12 × 1")
     assert said["optimiser"].startswith("AdamW at 0.5, linear, warm-up 12 of 24 optimiser steps")
-    assert said["micro-batches"].startswith("up to 256 tokens; forward passes up to 1 samples")
+    assert said["micro-batches"].startswith("up to 4096 tokens; forward passes up to 1 samples")
 
 
 def test_a_role_that_is_not_there_has_no_row(built) -> None:
