@@ -99,7 +99,7 @@ def _repeated_symbols(texts: Sequence[str]) -> Iterable[str]:
     symbols = set("0123456789") | {
         char
         for text in texts
-        for char, following in zip(text, text[1:] + " ", strict=True)
+        for char, following in zip(text, (text + " ")[1:], strict=True)
         if not char.isspace() and (not char.isalpha() or (char.isupper() and not following.islower()))
     }
     return (f"{symbol}{symbol} " * _SYMBOL_COUNT for symbol in sorted(symbols))

@@ -138,3 +138,8 @@ def test_the_help_names_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
         main(["make-model", "--help"])
     words = "".join(capsys.readouterr().out.split())
     assert all(size in words for size in PRESETS)
+
+
+def test_an_empty_text_teaches_nothing(tmp_path: Path) -> None:
+    make_model("tiny", tmp_path / "m", ["", "A word.", "\n"])
+    assert load_tokenizer(tmp_path / "m")("A word.").input_ids
