@@ -13,8 +13,10 @@ import pytest
 from server_factories import server_in_a_process
 from small_runs import measured, played, run_small, small_config, training
 
+from turnwise.build import servers
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
+from turnwise.cluster.placement import Placement
 from turnwise.errors import ConfigError, DataError, ReplicasDeadError
 from turnwise.testing.server_contract import reference_logprobs
 from turnwise.testing.toy_model import toy_model
@@ -97,6 +99,12 @@ def test_a_run_without_replicas_ends_with_the_reason(make_config):
 def test_a_device_that_is_not_there_is_named(make_config):
     with pytest.raises(ConfigError, match=r"actor_infer.device_mapping names device 5, and this machine has 2 slots"):
         run_small(make_config("missing", actor_infer={"device_mapping": [0, 5]}))
+
+
+def test_replicas_under_a_launcher_are_refused(make_config, monkeypatch):
+    monkeypatch.setattr(servers, "build_placement", lambda config: Placement("launched", "", (0, 1), {}))
+    with pytest.raises(ConfigError, match="a launcher started this run: servers in processes of their own need a run without"):
+        run_small(make_config("launched", actor_infer=TWO))
 
 
 def test_requests_in_flight_fail_when_a_process_dies():

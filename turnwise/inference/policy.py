@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -13,6 +14,18 @@ from turnwise.models.fused import load_fused
 from turnwise.models.load import load_tokenizer, parse_dtype
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import PolicyInfo
+
+
+def of_policy(rank: RankContext, policy: PolicyInfo) -> dict[str, Any]:
+    """What a server of this process is made with."""
+    model, reads_trainer = policy_model(rank, policy)
+    return {
+        "model": model,
+        "max_length": policy.max_context,
+        "decode": decoder(policy),
+        "stopwatch": rank.stopwatch,
+        "reads_trainer": reads_trainer,
+    }
 
 
 def policy_model(rank: RankContext, policy: PolicyInfo) -> tuple[PreTrainedModel, bool]:

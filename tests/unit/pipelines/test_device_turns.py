@@ -12,6 +12,7 @@ from small_runs import run_small, small_config, training
 
 from turnwise.build import agentic
 from turnwise.build.turns import give_turns
+from turnwise.cluster.placement import Placement
 from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.pipelines.device_turns import DeviceTurns, Resident
@@ -109,8 +110,12 @@ def test_a_run_never_has_optimiser_state_and_kv_on_a_device(tiny_model, tmp_path
 
 
 def test_on_a_cpu_and_in_asynchronous_runs_nobody_is_put_away(tiny_model, tmp_path) -> None:
-    pipelines = [run_small(small_config(tiny_model, tmp_path / "runs", max_steps=1, save_steps=0))]
-    assert pipelines[0].actor_train.take_turn is None and pipelines[0].actor_infer.take_turn is None
+    pipeline = run_small(small_config(tiny_model, tmp_path / "runs", max_steps=1, save_steps=0))
+    assert pipeline.actor_train.take_turn is None and pipeline.actor_infer.take_turn is None
+    ahead = small_config(tiny_model, tmp_path / "runs", async_generation_ratio=1)
+    roles = {"actor_train": pipeline.actor_train}
+    assert give_turns(ahead, Placement("process", "fake", (0,), {}), None, roles) is None  # type: ignore[arg-type]
+    assert pipeline.actor_train.take_turn is None
 
 
 def resident(ledger: list[str], name: str, devices: set[int], kinds: set[Any]) -> Resident:

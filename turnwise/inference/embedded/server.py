@@ -15,7 +15,7 @@ from turnwise.inference.embedded.engine import Decode, Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.generic_runner import GenericRunner
 from turnwise.inference.embedded.runner import Runner
-from turnwise.inference.policy import decoder, policy_model
+from turnwise.inference.policy import of_policy
 from turnwise.inference.request import Finished
 from turnwise.inference.validation import check_request, refuse_all_but_cache
 from turnwise.inference.weight_transfer import write_weights
@@ -93,15 +93,7 @@ class EmbeddedServer:
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
         """A `protocols.ServerFactory`: it reads the trainer's model where that is a neighbour, else it loads one."""
-        model, reads_trainer = policy_model(rank, policy)
-        return cls(
-            model,
-            max_length=policy.max_context,
-            decode=decoder(policy),
-            stopwatch=rank.stopwatch,
-            reads_trainer=reads_trainer,
-            **options,
-        )
+        return cls(**of_policy(rank, policy), **options)
 
     async def generate(
         self,
