@@ -310,10 +310,6 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
     yield from _head("actor_train.model_args", config.actor_train.model_args)
     yield from adapter_problems("actor_train.model_args", config.actor_train.model_args)
     yield from _head("actor_infer.model_args", config.actor_infer.model_args)
-    for name, role in config.active_roles.items():
-        if role.strategy_args.strategy_name == "torch_train" and role.model_args.dtype == "fp16":
-            message = "fp16 gradients underflow without loss scaling; use bf16 or fp32"
-            yield Problem.at(f"{name}.model_args.dtype", message)
 
 
 def _critic(config: AgenticConfig) -> Iterator[Problem]:

@@ -72,8 +72,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"actor_train": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm can't do this role's work; use one of torch_train"),
     ({"actor_infer": {"strategy_args": {"strategy_name": "torch_train"}}}, "use one of embedded, hf, vllm, sglang"),
     ({"actor_train": {"strategy_args": {"strategy_name": "torch_trian"}}}, "Did you mean 'torch_train'"),
-    ({"actor_train": {"model_args": {"dtype": "fp16"}}}, "fp16 gradients underflow"),
-    ({"adv_estimator": "gae", "critic": {"model_args": {"dtype": "fp16"}}}, r"critic.model_args.dtype: fp16 gradients"),
     (
         {"adv_estimator": "gae", "critic": {"model_args": {"model_type": "causal_lm"}}},
         "causal_lm writes text; a critic has a value head, token_classification",
