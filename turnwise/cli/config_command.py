@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from turnwise.build.placement_table import placement_table
 from turnwise.build.prepare import problems_here
 from turnwise.config import describe, load_any_config
 from turnwise.config.dump import dump_yaml, resolved_values
@@ -26,9 +27,11 @@ def run(arguments: argparse.Namespace) -> int:
             "notes": notes,
             "warnings": applied.warnings,
             "missing": applied.missing,
+            "placement": placement_table(config).splitlines(),
         }
         print(json.dumps(content, indent=2, ensure_ascii=False))
         return 0
     print(dump_yaml(config))
     print("\n".join(["# what this applies", applied.render(), *(f"note: {note}" for note in notes)]))
+    print(f"\n# where the roles run\n{placement_table(config)}")
     return 0

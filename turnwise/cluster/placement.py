@@ -71,6 +71,29 @@ class Placement:
         ]
         return f"{'; '.join(roles)} ({where})"
 
+    def table(self, replicas: Sequence[int | None]) -> str:
+        """Devices by roles: a line for each device, with the ranks of the training roles and the inference replicas on it.
+
+        `replicas` are the devices of the inference replicas that have a process of their own; None is one in this process.
+
+        >>> print(place({"actor_train": [0, 1]}, num_devices=3, accelerator="cuda", is_apart=False).table([2]))
+        device  actor_train  actor_infer
+        0       rank 0       -
+        1       rank 1       -
+        2       -            replica 0
+        """
+        rows = [["device", *self.roles, "actor_infer"] if replicas else ["device", *self.roles]]
+        homes = [self.devices[0] if home is None else home for home in replicas]
+        for number in sorted({*self.devices, *homes}):
+            cells = [
+                f"rank {placed.devices.index(number)}" if number in placed.devices else "-" for placed in self.roles.values()
+            ]
+            served = ", ".join(f"replica {replica}" for replica, home in enumerate(homes) if home == number)
+            rows.append([str(number), *cells, *([served or "-"] if replicas else [])])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join(line.rstrip() for line in lines)
+
     def context(self, role: str, rank: int, stopwatch: Stopwatch | None = None) -> RankContext:
         """What a rank is told. A role without a place of its own has one rank on the first device of all."""
         placed = self.roles.get(role) or RolePlacement(self.devices[:1], {"dp": 1}, (0,))

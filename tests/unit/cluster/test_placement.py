@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from turnwise.build.placement_table import placement_table
 from turnwise.cluster.placement import place
+from turnwise.config import load_any_config
 from turnwise.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
 
 ONE = {"num_devices": 2, "accelerator": "", "is_apart": False}
 
@@ -55,3 +61,41 @@ def test_a_rank_is_told_its_device_and_its_peers():
 def test_what_cannot_be_placed_says_what_to_change(mappings, options, message):
     with pytest.raises(ConfigError, match=message):
         place(mappings, **(ONE | options))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lines"),
+    [
+        (
+            [],
+            [
+                "device  actor_train  actor_infer",
+                "0       rank 0       replica 0",
+                "(training in this process; sampling in this process)",
+            ],
+        ),
+        (
+            ["actor_train.device_mapping=[0,1]", "actor_infer.device_mapping=[2,3]", "async_generation_ratio=1"],
+            [
+                "device  actor_train  actor_infer",
+                "0       rank 0       -",
+                "1       rank 1       -",
+                "2       -            replica 0",
+                "3       -            replica 1",
+                "(a process for each training device; 2 inference processes)",
+            ],
+        ),
+        (
+            ["actor_infer.device_mapping=[5]", "async_generation_ratio=1"],
+            [
+                "device  actor_train  actor_infer",
+                "0       rank 0       -",
+                "5       -            replica 0",
+                "(a process for each training device; sampling in this process)",
+            ],
+        ),
+    ],
+)
+def test_the_config_tells_roles_by_devices_without_having_them(overrides, lines):
+    config, _ = load_any_config(ROOT / "examples/frozen_lake/agentic.yaml", overrides)
+    assert placement_table(config).splitlines() == lines
