@@ -100,6 +100,18 @@ class ReplayLog:
         """Whether a batch of the record lists this group as rejected."""
         return any(index in taken.rejected for taken in self._batches.values())
 
+    def check(self, index: int, is_rejected: bool) -> None:
+        """Raises:
+        DataError: the record trained on a group that is rejected here, or the other way round.
+        """
+        trained_on = any(index in part for taken in self._batches.values() for part in taken.parts)
+        if trained_on if is_rejected else self.rejects(index):
+            then, now = ("was trained on", "is rejected") if is_rejected else ("was rejected", "would be trained on")
+            raise DataError(
+                f"group {index} {then} in {self._recorded} and {now} here, so there is no more to repeat: an environment, a "
+                "reward or a time limit answered otherwise than it did then"
+            )
+
     def task_version(self, index: int) -> int | None:
         """The version of the tasks' state that group `index` was admitted with; None without a record to follow, or for a
         group that was never admitted there. Versions rise with the index, so such a group comes after the last one noted."""

@@ -265,6 +265,8 @@ class RolloutScheduler:
         self._played[index] = group
         self._failing.pop(index, None)
         group.rejected = self._rejection(group)
+        if not self._is_fixed:
+            self._replay_log.check(index, group.rejected is not None)
         return group
 
     def _fail(self, index: int, failed: list[Trajectory]) -> None:

@@ -526,3 +526,18 @@ def test_failures_of_two_recorded_batches_may_fall_into_one_of_the_replay(runner
     assert [played(again) for _ in range(2)] == [[[0, 1]], [[4, 5]]]
     assert [(group.index, group.rejected) for group in again.rejected] == [(2, "failed"), (3, "failed")]
     again.close()
+
+
+@pytest.mark.parametrize(
+    ("kept_here", "said"),
+    [(2, "group 0 was trained on in .* and is rejected here"), (5, "group 1 was rejected in .* and would be trained on here")],
+)
+def test_a_replay_that_decides_otherwise_about_a_group_ends(runner, tmp_path, kept_here, said):
+    """It would wait for ever."""
+    (tmp_path / "replay_log.jsonl").write_text(json.dumps({"batch": 0, "groups": [0, 2], "rejected": [1]}) + "\n")
+    keep = GroupFilter("some", lambda group: kept_here == 5 or group.index >= kept_here)
+    again = make(runner, Agent(), keep, async_generation_ratio=1, max_refill_factor=4.0)
+    again._replay_log = ReplayLog(recorded=tmp_path / "replay_log.jsonl")
+    with pytest.raises(DataError, match=said):
+        played(again)
+    again.close()
