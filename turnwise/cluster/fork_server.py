@@ -44,6 +44,8 @@ class ForkServer:
         self._control, theirs = socket.socketpair()
         self._control.settimeout(_ANSWER_S)
         self._lock = threading.Lock()
+        self._exit_codes: dict[int, int] = {}
+        """Exit code by process that was waited for; the system tells it once."""
         code = (
             f"import sys; sys.path[:] = {[folder for folder in sys.path if isinstance(folder, str)]!r}\n"
             f"from turnwise.cluster.fork_server import main; main({theirs.fileno()}, {os.getpid()}, {list(modules)!r})"
@@ -88,11 +90,13 @@ class ForkServer:
             ) from None
 
     def reap(self, process_id: int) -> int | None:
-        """Waits for a forked process; its exit code, or minus a signal; None if unknown."""
+        """Waits for a forked process; its exit code, or minus a signal; None if unknown. Several threads may ask."""
         try:
             with self._talking():
-                self._control.sendall(_REAP + process_id.to_bytes(_NUMBER, "big"))
-                return os.waitstatus_to_exitcode(self._number())
+                if process_id not in self._exit_codes:
+                    self._control.sendall(_REAP + process_id.to_bytes(_NUMBER, "big"))
+                    self._exit_codes[process_id] = os.waitstatus_to_exitcode(self._number())
+                return self._exit_codes[process_id]
         except OSError:
             return None
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -617,3 +618,18 @@ def test_the_process_and_its_thread_are_gone_after_shutdown(make_cluster):
     assert not any("trainer" in thread.name for thread in threading.enumerate())
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
+
+
+def test_several_threads_may_ask_how_a_process_ended():
+    """The system tells it once; a second question of the same process must not end the others."""
+    fork_server = ForkServer([])
+    try:
+        first, second = (fork_server.fork("signal:pause", []) for _ in range(2))
+        os.kill(first, signal.SIGKILL)
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(fork_server.reap, [first] * 8)) == [-signal.SIGKILL] * 8
+
+        os.kill(second, signal.SIGKILL)
+        assert fork_server.is_alive and fork_server.reap(second) == -signal.SIGKILL
+    finally:
+        fork_server.kill()
