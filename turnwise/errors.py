@@ -26,6 +26,10 @@ class EnvironmentFault(TurnwiseError):
     """An environment that doesn't exist, or that broke its contract."""
 
 
+class ToolError(TurnwiseError):
+    """A mistake of the model in calling a tool. The model reads the message, and the episode goes on."""
+
+
 class BlockingFault(EnvironmentFault):
     """A call of an environment that held up all other episodes for longer than one may take."""
 

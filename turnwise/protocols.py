@@ -33,6 +33,18 @@ from turnwise.server_protocols import (
 from turnwise.server_protocols import (
     WeightTransfer as WeightTransfer,
 )
+from turnwise.tool_protocols import (
+    ParsedResponse as ParsedResponse,
+)
+from turnwise.tool_protocols import (
+    Tool as Tool,
+)
+from turnwise.tool_protocols import (
+    ToolCall as ToolCall,
+)
+from turnwise.tool_protocols import (
+    ToolCallParser as ToolCallParser,
+)
 from turnwise.types import (
     Batch,
     Denominators,
@@ -109,7 +121,9 @@ class Conversation(Protocol):
     async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
         """Adds the messages, samples a response and returns it as an assistant message.
 
-        Returns None, and samples nothing, if the context has no room for the messages and one token.
+        Returns None, and samples nothing, if the context has no room for the messages and one token. A context that was opened
+        with tools adds `tool_calls`, in OpenAI's form with arguments as a mapping, and `call_errors`, a sentence for each call
+        that can't be read.
 
         Raises:
             ServerError: the request can't be served.
@@ -157,19 +171,6 @@ class Interaction(Protocol):
     """A simulated user between assistant turns: `(next user message or None at the end, reward)`."""
 
     async def respond(self, messages: Sequence[Message]) -> tuple[str | None, float]: ...
-
-
-class Tool(Protocol):
-    """A function a model may call. State is per trajectory: created once, asked for its reward, always released."""
-
-    schema: Mapping[str, Any]
-
-    async def create(self, task: Task) -> Any: ...
-    async def call(self, state: Any, arguments: Mapping[str, Any]) -> str | Observation: ...
-
-    async def reward(self, state: Any) -> float: ...
-
-    async def release(self, state: Any) -> None: ...
 
 
 class RewardResult(NamedTuple):
