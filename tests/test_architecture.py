@@ -111,6 +111,7 @@ BROAD_EXCEPT = {
     "hub.py",
     "inference/embedded/server.py",
     "inference/server_manager.py",
+    "inference/vllm_server.py",
     "models/load.py",
     "build/cluster.py",
     "pipelines/parity_probe.py",

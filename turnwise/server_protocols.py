@@ -11,9 +11,10 @@ from turnwise.types import Completion, Media, Metric, SamplingParams
 
 NamedTensors = Iterable[tuple[str, Any]]
 """`(Hugging Face name, tensor)` pairs."""
-OnWeightUpdate = Literal["finish", "abort_continue", "abort_restart"]
-Suspension = Literal["finish", "abort"]
-"""Whether running requests are finished, or end at once with their partial tokens."""
+OnWeightUpdate = Literal["finish", "abort_continue", "abort_restart", "keep"]
+Suspension = Literal["finish", "abort", "keep"]
+"""Whether running requests are finished, end at once with their partial tokens, or stand still with their KV
+(`spec.StrategySpec.freezes`) and go on with the new weights: their completions have several versions."""
 
 
 class PolicyServer(Protocol):
@@ -69,13 +70,14 @@ class InferenceServer(PolicyServer, Protocol):
         partial_ids: Sequence[int] = (),
     ) -> Completion:
         """See `PolicyServer`. `partial_ids` are the response's tokens from before an interruption. They count towards
-        `max_new_tokens`, stop strings and the tokens' own seeds, and the completion holds only those that follow.
+        `max_new_tokens` and stop strings, and the completion holds only those that follow. These are drawn by other random
+        numbers: where each token has its own seed, by those that would have followed.
         """
         ...
 
     async def suspend(self, how: Suspension = "finish") -> None:
         """Holds back new requests, finishes the running ones or ends them with finish reason `aborted`, and returns when none
-        is left."""
+        is left; or it freezes them (`keep`)."""
         ...
 
     async def receive(self, weights: NamedTensors) -> int:

@@ -107,6 +107,10 @@ class StrategySpec:
     entry: str = ""
     extra: str = ""
     options: tuple[str, ...] | None = None
+    set_elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Options of the engine that follow from other settings, each with that setting, and may not be in strategy_config."""
+    freezes: bool = False
+    """Whether running requests can stand still over a weight update (on_weight_update: keep)."""
 
     @property
     def is_available(self) -> bool:
@@ -251,7 +255,23 @@ STRATEGIES: dict[str, StrategySpec] = {
         options=("max_concurrency", "kv_cache_bytes", "max_step_tokens"),
     ),
     "hf": StrategySpec("sampling", "turnwise.inference.hf_server:HFServer", options=()),
-    "vllm": StrategySpec("sampling", extra="vllm"),
+    "vllm": StrategySpec(
+        "sampling",
+        "turnwise.inference.vllm_server:VLLMServer",
+        extra="vllm",
+        set_elsewhere={
+            "model": "pretrain",
+            "tokenizer": "pretrain",
+            "skip_tokenizer_init": "pretrain",
+            "trust_remote_code": "model_args.trust_remote_code",
+            "dtype": "actor_infer.model_args.dtype",
+            "max_model_len": "sequence_length",
+            "logprobs_mode": "generating_args.temperature, whose log-probs are trained on",
+            "generation_config": "generating_args",
+            "worker_extension_cls": "the weight update",
+        },
+        freezes=True,
+    ),
     "sglang": StrategySpec("sampling", extra="sglang"),
 }
 

@@ -16,11 +16,15 @@ from environment import EXTRAS, engine_python  # noqa: E402
 TIMEOUT_S = 600
 
 
-@pytest.mark.parametrize("engine", EXTRAS)
-def test_agrees_with_plain_torch(engine):
-    environment = os.environ | {"PYTHONPATH": str(ENGINES), "HF_HUB_OFFLINE": "1"}
-    script = ENGINES / f"smoke_{engine}.py"
-    run = subprocess.run([engine_python(engine), script], capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine != "vllm"]
+SCRIPTS += [("vllm", "contract_vllm.py"), ("vllm", "train_vllm.py")]
+
+
+@pytest.mark.parametrize(("engine", "script"), SCRIPTS)
+def test_agrees_with_plain_torch(engine, script):
+    environment = os.environ | {"PYTHONPATH": f"{ENGINES}{os.pathsep}{ENGINES.parents[1]}", "HF_HUB_OFFLINE": "1"}
+    command = [engine_python(engine), ENGINES / script]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
     assert f"{engine}" in run.stdout
     print(run.stdout)

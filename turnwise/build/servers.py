@@ -59,7 +59,10 @@ def build_servers(
         options["replay_log"] = replay_log
     device = str(sampling_device(config))
     rank = RankContext("actor_infer", device=device, neighbours=neighbours, stopwatch=stopwatch)
-    return [_make_server(config, policy, options, rank)]
+    event_loop.watchdog.start()
+    name, timeout_s = config.actor_infer.strategy_args.strategy_name, config.deadlines.start_s
+    with event_loop.watchdog.waiting("the run", f"the {name} server to start", timeout_s, "deadlines.start_s"):
+        return [_make_server(config, policy, options, rank)]
 
 
 def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner, stopwatch: Stopwatch) -> list[ServerProcess]:

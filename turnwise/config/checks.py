@@ -288,8 +288,14 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
         strategy = role.strategy_args.strategy_name
         if STRATEGIES[strategy].kind not in _ROLE_KINDS[name]:
             yield _wrong_strategy(f"{name}.strategy_args", strategy, *_ROLE_KINDS[name])
-        known = STRATEGIES[strategy].options
+        if name == "actor_infer" and config.on_weight_update == "keep" and not STRATEGIES[strategy].freezes:
+            message = f"{strategy} can't keep responses standing over a weight update; vllm can, or take abort_continue"
+            yield Problem.at("on_weight_update", message)
+        known, elsewhere = STRATEGIES[strategy].options, STRATEGIES[strategy].set_elsewhere
         for option in role.strategy_args.strategy_config:
+            if option in elsewhere:
+                message = f"{strategy} gets it from {elsewhere[option]}; leave it out"
+                yield Problem.at(f"{name}.strategy_args.strategy_config.{option}", message)
             if known is not None and option not in known and name in config.active_roles:
                 message = f"{strategy} has no such option (it has: {', '.join(known) or 'none'}).{nearest(option, known)}"
                 yield Problem.at(f"{name}.strategy_args.strategy_config.{option}", message)

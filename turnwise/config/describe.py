@@ -303,7 +303,12 @@ def asynchronous(config: AgenticConfig) -> str:
 
 def _at_update(config: AgenticConfig) -> str:
     """The treatment of responses that are being sampled when weights change."""
-    fates = {"finish": "are finished", "abort_continue": "go on with the new ones", "abort_restart": "start over"}
+    fates = {
+        "finish": "are finished",
+        "abort_continue": "go on with them",
+        "abort_restart": "start over",
+        "keep": "stand still",
+    }
     return f"at new weights responses {fates[config.on_weight_update]}"
 
 

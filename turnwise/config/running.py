@@ -52,6 +52,8 @@ class Deadlines(Section):
 
     request_s: Seconds = 600.0
     """One request to an inference server."""
+    start_s: Seconds = 1800.0
+    """The start of an inference server with its engine."""
     env_s: Seconds = 600.0
     """Blocking the event loop where no other deadline holds, and a blocking environment's wait for its turn."""
     train_s: Seconds = 3600.0
@@ -136,7 +138,7 @@ class LimitKeys(Section):
     parity_max_logprob_diff: Positive = derived()
     """Mean |log-prob| by which sampler and trainer may differ [1e-3 in fp32, 5e-2 otherwise]."""
     deadlines: Deadlines = Field(default_factory=Deadlines)
-    on_weight_update: Literal["finish", "abort_continue", "abort_restart"] = "finish"
+    on_weight_update: Literal["finish", "abort_continue", "abort_restart", "keep"] = "finish"
     """Treatment of running requests when weights change."""
     stale_groups: Literal["wait", "drop"] = "wait"
     """Treatment of groups at the bound of staleness."""

@@ -132,8 +132,9 @@ class LLMServerManager:
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
         """Suspends all replicas. Running requests are finished, or they are interrupted and, with the new weights, go on from
-        their tokens so far (`abort_continue`) or start over (`abort_restart`)."""
-        how: Suspension = "finish" if on_weight_update == "finish" else "abort"
+        their tokens so far (`abort_continue`) or start over (`abort_restart`), or they stand still meanwhile (`keep`)."""
+        fates: dict[OnWeightUpdate, Suspension] = {"finish": "finish", "keep": "keep"}
+        how = fates.get(on_weight_update, "abort")
         if how == "abort":
             self._interrupted = on_weight_update
         await self._ask_all("a weight update", "end its requests", lambda server: server.suspend(how))

@@ -6,12 +6,12 @@ import os
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from turnwise.models.load import DTYPES
+from turnwise.models.load import DTYPES, load_config
 from turnwise.models.native_layers import uses_native_layers
 from turnwise.models.packed_attention import PACKED_ATTENTION
-from turnwise.runtime_info import LoadedModel
+from turnwise.runtime_info import LoadedModel, PolicyInfo
 
 _KERNELS = {
     PACKED_ATTENTION: "packed",
@@ -35,6 +35,18 @@ def loaded_model(model: PreTrainedModel, *heads: nn.Module) -> LoadedModel:
         device=str(model.device),
         address=(os.getpid(), model.get_input_embeddings().weight.data_ptr()),
     )
+
+
+def bare_model(policy: PolicyInfo) -> PreTrainedModel:
+    """The model of a policy without its weights, on torch's meta device.
+
+    Raises:
+        ModelError: its folder is unreadable.
+    """
+    config = load_config(policy.path, policy.trust)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=policy.trust.remote_code)
+    return model
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from turnwise import __version__
 from turnwise.errors import CheckpointError, ConfigError
 from turnwise.tracking.terminal import warnings_on_terminal
 
-_PACKAGES = ("turnwise", "torch", "transformers", "tokenizers", "numpy", "pydantic", "hydra-core")
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pydantic", "hydra-core")
 
 
 @dataclass(slots=True)
@@ -145,7 +146,7 @@ class RunFolder:
         the `num_done` steps that the run goes on from, since they come again."""
         _replace_text(self.config, config_yaml)
         facts = {
-            "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
+            "packages": {"turnwise": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES},
             "python": platform.python_version(),
             "git_revision": _git_revision(),
         }

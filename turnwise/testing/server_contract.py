@@ -70,7 +70,7 @@ def assert_logprobs(
     expected = reference_logprobs(model, prompt_ids, completion.token_ids, sampling)
     assert np.isfinite(expected).all(), "a sampled token has probability 0 under the reference"
     differences = np.abs(completion.logprobs - expected)
-    assert differences.max() <= 1e-4, f"log-probs differ by up to {differences.max():.2e}"
+    assert differences.max(initial=0.0) <= 1e-4, f"log-probs differ by up to {differences.max():.2e}"
     return differences
 
 
@@ -258,13 +258,31 @@ async def interrupted_requests_go_on(make_server: ServerFactory, model: PreTrain
     assert after.versions == (VersionRun(1, 40 - len(before.token_ids)),)
     assert_logprobs(model, [*prompt, *before.token_ids.tolist()], after, sampling)
     whole = await server.generate(prompt, sampling, "whole")
+    partial = whole.token_ids[:15].tolist()
+    rest = (await server.generate(prompt, sampling, "rest", partial_ids=partial)).token_ids.tolist()
+    stop = replace(sampling, stop_strings=(decode_letters([*partial[13:], *rest[:2]]),))
+    stopping = make_server(model, max_length=MAX_LENGTH, decode=decode_letters)
+    across = await stopping.generate(prompt, stop, "stops across", partial_ids=partial)
+    assert across.finish_reason == "stop" and across.token_ids.tolist() == rest[:2]
+    await stopping.close()
+    await server.close()
+
+
+async def a_continuation_draws_the_same(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server = make_server(model, max_length=MAX_LENGTH)
+    prompt, sampling = prompts_of(model, 1)[0], SamplingParams(40, seed=3)
+    whole = await server.generate(prompt, sampling, "whole")
     rest = await server.generate(prompt, sampling, "rest", partial_ids=whole.token_ids[:15].tolist())
     assert rest.token_ids.tolist() == whole.token_ids[15:].tolist()
-    stop = replace(sampling, stop_strings=(decode_letters(whole.token_ids[13:17].tolist()),))
-    stopping = make_server(model, max_length=MAX_LENGTH, decode=decode_letters)
-    across = await stopping.generate(prompt, stop, "stops across", partial_ids=whole.token_ids[:15].tolist())
-    assert across.finish_reason == "stop" and across.token_ids.tolist() == whole.token_ids[15:17].tolist()
-    await stopping.close()
+    await server.close()
+
+
+async def stop_strings_need_text(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    server = make_server(model, max_length=MAX_LENGTH)
+    (answer,) = await asyncio.gather(
+        server.generate([1], SamplingParams(5, stop_strings=("a",)), "no decode"), return_exceptions=True
+    )
+    assert isinstance(answer, ServerError)
     await server.close()
 
 
@@ -280,7 +298,6 @@ async def a_bad_request_fails_alone(make_server: ServerFactory, model: PreTraine
         server.generate([1] * MAX_LENGTH, good, "too long"),
         server.generate([1], replace(good, max_new_tokens=0), "no budget"),
         server.generate([1], replace(good, top_p=0.0), "no nucleus"),
-        server.generate([1], replace(good, stop_strings=("a",)), "no decode"),
         return_exceptions=True,
     )
     assert isinstance(answers[0], Completion) and len(answers[0].token_ids) == 5
@@ -341,6 +358,8 @@ CHECKS: tuple[Callable[[ServerFactory, PreTrainedModel], Awaitable[None]], ...] 
     a_shared_prompt_changes_nothing,
     weight_update_takes_effect,
     interrupted_requests_go_on,
+    a_continuation_draws_the_same,
+    stop_strings_need_text,
     a_bad_request_fails_alone,
     close_fails_what_is_in_flight,
 )

@@ -176,7 +176,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("rollout_batch_size", 2, "metrics"),
     Live("val_batch_size", 1, "validation", _VALIDATED),
     Live("render_save_dir", "pictures", "files", _VALIDATED),
-    *(Live(f"deadlines.{name}", 1e-9, "error") for name in ("request_s", "env_s", "train_s", "weights_s")),
+    *(Live(f"deadlines.{name}", 1e-9, "error") for name in ("request_s", "start_s", "env_s", "train_s", "weights_s")),
     Live("parity_max_logprob_diff", 1e-12, "error"),
     Live("async_generation_ratio", 1, "metrics"),
     Live("on_weight_update", "abort_continue", "table", _AHEAD),

@@ -325,7 +325,7 @@ def test_this_version_runs_the_main_job() -> None:
 @pytest.mark.parametrize(
     ("keys", "part"),
     [
-        ({"actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm isn't in this version"),
+        ({"actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm needs a library that isn't installed"),
         ({"custom_envs": {"Lake": LAKE | {"tools": ["python"]}}}, "custom_envs.Lake.tools: a tool in an environment"),
         ({"custom_envs": {"Lake": {"env_type": "webshop"}}}, "webshop isn't in this version"),
         ({"trace": {"backend": "jsonl"}}, "tracing"),

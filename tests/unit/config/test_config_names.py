@@ -35,7 +35,7 @@ def refusal(**keys: Any) -> str:
         ("lora_r", "actor_train.model_args.lora_rank", "the same number"),
         ("max_completion_length", "actor_infer.generating_args.max_new_tokens", "one response"),
         ("max_prompt_length", "data.max_prompt_length", "sequence_length bounds prompt and responses together"),
-        ("use_vllm", "actor_infer.strategy_args.strategy_name", "isn't in this version"),
+        ("use_vllm", "actor_infer.strategy_args.strategy_name", "true is vllm"),
         ("gradient_checkpointing", "actor_train.model_args.disable_gradient_checkpointing", "the opposite"),
         ("per_device_eval_batch_size", "val_batch_size", "trajectories"),
         ("epsilon", "pg_clip", "the same number"),

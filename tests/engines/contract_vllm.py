@@ -1,0 +1,183 @@
+"""vLLM behind `InferenceServer`, for real: the contract suite of servers, and what only an engine in another process can break.
+
+One engine serves all checks. Before each, it gets the weights that the check begins with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from letters import letter_model
+from transformers import PreTrainedModel
+
+from turnwise.errors import ModelError
+from turnwise.inference.vllm_server import VLLMServer
+from turnwise.models.load import policy_info
+from turnwise.runtime.rank import RankContext
+from turnwise.testing import server_contract as contract
+from turnwise.types import SamplingParams, VersionRun
+
+ENGINES_OWN = (contract.a_continuation_draws_the_same, contract.stop_strings_need_text)
+"""What is asked only of servers that seed each token and are handed a `decode`."""
+MAX_LENGTH = 512
+
+
+class Kept:
+    """The engine, which a server that is closed leaves running."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def shutdown(self, timeout: float) -> None: ...
+
+
+class Slow(VLLMServer):
+    async def let_it_sample(self) -> None:
+        await asyncio.sleep(0.05)
+
+
+async def logprobs_after_updates(server: VLLMServer, model: PreTrainedModel) -> None:
+    """Prompts longer than a block of the prefix cache (128 tokens), whose prefixes older weights have computed."""
+    worst, differences = 0.0, []
+    prompts = contract.prompts_of(model, 4, low=200, high=300)
+    for version in (1, 2, 3):
+        for _ in range(2):  # The second time from the cache.
+            choices = [SamplingParams(20, temperature=0.7 + 0.3 * index, seed=version) for index in range(len(prompts))]
+            asked = [server.generate(p, s, f"v{version}.{i}") for i, (p, s) in enumerate(zip(prompts, choices, strict=True))]
+            for p, s, completion in zip(prompts, choices, await asyncio.gather(*asked), strict=True):
+                assert completion.versions == (VersionRun(version - 1, 20),)
+                expected = contract.reference_logprobs(model, p, completion.token_ids, s)
+                differences.append(np.abs(completion.logprobs - expected))
+        await server.suspend()
+        contract._perturb(model)
+        await contract._update(server, model, version)
+    worst, mean = max(map(np.max, differences)), np.mean(differences)
+    print(f"  log-probs over three updates: |Δ| mean {mean:.1e}, max {worst:.1e}")
+    assert mean <= 1e-5 and worst <= 1e-3
+
+
+async def keeps_requests_over_an_update(server: VLLMServer, model: PreTrainedModel) -> None:
+    [prompt] = contract.prompts_of(model, 1, low=200, high=201)
+    sampling = SamplingParams(250, seed=4)
+    task = asyncio.create_task(server.generate(prompt, sampling, "kept"))
+    await asyncio.sleep(0.3)
+    await server.suspend("keep")
+    assert not task.done()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    contract._perturb(model)
+    held = asyncio.create_task(server.generate(prompt, SamplingParams(5, seed=5), "new"))
+    await contract._update(server, model, 8)
+    kept, new = await asyncio.gather(task, held)
+    (old, num_old), (version, num_new) = kept.versions
+    assert (old, version, num_old + num_new) == (0, 8, 250) and num_old > 0 and num_new > 0
+    assert new.versions == (VersionRun(8, 5),)
+    contract.assert_logprobs(model, prompt, new, SamplingParams(5))
+    model.load_state_dict(before)
+    first = replace(kept, token_ids=kept.token_ids[:num_old], logprobs=kept.logprobs[:num_old], versions=kept.versions[:1])
+    contract.assert_logprobs(model, prompt, first, sampling)
+
+
+async def aborts_leave_partial_tokens(server: VLLMServer, model: PreTrainedModel) -> None:
+    sampling = SamplingParams(400, seed=6)
+    tasks = [asyncio.create_task(server.generate([5, 6, 7], sampling, f"a{index}")) for index in range(4)]
+    await asyncio.sleep(0.5)
+    await server.suspend("abort")
+    for cut in await asyncio.gather(*tasks):
+        assert cut.finish_reason == "aborted" and 0 < len(cut.token_ids) < 400
+        contract.assert_logprobs(model, [5, 6, 7], cut, sampling)
+    await server.resume(0)
+
+
+async def a_continuation_draws_anew(server: VLLMServer, model: PreTrainedModel) -> None:
+    with torch.no_grad():
+        model.get_parameter("model.norm.weight").zero_()  # every token is as probable as any other: equal noise, equal tokens
+    await server.suspend()
+    await contract._update(server, model, 1)
+    sampling = SamplingParams(60, seed=3)
+    whole = await server.generate([5], sampling, "whole")
+    rest = await server.generate([5], sampling, "rest", partial_ids=whole.token_ids[:30].tolist())
+    assert (rest.token_ids == whole.token_ids[:30]).mean() < 0.5
+
+
+async def weights_that_miss_a_tensor_are_refused(server: VLLMServer, model: PreTrainedModel) -> None:
+    weights = model.state_dict()
+    for missing in ("model.norm.weight", "model.layers.1.mlp.up_proj.weight"):
+        try:
+            await server.receive((name, tensor) for name, tensor in weights.items() if name != missing)
+        except ModelError as error:
+            assert missing in str(error)
+        else:
+            raise AssertionError(f"{missing} wasn't missed")
+
+
+async def many_long_prompts_at_once(server: VLLMServer, model: PreTrainedModel) -> None:
+    """More than one step of the engine computes. Cut into pieces, seeded requests kill its CPU build."""
+    prompts = contract.prompts_of(model, 48, low=300, high=500)
+    asked = [server.generate(prompt, SamplingParams(4, seed=index), f"m{index}") for index, prompt in enumerate(prompts)]
+    for prompt, completion in zip(prompts, await asyncio.gather(*asked), strict=True):
+        contract.assert_logprobs(model, prompt, completion, SamplingParams(4))
+
+
+LONG = (
+    many_long_prompts_at_once,
+    logprobs_after_updates,
+    keeps_requests_over_an_update,
+    aborts_leave_partial_tokens,
+    a_continuation_draws_anew,
+    weights_that_miss_a_tensor_are_refused,
+)
+
+
+async def main(folder: Path, only: list[str]) -> int:
+    model = letter_model(folder)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    policy = policy_info(str(folder), "fp32", MAX_LENGTH)
+    started = time.monotonic()
+    first = VLLMServer.for_policy(RankContext(), policy, kv_cache_memory_bytes=2**28)
+    print(f"vLLM started in {time.monotonic() - started:.0f} s: {first.info()}", flush=True)
+    engine = Kept(first._engine)
+
+    def make_server(_: PreTrainedModel, max_length: int, decode: object = None) -> Slow:
+        return Slow(RankContext(), replace(policy, max_context=max_length), engine)
+
+    async def begin() -> None:
+        model.load_state_dict(weights)
+        await first.suspend()
+        await contract._update(first, model, 0)
+        await first.sleep(["kv_cache"])
+
+    failed = []
+    for check in (*contract.CHECKS, *LONG):
+        if check in ENGINES_OWN or (only and check.__name__ not in only):
+            continue
+        await begin()
+        started = time.monotonic()
+        try:
+            arguments = (make_server(model, MAX_LENGTH), model) if check in LONG else (make_server, model)
+            await asyncio.wait_for(check(*arguments), 120)
+        except Exception:
+            traceback.print_exc()
+            failed.append(check.__name__)
+        print(f"  {check.__name__}: {time.monotonic() - started:.1f} s", flush=True)
+    del engine.engine
+    await first.close()
+    print(f"vllm: {len(failed)} checks failed: {', '.join(failed)}")
+    return len(failed)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        sys.exit(asyncio.run(main(Path(scratch), sys.argv[1:])))

@@ -1,0 +1,324 @@
+"""What the servers around another engine (vLLM, SGLang) share: requests are checked here, held back while weights change, and
+counted. The engine samples, keeps its own caches and ends requests by their ids."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from turnwise.errors import ModelError, NotAvailableError, ServerError
+from turnwise.inference.policy import decoder
+from turnwise.inference.request import Request, append_run
+from turnwise.inference.validation import check_request
+from turnwise.model_folder import base_of_adapter
+from turnwise.models.runtime_info import bare_model, loaded_model
+from turnwise.protocols import MemoryKind, NamedTensors, Suspension
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime_info import PolicyInfo, ServerInfo
+from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
+
+_AGAIN_S = 0.1
+"""Seconds after which an abort is repeated: an engine ignores one that overtakes its request."""
+_MISSING_LOGPROB = -9999.0
+"""SGLang's number for a log-prob that it doesn't have."""
+_FILE_BYTES = _SPARE_BYTES = 2**30
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class Sampled(NamedTuple):
+    """An engine's answer. `versions` are the labels of the weights, each with the number of tokens that they sampled."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    reason: FinishReason
+    versions: Sequence[tuple[str, int]] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request in the engine, under an id of its own: a conversation's id comes again with each turn."""
+
+    engine_id: str
+    version: int
+    ended: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    is_aborted: bool = False
+
+
+class EngineServer(ABC):
+    """A `protocols.InferenceServer` around an engine. Its cached prefixes are marked with the number of the weight update, so
+    that no request continues from what older weights computed. Weights reach it as safetensors files of a folder.
+    """
+
+    name: str
+    """What messages call the engine."""
+
+    def __init__(self, rank: RankContext, policy: PolicyInfo) -> None:
+        self.version = 0
+        self._policy = policy
+        self._device = rank.device
+        self._model = bare_model(policy)
+        self._decode = decoder(policy)
+        self._numbers = itertools.count()
+        self._running: dict[str, _Running] = {}
+        self._waiting: set[str] = set()
+        self._aborted: set[str] = set()
+        self._num_updates = 0
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+        self._is_closed = False
+        self._is_frozen = False
+
+    @abstractmethod
+    async def _sample(self, engine_id: str, request: Request) -> Sampled:
+        """
+        Raises:
+            ServerError: the engine refuses this request.
+            ConnectionError: the engine has ended.
+        """
+
+    @abstractmethod
+    async def _abort(self, engine_id: str) -> None: ...
+
+    @abstractmethod
+    async def _freeze(self) -> None:
+        """Stops sampling. Running requests and their KV stay."""
+
+    @abstractmethod
+    async def _thaw(self) -> None: ...
+
+    @abstractmethod
+    async def _load(self, folder: Path) -> None:
+        """
+        Raises:
+            ModelError: the weights don't fit.
+        """
+
+    @abstractmethod
+    async def _label(self, version: str) -> None:
+        """Names the weights."""
+
+    @abstractmethod
+    async def _end(self) -> None: ...
+
+    @property
+    def _mark(self) -> str:
+        """Name of the prefixes that the current weights compute."""
+        return str(self._num_updates)
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        media: Sequence[Media] = (),
+        partial_ids: Sequence[int] = (),
+    ) -> Completion:
+        started = time.perf_counter()
+        sizes = {"vocab_size": self._policy.vocab_size, "max_length": self._policy.max_context}
+        request = check_request(prompt_ids, sampling, request_id, media, partial_ids, can_decode=True, **sizes)
+        if request_id in self._running or request_id in self._waiting:
+            raise ServerError(f"conversation {request_id!r} already has a request in flight; give each its own request_id")
+        self._waiting.add(request_id)
+        try:
+            await self._is_open.wait()
+            self._refuse_if_closed(request_id)
+            is_over = request_id in self._aborted
+        finally:
+            self._waiting.discard(request_id)
+            self._aborted.discard(request_id)
+        if is_over:
+            return request.completion("aborted", self.version, time.perf_counter() - started)
+        running = self._running[request_id] = _Running(f"{request_id}#{next(self._numbers)}", self.version)
+        try:
+            sampled = await self._sample(running.engine_id, request)
+        finally:
+            del self._running[request_id]
+            running.ended.set_result(None)
+        self._refuse_if_closed(request_id)
+        if sampled.reason == "aborted" and not running.is_aborted:
+            raise ServerError(f"{self.name} gave up the request of conversation {request_id!r}; its log says why")
+        return self._completion(request, sampled, running.version, time.perf_counter() - started)
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self._waiting:
+            self._aborted.add(request_id)
+        await self._abort_all([request_id])
+
+    async def release(self, request_id: str) -> None:
+        """Ends a running request. The engine drops caches by itself when it needs room."""
+        await self.abort(request_id)
+
+    async def suspend(self, how: Suspension = "finish") -> None:
+        self._is_open.clear()
+        if how == "keep":
+            await self._freeze()
+            self._is_frozen = True
+        elif how == "abort":
+            await self._abort_all(list(self._running))
+        elif self._running:
+            await asyncio.wait([running.ended for running in self._running.values()])
+
+    async def receive(self, weights: NamedTensors) -> int:
+        tensors = dict(weights)
+        self._check_weights({name: tensor.shape for name, tensor in tensors.items()})
+        folder, num_bytes = await asyncio.to_thread(write_folder, tensors.items())
+        try:
+            await self._load(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._num_updates += 1
+        return num_bytes
+
+    async def resume(self, version: int) -> None:
+        self.version = version
+        await self._label(str(version))
+        if self._is_frozen:
+            await self._thaw()
+            self._is_frozen = False
+        self._is_open.set()
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._is_open.set()
+        try:
+            await self._abort_all(list(self._running))
+        finally:
+            await self._end()
+
+    def info(self) -> ServerInfo:
+        return self._served
+
+    def _describe(self, engine: str, max_concurrency: int, cache_bytes: int, sleeps: Iterable[MemoryKind]) -> None:
+        """Notes what is served, once the engine is there."""
+        own: Any = {"num_trainable": 0, "dtype": self._policy.dtype, "attention": engine, "device": self._device}
+        self._served = ServerInfo(
+            model=replace(loaded_model(self._model), **own),
+            engine=engine,
+            max_length=self._policy.max_context,
+            max_concurrency=max_concurrency,
+            cache_bytes=cache_bytes,
+            sleeps=frozenset(sleeps),
+        )
+
+    def _check_weights(self, shapes: Mapping[str, torch.Size]) -> None:
+        """Engines ignore a weight that doesn't come.
+
+        Raises:
+            ModelError: a weight of the model is missing, unknown or of another shape.
+        """
+        known, needed = self._model.state_dict(), dict(self._model.named_parameters())
+        wrong = [name for name, shape in shapes.items() if name not in known or known[name].shape != shape]
+        if missing := wrong or [name for name in needed if name not in shapes]:
+            fate = "doesn't fit" if wrong else "isn't among the trainer's, but belongs to"
+            raise ModelError(f"the tensor {missing[0]} {fate} the model that {self.name} samples from")
+
+    def _refuse_if_closed(self, request_id: str) -> None:
+        if self._is_closed:
+            raise ServerError(f"{self.name} is closed; conversation {request_id!r} can't be served")
+
+    async def _abort_all(self, request_ids: Iterable[str]) -> None:
+        """Returns when all of them have ended."""
+        asked = [self._running[request_id] for request_id in request_ids if request_id in self._running]
+        while left := [running for running in asked if not running.ended.done()]:
+            for running in left:
+                running.is_aborted = True
+                await self._abort(running.engine_id)
+            await asyncio.wait([running.ended for running in left], timeout=_AGAIN_S)
+
+    def _completion(self, request: Request, sampled: Sampled, version: int, generate_s: float) -> Completion:
+        """
+        Raises:
+            ServerError: a log-prob is missing.
+        """
+        token_ids, logprobs = np.array(sampled.token_ids, np.int64), np.array(sampled.logprobs, np.float32)
+        if request.sampling.is_greedy:
+            logprobs = np.zeros(len(token_ids), np.float32)
+        if len(logprobs) != len(token_ids) or not (np.isfinite(logprobs) & (logprobs > _MISSING_LOGPROB)).all():
+            raise ServerError(
+                f"{self.name} gave {len(token_ids)} tokens for conversation {request.request_id!r}, and not each with a "
+                "log-prob; a policy can't be trained on them"
+            )
+        length, reason = self._stop_across(request, token_ids), sampled.reason
+        if length is None:
+            length = len(token_ids)
+        else:
+            reason = "stop"
+        # The first weights may have no label of ours. Those that came later have one.
+        counts = [num_tokens for _, num_tokens in sampled.versions] or [len(token_ids)]
+        labels = [version, *(int(label) for label, _ in sampled.versions[1:])]
+        versions: tuple[VersionRun, ...] = ()
+        left = length
+        for label, count in zip(labels, counts, strict=True):
+            versions = append_run(versions, label, min(count, left))
+            left -= min(count, left)
+        return Completion(token_ids[:length], logprobs[:length], reason, versions, generate_s)
+
+    def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:
+        """The number of tokens up to a stop string that began among the partial ones, which the engine takes for prompt."""
+        if not len(request.partial_ids) or not request.sampling.stop_strings:
+            return None
+        for length in range(1, len(token_ids) + 1):
+            text = self._decode([*request.partial_ids.tolist(), *token_ids[:length].tolist()])
+            if any(stop in text for stop in request.sampling.stop_strings):
+                return length
+        return None
+
+
+def own_folder(policy: PolicyInfo, name: str) -> str:
+    """The folder from which the engine of that name loads the policy.
+
+    Raises:
+        NotAvailableError: the policy is an adapter.
+    """
+    if base_of_adapter(policy.path) is not None:
+        raise NotAvailableError(
+            f"{name} can't load the adapter in {policy.path}; merge it with turnwise export, or sample with "
+            "actor_infer.strategy_args.strategy_name: embedded"
+        )
+    return str(policy.trust.folder(policy.path))
+
+
+def write_folder(weights: NamedTensors) -> tuple[Path, int]:
+    """A new folder of safetensors files that another process can load, in shared memory if they fit there, and the bytes of its
+    tensors. Tied ones are written once, under their first name, as in a checkpoint."""
+    pairs = {(tensor.data_ptr(), tensor.shape): (name, tensor) for name, tensor in reversed(list(weights))}.values()
+    num_bytes = sum(tensor.nbytes for _, tensor in pairs)
+    has_room = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > num_bytes + _SPARE_BYTES
+    folder = Path(tempfile.mkdtemp(prefix="turnwise-weights-", dir=_SHARED_MEMORY if has_room else None))
+    part: dict[str, Tensor] = {}
+    for index, (name, tensor) in enumerate(pairs, 1):
+        # A copy: safetensors refuses tensors that are views of one storage.
+        part[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        if index == len(pairs) or sum(tensor.nbytes for tensor in part.values()) > _FILE_BYTES:
+            save_file(part, folder / f"model-{index:05d}.safetensors", {"format": "pt"})
+            part.clear()
+    return folder, num_bytes
+
+
+def require_version(name: str, found: str, lowest: str, highest: str) -> None:
+    """
+    Raises:
+        NotAvailableError: the engine is older or newer than those that this version of turnwise was checked with.
+    """
+    bounds = [tuple(map(int, bound.split("."))) for bound in (lowest, highest)]
+    parts = [int("".join(itertools.takewhile(str.isdigit, part)) or 0) for part in found.split("+")[0].split(".")]
+    if not all((bounds[0] <= tuple(parts[: len(bounds[0])]), tuple(parts[: len(bounds[1])]) <= bounds[1])):
+        raise NotAvailableError(
+            f"{name} {found} is installed; turnwise works with {lowest} to {highest}: install one of these, or sample with "
+            "actor_infer.strategy_args.strategy_name: embedded"
+        )

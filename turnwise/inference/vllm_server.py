@@ -1,0 +1,223 @@
+"""vLLM's asynchronous engine behind `protocols.InferenceServer`. The engine runs in processes of its own."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Self
+
+from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
+from turnwise.inference.engine_server import EngineServer, Sampled, own_folder, require_version
+from turnwise.inference.request import Request
+from turnwise.models.load import parse_dtype
+from turnwise.protocols import MemoryKind
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime_info import PolicyInfo
+from turnwise.spec import KV_CACHE_BYTES
+from turnwise.types import FinishReason, derive_seed
+
+LOWEST, HIGHEST = "0.32", "0.32"
+"""Versions of vLLM that the contract suite runs with."""
+_ENVIRONMENT = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    # A fork of this process would inherit torch's threads, which don't survive it.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # Its own choice of cores leaves out one that the trainer needs.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+"""Settings of vLLM that a user's own environment overrides."""
+_STEP_TOKENS = 8192
+"""Tokens that a CPU computes at once."""
+_HAS_ENDED = "vLLM's engine has ended; what it wrote above says why"
+_SHUTDOWN_S = 60.0
+"""Seconds that its processes have for their end."""
+_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
+
+
+class VLLMServer(EngineServer):
+    """Samples with `engine`, an `AsyncLLM`, whose log-probs are those of the distribution that is drawn from.
+
+    Every request has a seed of its own; a response that goes on after an interruption draws with another. Stop strings need
+    the text of a response; only then is one decoded.
+    """
+
+    name = "vLLM"
+
+    def __init__(self, rank: RankContext, policy: PolicyInfo, engine: Any) -> None:
+        super().__init__(rank, policy)
+        self._engine = engine
+        self._vllm = load_vllm()
+        self._errors = self._vllm.v1.engine.exceptions
+        self._sleeps = bool(engine.vllm_config.model_config.enable_sleep_mode)
+        cache_bytes = engine.vllm_config.cache_config.kv_cache_memory_bytes or 0
+        sleeps: tuple[MemoryKind, ...] = ("kv_cache", "weights") if self._sleeps else ("kv_cache",)
+        max_concurrency = engine.vllm_config.scheduler_config.max_num_seqs
+        self._describe(f"vLLM {self._vllm.__version__}", max_concurrency, cache_bytes, sleeps)
+
+    @classmethod
+    def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
+        """A `protocols.ServerFactory`. `options` are those of `vllm.AsyncEngineArgs`.
+
+        Raises:
+            ConfigError: vLLM doesn't know an option, or doesn't start with them.
+            NotAvailableError: vLLM isn't installed, or is too old or too new.
+        """
+        vllm = load_vllm()
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        own = {
+            "model": own_folder(policy, "vLLM"),
+            "trust_remote_code": policy.trust.remote_code,
+            "dtype": str(parse_dtype(policy.dtype)).removeprefix("torch."),
+            "max_model_len": policy.max_context,
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": f"{WeightReader.__module__}.{WeightReader.__qualname__}",
+            "disable_log_stats": True,
+        }
+        defaults: dict[str, Any] = {}
+        if rank.device == "cpu":
+            defaults = {"enforce_eager": True, "kv_cache_memory_bytes": KV_CACHE_BYTES}
+            # A prompt that is computed in pieces rewinds its request's generator, which kills the engine on a CPU (vLLM 0.32).
+            own |= {"enable_chunked_prefill": False}
+            own |= {"max_num_batched_tokens": max(policy.max_context, options.get("max_num_batched_tokens", _STEP_TOKENS))}
+        try:
+            arguments = vllm.AsyncEngineArgs(**(defaults | options | own))
+        except TypeError as error:
+            raise ConfigError(f"actor_infer.strategy_args.strategy_config: vLLM {vllm.__version__} says: {error}") from error
+        num_devices = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
+        try:
+            with _devices(rank.device, num_devices):
+                # No name of this frame: a module that is imported above keeps the frame, and with it the engine, for ever.
+                return cls(rank, policy, AsyncLLM.from_engine_args(arguments))
+        except (ValueError, RuntimeError, OSError) as error:
+            raise ConfigError(
+                f"vLLM didn't start: {error}; what it wrote above says more. If memory is short, lower gpu_memory_utilization "
+                "or kv_cache_memory_bytes (actor_infer.strategy_args.strategy_config), or sequence_length"
+            ) from error
+
+    async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
+        """Forgets what is cached and, with `enable_sleep_mode`, gives memory back."""
+        if not self._sleeps:
+            await self._engine.reset_prefix_cache()
+        elif "weights" in kinds:
+            await self._engine.sleep(level=1)
+        else:
+            await self._engine.release_kv_cache_memory()
+
+    async def wake(self, kinds: Iterable[MemoryKind]) -> None:
+        if self._sleeps:
+            await self._engine.wake_up(tags=list(kinds))
+
+    async def _sample(self, engine_id: str, request: Request) -> Sampled:
+        sampling, num_partial = request.sampling, len(request.partial_ids)
+        room = self._policy.max_context - len(request.context_ids)
+        try:
+            parameters = self._vllm.SamplingParams(
+                temperature=0.0 if sampling.is_greedy else sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                repetition_penalty=sampling.repetition_penalty,
+                seed=derive_seed("response", sampling.seed, num_partial),
+                max_tokens=min(sampling.max_new_tokens - num_partial, room),
+                stop=list(sampling.stop_strings),
+                stop_token_ids=list(sampling.stop_token_ids),
+                ignore_eos=True,
+                detokenize=bool(sampling.stop_strings),
+                logprobs=0,
+                output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
+            )
+            prompt = self._vllm.inputs.engine.tokens_input(request.context_ids.tolist(), cache_salt=self._mark)
+            [answer] = [answer async for answer in self._engine.generate(prompt, parameters, engine_id)]
+        except self._errors.EngineDeadError as error:
+            raise ConnectionError(_HAS_ENDED) from error
+        except (ValueError, self._errors.EngineGenerateError) as error:
+            raise ServerError(f"vLLM refuses the request of conversation {request.request_id!r}: {error}") from error
+        [output] = answer.outputs
+        logprobs = [entry[token].logprob for entry, token in zip(output.logprobs or (), output.token_ids, strict=True)]
+        versions = [(span.version, span.end - span.start) for span in output.weight_versions or ()]
+        return Sampled(output.token_ids, logprobs, _REASONS[output.finish_reason], versions)
+
+    async def _abort(self, engine_id: str) -> None:
+        await self._engine.abort(engine_id)
+
+    async def _freeze(self) -> None:
+        await self._engine.pause_generation(mode="keep", clear_cache=False)
+
+    async def _thaw(self) -> None:
+        await self._engine.resume_generation()
+
+    async def _load(self, folder: Path) -> None:
+        try:
+            await self._engine.collective_rpc("read_weights", args=(str(folder),))
+        except self._errors.EngineDeadError as error:
+            raise ConnectionError(_HAS_ENDED) from error
+        except Exception as error:  # boundary: whatever the engine's model says of weights that don't fit
+            raise ModelError(f"vLLM can't take the trainer's weights: {error}") from error
+
+    async def _label(self, version: str) -> None:
+        await self._engine.update_weight_version(version)
+
+    async def _end(self) -> None:
+        engine, self._engine = self._engine, None
+        engine.shutdown(_SHUTDOWN_S)
+        del engine
+        # At the interpreter's end its `__del__` would fail.
+        gc.collect()
+
+
+class WeightReader:
+    """What is added to vLLM's workers: they read weights from a folder."""
+
+    def read_weights(self, folder: str) -> None:
+        from safetensors.torch import load_file
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        # It warns at each update of what has nothing to load. The server has seen that every weight comes.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+        runner = self.model_runner  # type: ignore[attr-defined]
+        files = sorted(Path(folder).glob("*.safetensors"))
+        runner.reload_weights(weights_iterator=(pair for file in files for pair in load_file(file).items()))
+        for module in runner.get_model().modules():
+            # On a CPU the output layer computes with a packed copy, and `reload_weights` packs a tied one never again
+            # (vLLM 0.32).
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)
+
+
+def load_vllm() -> ModuleType:
+    """
+    Raises:
+        NotAvailableError: vLLM isn't installed, or is too old or too new.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import vllm
+    except ImportError as error:
+        raise NotAvailableError(f"vLLM can't be imported ({error}); pip install 'turnwise[vllm]'") from error
+    require_version("vLLM", vllm.__version__, LOWEST, HIGHEST)
+    return vllm
+
+
+@contextmanager
+def _devices(first: str, count: int) -> Iterator[None]:
+    """The processes that start inside see `count` accelerators from `first` on."""
+    name, before = "CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not first.startswith("cuda"):
+        yield
+        return
+    index = int(first.partition(":")[2] or 0)
+    visible = before.split(",") if before else list(map(str, range(index + count)))
+    os.environ[name] = ",".join(visible[index : index + count])
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        os.environ |= {name: before} if before is not None else {}
