@@ -265,7 +265,6 @@ STRATEGIES: dict[str, StrategySpec] = {
             "skip_tokenizer_init": "pretrain",
             "trust_remote_code": "model_args.trust_remote_code",
             "dtype": "actor_infer.model_args.dtype",
-            "max_model_len": "sequence_length",
             "logprobs_mode": "generating_args.temperature, whose log-probs are trained on",
             "generation_config": "generating_args",
             "worker_extension_cls": "the weight update",

@@ -1,4 +1,4 @@
-"""`turnwise train` with vLLM: examples/frozen_lake/agentic.yaml for two steps on random weights, and the parity of sampler and trainer."""
+"""`turnwise train` with vLLM: two steps of the FrozenLake example on random weights, and the parity of sampler and trainer."""
 
 from __future__ import annotations
 

@@ -303,12 +303,7 @@ def asynchronous(config: AgenticConfig) -> str:
 
 def _at_update(config: AgenticConfig) -> str:
     """The treatment of responses that are being sampled when weights change."""
-    fates = {
-        "finish": "are finished",
-        "abort_continue": "go on with them",
-        "abort_restart": "start over",
-        "keep": "stand still",
-    }
+    fates = {"finish": "are finished", "abort_continue": "go on with them", "abort_restart": "start over", "keep": "are kept"}
     return f"at new weights responses {fates[config.on_weight_update]}"
 
 

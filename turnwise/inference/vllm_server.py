@@ -75,18 +75,23 @@ class VLLMServer(EngineServer):
             "model": own_folder(policy, "vLLM"),
             "trust_remote_code": policy.trust.remote_code,
             "dtype": str(parse_dtype(policy.dtype)).removeprefix("torch."),
-            "max_model_len": policy.max_context,
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": f"{WeightReader.__module__}.{WeightReader.__qualname__}",
             "disable_log_stats": True,
         }
-        defaults: dict[str, Any] = {}
+        defaults: dict[str, Any] = {"max_model_len": policy.max_context}
+        length = (defaults | options)["max_model_len"]
+        if length < policy.max_context:
+            raise ConfigError(
+                f"actor_infer.strategy_args.strategy_config.max_model_len: {length} is less than sequence_length "
+                f"{policy.max_context}; leave it out, or lower sequence_length"
+            )
         if rank.device == "cpu":
-            defaults = {"enforce_eager": True, "kv_cache_memory_bytes": KV_CACHE_BYTES}
+            defaults |= {"enforce_eager": True, "kv_cache_memory_bytes": KV_CACHE_BYTES}
             # A prompt that is computed in pieces rewinds its request's generator, which kills the engine on a CPU (vLLM 0.32).
             own |= {"enable_chunked_prefill": False}
-            own |= {"max_num_batched_tokens": max(policy.max_context, options.get("max_num_batched_tokens", _STEP_TOKENS))}
+            own |= {"max_num_batched_tokens": max(length, options.get("max_num_batched_tokens", _STEP_TOKENS))}
         try:
             arguments = vllm.AsyncEngineArgs(**(defaults | options | own))
         except TypeError as error:
