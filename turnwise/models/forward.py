@@ -41,6 +41,8 @@ class PackedForward(ABC):
     """
 
     gives: ClassVar[frozenset[Output]]
+    reads_last: ClassVar[bool] = True
+    """Whether the state of a sequence's last token may be asked for."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -73,11 +75,11 @@ class PackedForward(ABC):
         return self._packed(batch, with_logits) if self.is_packed else self._padded(batch, with_logits)
 
     def _packed(self, batch: Batch, with_logits: bool) -> Tensor:
-        """Shared prefixes are computed once, but not on a GPU, whose varlen kernels see whole sequences, and not if equal
+        """Shared prefixes are computed once, and last tokens only where they are read; but not on a GPU, whose varlen kernels see whole sequences, and not if equal
         tokens may stand for different media."""
         device = batch.token_ids.device
         can_merge = self._has_own_attention and device.type == "cpu" and not batch.media
-        tree = merge_prefixes(batch.token_ids, batch.lengths) if can_merge else None
+        tree = merge_prefixes(batch.token_ids, batch.lengths, self.reads_last) if can_merge else None
         if tree is None:
             sequences = PackedSequences.of(batch.lengths, device)
             return self._flat(batch, batch.token_ids, batch.position_ids, sequences, with_logits)
@@ -119,6 +121,7 @@ class PolicyForward(PackedForward):
     """
 
     gives = frozenset({"logprobs", "entropy"})
+    reads_last = False
 
     def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
         super().__init__(model)

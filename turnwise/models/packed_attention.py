@@ -144,7 +144,7 @@ def _each_sequence(
 ) -> Tensor:
     """One SDPA call a sequence. Gathered, split and joined once, since the gradient of a part is as long as the whole."""
     is_grouped = query.shape[1] != key.shape[1]
-    if sequences.tree is not None:
+    if sequences.tree is not None and sequences.key_lengths != sequences.lengths:
         key, value = (tensor.index_select(2, sequences.tree.paths) for tensor in (key, value))
     queries = query.split(sequences.lengths, 2)
     keys, values = (tensor.split(sequences.key_lengths, 2) for tensor in (key, value))

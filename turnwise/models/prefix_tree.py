@@ -1,4 +1,4 @@
-"""Prefixes that sequences of a packed batch share, each computed once.
+"""Prefixes that sequences of a packed batch share, each computed once, without the tokens whose states nobody reads.
 
 Siblings of a group begin with the same prompt and often with the same turns. With causal attention, equal prefixes have equal
 states; so the model runs over the distinct tokens alone, and every sequence reads its states, and sends back its gradients,
@@ -39,20 +39,25 @@ class PrefixTree:
     path_lengths: tuple[int, ...]
 
 
-def merge_prefixes(token_ids: Tensor, lengths: Sequence[int]) -> PrefixTree | None:
-    """The tree of sequences with these `lengths` in `token_ids` [N]; None if they share too little.
+def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool = True) -> PrefixTree | None:
+    """The tree of sequences with these `lengths` in `token_ids` [N]; None if they share too little. Unless `reads_last`, the last
+    token of a sequence is left out, since nothing follows that would attend to it: it stands for the one before it.
 
     >>> tree = merge_prefixes(torch.tensor([5, 6, 7, 5, 6, 8, 9, 5, 6, 7]), [3, 4, 3])
     >>> tree.tokens.tolist(), tree.nodes.tolist()
     ([0, 1, 2, 5, 6], [0, 1, 2, 0, 1, 3, 4, 0, 1, 2])
     >>> tree.branch_lengths, tree.path_lengths, tree.paths.tolist()
     ((3, 2), (3, 4), [0, 1, 2, 0, 1, 3, 4])
+    >>> merge_prefixes(torch.tensor([5, 6, 7, 5, 6, 8, 9]), [3, 4], reads_last=False).nodes.tolist()
+    [0, 1, 1, 0, 1, 2, 2]
     """
     sequences = [sequence.numpy() for sequence in token_ids.cpu().split(list(lengths))]
     starts = np.cumsum([0, *lengths[:-1]])
     # In the order of their bytes the longest prefix shared with any earlier sequence is the one shared with the last.
     order = sorted(range(len(sequences)), key=lambda index: sequences[index].tobytes())
     nodes = np.empty(len(token_ids), np.int64)
+    if not reads_last:
+        sequences = [sequence[: max(1, len(sequence) - 1)] for sequence in sequences]
     branches: list[IntArray] = []
     paths: list[IntArray] = []
     num_nodes = 0
@@ -62,7 +67,7 @@ def merge_prefixes(token_ids: Tensor, lengths: Sequence[int]) -> PrefixTree | No
         shared = _num_shared(previous, sequence)
         branch = np.arange(start + shared, start + len(sequence))
         path = np.concatenate([path[:shared], np.arange(num_nodes, num_nodes + len(branch))])
-        nodes[start : start + len(sequence)] = path
+        nodes[start : start + lengths[index]] = np.pad(path, (0, lengths[index] - len(path)), "edge")
         if len(branch):
             branches.append(branch)
             paths.append(path)

@@ -93,7 +93,7 @@ def test_merged_prefixes_change_neither_outputs_nor_gradients(settings: dict[str
 @pytest.mark.parametrize(("media", "num_seen"), [((), "distinct"), ((Media("image", np.zeros((1, 1, 3), np.uint8)),), "all")])
 def test_the_model_sees_each_prefix_once_but_never_merges_images(media: tuple[Media, ...], num_seen: str) -> None:
     batch = replace(toy_batches(family())[0].map(torch.as_tensor), media=media)
-    tree = merge_prefixes(batch.token_ids, batch.lengths)
+    tree = merge_prefixes(batch.token_ids, batch.lengths, reads_last=False)
     assert tree is not None and len(tree.tokens) < 0.6 * batch.num_tokens
     model, seen = toy_model(), []
     model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].numel()))

@@ -234,6 +234,8 @@ def test_a_run_is_repeated_bit_by_bit(make_config, slow_engine, how, is_streamed
     changes = {"async_generation_ratio": 2, "on_weight_update": how, "eval_steps": 2, "stream_training": is_streamed}
     config = make_config(custom_envs=envs, **changes)
     first = run_small(config)
+    for _ in range(5 if is_streamed else 0):  # on a loaded machine a trainer may find all groups of a batch ended
+        first = first if max(num_parts(first)) > 1 else run_small(config)
     again = run_small(config, replay=first.folder.path)
     assert num_parts(again) == num_parts(first) and (max(num_parts(first)) > 1) == is_streamed
     assert without_times(again) == without_times(first)
