@@ -1,8 +1,8 @@
 """Runs everything that can be tested on this machine: `make test-full`. It writes `tests/full_run.json`, which is committed.
 
 CI leaves out what takes longest: it kills a run three times instead of twenty, and tries only the mutants of what has changed
-since the revision of that file. The file names the parts that have passed, with their minutes. Given again on the same revision,
-the command runs the others only.
+since the revision of that file. The file names the parts that have passed, with their minutes. Given again on the same
+revision, the command runs the others only.
 """
 
 from __future__ import annotations

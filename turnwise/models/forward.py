@@ -75,8 +75,8 @@ class PackedForward(ABC):
         return self._packed(batch, with_logits) if self.is_packed else self._padded(batch, with_logits)
 
     def _packed(self, batch: Batch, with_logits: bool) -> Tensor:
-        """Shared prefixes are computed once, and last tokens only where they are read; but not on a GPU, whose varlen kernels see whole sequences, and not if equal
-        tokens may stand for different media."""
+        """Shared prefixes are computed once, and last tokens only where they are read; but not on a GPU, whose varlen kernels
+        see whole sequences, and not if equal tokens may stand for different media."""
         device = batch.token_ids.device
         can_merge = self._has_own_attention and device.type == "cpu" and not batch.media
         tree = merge_prefixes(batch.token_ids, batch.lengths, self.reads_last) if can_merge else None
