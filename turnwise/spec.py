@@ -271,7 +271,19 @@ STRATEGIES: dict[str, StrategySpec] = {
         },
         freezes=True,
     ),
-    "sglang": StrategySpec("sampling", extra="sglang"),
+    "sglang": StrategySpec(
+        "sampling",
+        "turnwise.inference.sglang_server:SGLangServer",
+        extra="sglang",
+        set_elsewhere={
+            "model_path": "pretrain",
+            "tokenizer_path": "pretrain",
+            "trust_remote_code": "model_args.trust_remote_code",
+            "dtype": "actor_infer.model_args.dtype",
+            "context_length": "sequence_length",
+        },
+        freezes=True,
+    ),
 }
 
 ROWS_TAG = "data"

@@ -14,6 +14,7 @@ sys.path.insert(0, str(ENGINES))
 from environment import EXTRAS, engine_python  # noqa: E402
 
 TIMEOUT_S = 600
+PATHS = (ENGINES, ENGINES.parent / "support", ENGINES.parents[1])
 
 
 SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine != "vllm"]
@@ -22,7 +23,7 @@ SCRIPTS += [("vllm", "contract_vllm.py"), ("vllm", "train_vllm.py")]
 
 @pytest.mark.parametrize(("engine", "script"), SCRIPTS)
 def test_agrees_with_plain_torch(engine, script):
-    environment = os.environ | {"PYTHONPATH": f"{ENGINES}{os.pathsep}{ENGINES.parents[1]}", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "HF_HUB_OFFLINE": "1"}
     command = [engine_python(engine), ENGINES / script]
     run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"

@@ -289,7 +289,7 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
         if STRATEGIES[strategy].kind not in _ROLE_KINDS[name]:
             yield _wrong_strategy(f"{name}.strategy_args", strategy, *_ROLE_KINDS[name])
         if name == "actor_infer" and config.on_weight_update == "keep" and not STRATEGIES[strategy].freezes:
-            message = f"{strategy} can't keep responses standing over a weight update; vllm can, or take abort_continue"
+            message = f"{strategy} can't let responses stand still; take abort_continue, or sample with vllm or sglang"
             yield Problem.at("on_weight_update", message)
         known, elsewhere = STRATEGIES[strategy].options, STRATEGIES[strategy].set_elsewhere
         for option in role.strategy_args.strategy_config:

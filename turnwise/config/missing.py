@@ -101,7 +101,11 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
     if not spec.is_available:
         same = ", ".join(other for other, known in STRATEGIES.items() if known.kind == spec.kind and known.is_available)
         yield f"{path}: {name} isn't in this version, which has {same}."
-    elif spec.extra and not _is_installed(_MODULES.get(spec.extra, spec.extra)):
+    elif (
+        spec.extra
+        and "url" not in role.strategy_args.strategy_config
+        and not _is_installed(_MODULES.get(spec.extra, spec.extra))
+    ):
         yield f"{path}: {name} needs a library that isn't installed; pip install 'turnwise[{spec.extra}]'."
     if spec.kind == "train" and role.model_args.has_adapter and not _is_installed("peft"):
         yield f"{prefix}model_args.lora_rank: LoRA needs peft, which isn't installed; pip install 'turnwise[rl]'."

@@ -1,24 +1,18 @@
-"""A model behind an OpenAI-compatible URL, by text: the standard library's HTTP client and nothing else."""
+"""A model behind an OpenAI-compatible URL, by text."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
-from http.client import HTTPException
+from collections.abc import Sequence
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 from turnwise.chat.text_conversation import TextAnswer
-from turnwise.errors import ConfigError, ServerError
-from turnwise.runtime.threads import DaemonThread
+from turnwise.errors import ServerError
+from turnwise.inference.http_json import MAX_SHOWN, HttpJson
 from turnwise.types import Message, SamplingParams
 
-_MAX_SHOWN = 300
-"""Characters of a server's own words."""
+_PATH = "/chat/completions"
 
 
 class OpenAIChat:
@@ -34,13 +28,10 @@ class OpenAIChat:
     """
 
     def __init__(self, base_url: str, model: str, api_key: str = "", timeout_s: float = 600.0) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ConfigError(f"got the URL {base_url!r}; it must be like http://localhost:8000/v1")
-        self.url = f"{base_url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
+        base_url = base_url.rstrip("/").removesuffix(_PATH)
+        self._http = HttpJson(base_url, timeout_s, api_key, key_name="OPENAI_API_KEY")
+        self.url = self._http.url + _PATH
         self._model = model
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-        self._timeout_s = timeout_s
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> TextAnswer:
         """The model's answer to a conversation.
@@ -50,12 +41,8 @@ class OpenAIChat:
         """
         if not all(isinstance(message["content"], str) for message in messages):
             raise ServerError(f"{self.url} is asked by text alone; use an environment that renders text")
-        thread = DaemonThread("openai")
         started = time.perf_counter()
-        try:
-            content = await asyncio.wrap_future(thread.start(self._post, self._body(messages, sampling)))
-        finally:
-            thread.end()
+        content = await self._http.ask(_PATH, self._body(messages, sampling))
         return self._answer(content, time.perf_counter() - started)
 
     def _body(self, messages: Sequence[Message], sampling: SamplingParams) -> dict[str, Any]:
@@ -69,25 +56,11 @@ class OpenAIChat:
         }
         return body | ({"stop": list(sampling.stop_strings)} if sampling.stop_strings else {})
 
-    def _post(self, body: Mapping[str, Any]) -> Any:
-        request = Request(self.url, json.dumps(body).encode(), self._headers)
-        try:
-            with urlopen(request, timeout=self._timeout_s) as response:
-                return json.loads(response.read())
-        except HTTPError as error:
-            said = error.read().decode(errors="replace")[:_MAX_SHOWN]
-            hint = "; set OPENAI_API_KEY" if error.code in (401, 403) else ""
-            raise ServerError(f"{self.url} answered {error.code} {error.reason}{hint}: {said}") from error
-        except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
-            raise ServerError(f"{self.url} doesn't answer ({error}); is the server up, and the URL right?") from error
-        except ValueError as error:
-            raise ServerError(f"{self.url} answered with something that isn't JSON ({error})") from error
-
     def _answer(self, content: Any, generate_s: float) -> TextAnswer:
         try:
             [choice, *_] = content["choices"]
             text, reason = choice["message"]["content"] or "", choice.get("finish_reason")
         except (KeyError, TypeError, ValueError) as error:
-            shown = json.dumps(content)[:_MAX_SHOWN]
+            shown = json.dumps(content)[:MAX_SHOWN]
             raise ServerError(f"{self.url} answered without choices[0].message.content: {shown}") from error
         return TextAnswer(text, "length" if reason == "length" else "stop", generate_s)

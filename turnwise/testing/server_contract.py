@@ -96,16 +96,27 @@ async def greedy_equals_reference(make_server: ServerFactory, model: PreTrainedM
 
 
 async def logprobs_match_a_forward_pass(make_server: ServerFactory, model: PreTrainedModel) -> None:
-    server = make_server(model, max_length=MAX_LENGTH)
-    prompts = prompts_of(model, 6)
     choices = [
         SamplingParams(9),
         SamplingParams(9, temperature=0.6),
         SamplingParams(9, top_k=5),
         SamplingParams(9, top_p=0.7, temperature=1.3),
+        SamplingParams(9, top_k=20, top_p=0.8, temperature=0.8),
+    ]
+    await _match(make_server, model, choices)
+
+
+async def penalties_match_a_forward_pass(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    choices = [
         SamplingParams(9, repetition_penalty=1.4),
         SamplingParams(9, top_k=20, top_p=0.8, repetition_penalty=1.2, temperature=0.8),
     ]
+    await _match(make_server, model, choices)
+
+
+async def _match(make_server: ServerFactory, model: PreTrainedModel, choices: list[SamplingParams]) -> None:
+    server = make_server(model, max_length=MAX_LENGTH)
+    prompts = prompts_of(model, len(choices))
     choices = [replace(sampling, seed=index) for index, sampling in enumerate(choices)]
     completions = await asyncio.gather(*(server.generate(p, s, str(s.seed)) for p, s in zip(prompts, choices, strict=True)))
     differences = []
@@ -349,6 +360,7 @@ def _perturb(model: PreTrainedModel) -> None:
 CHECKS: tuple[Callable[[ServerFactory, PreTrainedModel], Awaitable[None]], ...] = (
     greedy_equals_reference,
     logprobs_match_a_forward_pass,
+    penalties_match_a_forward_pass,
     samples_follow_the_distribution,
     stops,
     budgets,

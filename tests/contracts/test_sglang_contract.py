@@ -1,0 +1,177 @@
+"""SGLang's client against a server of ours with its routes: the contract of servers, and what a server elsewhere may do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from letters import letter_model
+from sglang_fake import SGLangFake
+from transformers import PreTrainedModel
+
+from turnwise.errors import ConfigError, ModelError, NotAvailableError, ReplicasDeadError, ServerError
+from turnwise.inference.http_json import HttpJson
+from turnwise.inference.server_manager import LLMServerManager
+from turnwise.inference.sglang_server import SGLangServer
+from turnwise.models.load import policy_info
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime_info import PolicyInfo
+from turnwise.testing import server_contract as contract
+from turnwise.types import SamplingParams, VersionRun
+
+CHECKS = [c for c in contract.CHECKS if c not in (contract.stop_strings_need_text, contract.penalties_match_a_forward_pass)]
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+class Client(SGLangServer):
+    fake: SGLangFake
+
+    async def let_it_sample(self) -> None:
+        """Until a few more tokens are there, or none comes."""
+        before = self.fake.num_sampled
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            if self.fake.num_sampled > before + 3:
+                break
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> PolicyInfo:
+    folder = tmp_path_factory.mktemp("letters")
+    letter_model(folder)
+    return policy_info(str(folder), "fp32", contract.MAX_LENGTH)
+
+
+@pytest.fixture
+def model(policy: PolicyInfo, tmp_path: Path) -> PreTrainedModel:
+    return letter_model(tmp_path)
+
+
+@pytest.fixture
+def serve(policy: PolicyInfo) -> Iterator[Callable[..., Client]]:
+    fakes: list[SGLangFake] = []
+
+    def make_server(model: PreTrainedModel, max_length: int = contract.MAX_LENGTH, decode: Any = None) -> Client:
+        fakes.append(SGLangFake(deepcopy(model), decode).start())
+        client = Client(RankContext(), replace(policy, max_context=max_length), HttpJson(fakes[-1].url))
+        client.fake = fakes[-1]
+        return client
+
+    yield make_server
+    for fake in fakes:
+        fake.shutdown()
+        fake.server_close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_contract(check: Callable[..., Any], serve: Callable[..., Client], model: PreTrainedModel) -> None:
+    asyncio.run(check(serve, model))
+
+
+def test_requests_that_stand_still_over_an_update_go_on_with_both_versions_and_no_old_prefix(serve, model):
+    async def main() -> None:
+        server, prompt = serve(model), [3, 1, 4, 1, 5]
+        server.fake.is_flushing = False
+        task = asyncio.create_task(server.generate(prompt, SamplingParams(60, seed=1), "kept"))
+        await server.let_it_sample()
+        await server.suspend("keep")
+        assert not task.done()
+        old = deepcopy(model)
+        contract._perturb(model)
+        await contract._update(server, model, 5)
+        kept = await task
+        (before, count), (after, rest) = kept.versions
+        assert (before, after, count + rest) == (0, 5, 60) and count and rest
+        first = replace(kept, token_ids=kept.token_ids[:count], logprobs=kept.logprobs[:count], versions=kept.versions[:1])
+        contract.assert_logprobs(old, prompt, first, SamplingParams(60))
+        # The same context as before: what the old weights computed of it is still in the cache.
+        again = await server.generate(prompt, SamplingParams(1, seed=1), "again")
+        contract.assert_logprobs(model, prompt, again, SamplingParams(1))
+        assert again.versions == (VersionRun(5, 1),)
+        await server.close()
+
+    asyncio.run(main())
+
+
+def test_a_missing_log_prob_is_no_evidence(serve, model, monkeypatch):
+    server = serve(model)
+    monkeypatch.setattr(server.fake, "_sample", lambda *_: (7, -9999.0, -9999.0))
+    with pytest.raises(ServerError, match="2 tokens for conversation 'c', and not each with a log-prob"):
+        asyncio.run(server.generate([1, 2], SamplingParams(2), "c"))
+
+
+def test_what_the_server_refuses_or_answers_otherwise_fails_alone(serve, model, monkeypatch):
+    async def main() -> None:
+        server = serve(model)
+        with pytest.raises(ServerError, match="repetition_penalty leaves out the prompt"):
+            await server.generate([1], SamplingParams(2, repetition_penalty=1.1), "penalty")
+        monkeypatch.setattr(server.fake, "generate", lambda **_: {"text": "hello"})
+        with pytest.raises(ServerError, match="answered something else than SGLang"):
+            await server.generate([1], SamplingParams(2), "other")
+        weights = dict(model.state_dict())
+        with pytest.raises(ModelError, match=r"model.norm.weight isn't among the trainer's"):
+            await server.receive((name, tensor) for name, tensor in weights.items() if name != "model.norm.weight")
+        with pytest.raises(ModelError, match=r"model.norm.weight doesn't fit"):
+            await server.receive((weights | {"model.norm.weight": weights["model.norm.weight"][:3]}).items())
+
+    asyncio.run(main())
+
+
+def test_a_server_that_is_gone_is_a_dead_replica(serve, model):
+    server = serve(model)
+    server.fake.shutdown()
+    server.fake.server_close()
+    with pytest.raises(ReplicasDeadError, match="doesn't answer"):
+        asyncio.run(LLMServerManager([server]).generate([1, 2], SamplingParams(2), "c"))
+
+
+def test_another_version_a_url_with_options_and_a_port_in_use_are_refused(serve, model, policy, monkeypatch):
+    url = serve(model).fake.url
+    with pytest.raises(ConfigError, match="has its options already; leave out tp_size"):
+        SGLangServer.for_policy(RankContext(), policy, url=url, tp_size=2)
+    monkeypatch.setattr("sglang_fake.VERSION", "0.4.9.post2")
+    with pytest.raises(NotAvailableError, match=r"SGLang 0.4.9.post2 is installed; turnwise works with 0.5.23 to 0.5.23"):
+        SGLangServer.for_policy(RankContext(), policy, url=url)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=r"port: \d+ is in use; name another, or leave it out"):
+            SGLangServer.for_policy(RankContext(), policy, port=taken.getsockname()[1])
+
+
+def test_it_is_started_told_its_options_and_ended(policy, model, tmp_path, monkeypatch):
+    package = tmp_path / "path" / "sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "launch_server.py").write_text("from sglang_fake import main\nmain()\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), str(SUPPORT)]))
+    server = SGLangServer.for_policy(RankContext(), policy, mem_fraction_static=0.5, enable_deterministic_inference=True)
+    process, log = server._process
+
+    async def main() -> None:
+        completion = await server.generate([5, 6, 7], SamplingParams(4, seed=1), "c")
+        contract.assert_logprobs(model, [5, 6, 7], completion, SamplingParams(4))
+        os.kill(process.pid, 9)
+        process.wait()
+        with pytest.raises(ConnectionError, match="SGLang has ended; its last words: told: --log-level warning"):
+            await server.generate([5], SamplingParams(1), "d")
+        await server.close()
+
+    asyncio.run(main())
+    told = log.read_text()
+    assert "--mem-fraction-static 0.5 --enable-deterministic-inference" in told and "--dtype float32" in told
+    log.unlink()
+
+
+def test_a_start_that_fails_shows_the_log(policy, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"SGLang didn't start \(exit status 1\): .*No module named") as failure:
+        SGLangServer.for_policy(RankContext(), policy)
+    Path(str(failure.value).rpartition("all of them: ")[2].rstrip(")")).unlink()

@@ -1,0 +1,64 @@
+"""JSON over HTTP by the standard library's client, in threads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from turnwise.errors import ConfigError, ServerError
+from turnwise.runtime.threads import DaemonPool
+
+MAX_SHOWN = 300
+"""Characters of a server's own words."""
+
+
+class NoAnswerError(ServerError):
+    """Nobody answers."""
+
+
+class HttpJson:
+    """A server that is asked and answers in JSON. An `api_key` is sent as a bearer token; `key_name` is where it comes from.
+
+    Raises:
+        ConfigError: `base_url` isn't http(s).
+    """
+
+    def __init__(self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = "") -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ConfigError(f"got the URL {base_url!r}; it must be like http://localhost:8000/v1")
+        self.url = base_url.rstrip("/")
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._timeout_s = timeout_s
+        self._hint = f"; set {key_name}" if key_name else ""
+        self._threads = DaemonPool("http")
+
+    async def ask(self, path: str, body: Mapping[str, Any] | None = None, is_read: bool = True) -> Any:
+        """See `ask_now`."""
+        return await self._threads.call(self.ask_now, path, body, is_read)
+
+    def ask_now(self, path: str, body: Mapping[str, Any] | None = None, is_read: bool = True) -> Any:
+        """The answer to a POST, or to a GET where there is no body. None if it isn't to be read.
+
+        Raises:
+            NoAnswerError: nobody answers.
+            ServerError: the server refuses, or answers with something else.
+        """
+        url, content = self.url + path, None if body is None else json.dumps(body).encode()
+        try:
+            with urlopen(Request(url, content, self._headers), timeout=self._timeout_s) as response:
+                answer = response.read()
+            return json.loads(answer) if is_read else None
+        except HTTPError as error:
+            said = error.read().decode(errors="replace")[:MAX_SHOWN]
+            hint = self._hint if error.code in (401, 403) else ""
+            raise ServerError(f"{url} answered {error.code} {error.reason}{hint}: {said}") from error
+        except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
+            raise NoAnswerError(f"{url} doesn't answer ({error}); is the server up, and the URL right?") from error
+        except ValueError as error:
+            raise ServerError(f"{url} answered with something that isn't JSON ({error})") from error

@@ -1,0 +1,226 @@
+"""SGLang's HTTP server behind `protocols.InferenceServer`: started here, or running elsewhere at a URL.
+
+What is asked and answered is in `sglang/srt/managers/io_struct.py` of SGLang 0.5.23.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from turnwise.errors import ConfigError, ModelError, ServerError
+from turnwise.inference.engine_server import EngineServer, Sampled, own_folder, require_version
+from turnwise.inference.http_json import HttpJson, NoAnswerError
+from turnwise.inference.request import Request
+from turnwise.models.load import parse_dtype
+from turnwise.protocols import MemoryKind
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime_info import PolicyInfo
+from turnwise.types import FinishReason
+
+LOWEST, HIGHEST = "0.5.23", "0.5.23"
+"""Versions of SGLang whose requests and replies these are."""
+_LOOK_S = 0.2
+_END_S = 20.0
+_NUM_LINES = 5
+"""Lines of its log in an error."""
+_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
+
+_Process = tuple[subprocess.Popen[bytes], Path]
+
+
+class SGLangServer(EngineServer):
+    """Samples with the server that `http` asks. `process` is that server with its log, if it was started here.
+
+    It draws with each request's seed only with its option `enable_deterministic_inference`: then token by token, so that a
+    response goes on as it would have done.
+
+    Raises:
+        NotAvailableError: SGLang is too old or too new.
+        ServerError: nobody answers.
+    """
+
+    name = "SGLang"
+
+    def __init__(self, rank: RankContext, policy: PolicyInfo, http: HttpJson, process: _Process | None = None) -> None:
+        super().__init__(rank, policy)
+        self._http = http
+        self._process = process
+        found = http.ask_now("/server_info")
+        require_version("SGLang", found["version"], LOWEST, HIGHEST)
+        self._sleeps = bool(found.get("enable_memory_saver"))
+        sleeps: tuple[MemoryKind, ...] = ("kv_cache", "weights") if self._sleeps else ("kv_cache",)
+        self._describe(f"SGLang {found['version']}", found.get("max_running_requests") or 0, 0, sleeps)
+        # A server that ran before may have prefixes of other weights under our marks.
+        http.ask_now("/flush_cache", {}, is_read=False)
+
+    @classmethod
+    def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
+        """A `protocols.ServerFactory`. `options` are those of `sglang.launch_server`, or the `url` of a running one.
+
+        Raises:
+            ConfigError: the server doesn't start, its port is in use, or it has options beside its `url`.
+        """
+        where = "actor_infer.strategy_args.strategy_config"
+        if "url" in options:
+            url = options.pop("url")
+            if options:
+                raise ConfigError(f"{where}: the server at {url} has its options already; leave out {', '.join(options)}")
+            return cls(rank, policy, HttpJson(url))
+        port = options.pop("port", 0)
+        with socket.socket() as free:
+            try:
+                free.bind(("127.0.0.1", port))
+            except OSError as error:
+                raise ConfigError(f"{where}.port: {port} is in use; name another, or leave it out") from error
+            port = free.getsockname()[1]
+        own = {
+            "model_path": own_folder(policy, "SGLang"),
+            "dtype": str(parse_dtype(policy.dtype)).removeprefix("torch."),
+            "context_length": policy.max_context,
+            "trust_remote_code": policy.trust.remote_code,
+            "port": port,
+        }
+        kind, _, index = rank.device.partition(":")
+        process, log = _launch({"log_level": "warning", "device": kind, "base_gpu_id": index or 0} | options | own)
+        http = HttpJson(f"http://127.0.0.1:{port}")
+        with ExitStack() as on_error:
+            on_error.callback(_kill, process)
+            while not _is_ready(http):
+                if process.poll() is not None:
+                    raise ConfigError(f"SGLang didn't start (exit status {process.returncode}): {_tail(log)}")
+                time.sleep(_LOOK_S)
+            server = cls(rank, policy, http, (process, log))
+            on_error.pop_all()
+        return server
+
+    async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
+        """Forgets what is cached and, with `enable_memory_saver`, gives memory back."""
+        await self._ask("/flush_cache", {})
+        if self._sleeps:
+            await self._ask("/release_memory_occupation", {"tags": list(kinds)})
+
+    async def wake(self, kinds: Iterable[MemoryKind]) -> None:
+        if self._sleeps:
+            await self._ask("/resume_memory_occupation", {"tags": list(kinds)})
+
+    async def _sample(self, engine_id: str, request: Request) -> Sampled:
+        sampling, num_partial = request.sampling, len(request.partial_ids)
+        if sampling.repetition_penalty != 1.0:
+            raise ServerError("SGLang's repetition_penalty leaves out the prompt, unlike every other server's; set it to 1")
+        room = self._policy.max_context - len(request.context_ids)
+        is_truncated = sampling.is_truncated and not sampling.is_greedy
+        answer = await self._ask(
+            "/generate",
+            {
+                "rid": engine_id,
+                "input_ids": request.context_ids.tolist(),
+                "extra_key": self._mark,
+                "return_logprob": True,
+                # Its other log-probs are over the whole vocabulary, whatever can be drawn.
+                "return_sampling_mask": is_truncated,
+                "sampling_params": {
+                    "temperature": 0.0 if sampling.is_greedy else sampling.temperature,
+                    "top_p": sampling.top_p,
+                    "top_k": sampling.top_k or -1,
+                    "max_new_tokens": min(sampling.max_new_tokens - num_partial, room),
+                    "stop": list(sampling.stop_strings),
+                    "stop_token_ids": list(sampling.stop_token_ids),
+                    "ignore_eos": True,
+                    "no_stop_trim": True,
+                    "sampling_seed": sampling.seed % 2**63,
+                },
+            },
+        )
+        try:
+            found, token_ids = answer["meta_info"], answer["output_ids"]
+            if is_truncated:
+                logprobs = found.get("output_token_sampling_logprobs", [])
+            else:
+                logprobs = [logprob for logprob, *_ in found.get("output_token_logprobs", [])]
+            spans = [(span["version"], span["end"] - span["start"]) for span in found.get("weight_versions", [])]
+            return Sampled(token_ids, logprobs, _REASONS[found["finish_reason"]["type"]], spans)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServerError(f"{self._http.url} answered something else than SGLang {HIGHEST} does: {error!r}") from error
+
+    async def _abort(self, engine_id: str) -> None:
+        await self._ask("/abort_request", {"rid": engine_id})
+
+    async def _freeze(self) -> None:
+        await self._ask("/pause_generation", {"mode": "in_place"})
+
+    async def _thaw(self) -> None:
+        await self._ask("/continue_generation", {})
+
+    async def _load(self, folder: Path) -> None:
+        # A cache can't be dropped under requests that stand still. Its prefixes are marked anyway.
+        body = {"model_path": str(folder), "load_format": "safetensors", "flush_cache": not self._running}
+        try:
+            await self._ask("/update_weights_from_disk", body)
+        except ServerError as error:
+            raise ModelError(f"SGLang can't take the trainer's weights: {error}") from error
+
+    async def _label(self, version: str) -> None:
+        await self._ask("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+
+    async def _end(self) -> None:
+        if self._process is not None:
+            _kill(self._process[0])
+
+    async def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
+        """
+        Raises:
+            ConnectionError: the server has ended.
+            ServerError: it refuses.
+        """
+        try:
+            return await self._http.ask(path, body, is_read=path == "/generate")
+        except NoAnswerError as error:
+            if self._process is None:
+                raise ConnectionError(str(error)) from error
+            raise ConnectionError(f"SGLang has ended; its last words: {_tail(self._process[1])}") from error
+
+
+def _launch(options: Mapping[str, Any]) -> _Process:
+    """The server's process, in a session of its own, and the file of its log."""
+    arguments: list[str] = []
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        arguments += [flag] if value is True else [] if value in (False, None) else [flag, str(value)]
+    number, name = tempfile.mkstemp(prefix="turnwise-sglang-", suffix=".log")
+    command = [sys.executable, "-m", "sglang.launch_server", *arguments]
+    with open(number, "wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True), Path(name)
+
+
+def _is_ready(http: HttpJson) -> bool:
+    try:
+        http.ask_now("/health", is_read=False)
+    except ServerError:
+        return False
+    return True
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends the server with the processes that it has started."""
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sent)
+            process.wait(_END_S)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def _tail(log: Path) -> str:
+    with open(log, errors="replace") as lines:
+        return f"{' | '.join(line.strip() for line in deque(lines, _NUM_LINES)) or 'none'} (all of them: {log})"
