@@ -307,6 +307,18 @@ AGENT_ALIASES: dict[str, str] = {
     "ReactAgentLoop": "react_agent",
 }
 
+TOOL_PARSERS: dict[str, tuple[str, str]] = {
+    "mistral": ("turnwise.chat.tool_calls:MistralParser", "[TOOL_CALLS]"),
+    "deepseek": ("turnwise.chat.tool_calls:DeepSeekParser", "<｜tool▁call▁begin｜>"),
+    "gpt_oss": ("turnwise.chat.tool_calls:GptOssParser", "to=functions."),
+    "qwen3_coder": ("turnwise.chat.tool_calls:Qwen3CoderParser", "<function="),
+    "hermes": ("turnwise.chat.tool_calls:HermesParser", "<tool_call>"),
+    "llama3_json": ("turnwise.chat.tool_calls:Llama3JsonParser", "<|python_tag|>"),
+    "python_tag": ("turnwise.chat.tool_calls:PythonTagParser", ""),
+}
+"""The forms of tool calls: a class of `protocols.ToolCallParser`, and the text in a chat template that tells the form; the
+first that is found holds. Nothing tells `python_tag` from `llama3_json`, so it must be asked for."""
+
 ENVS: dict[str, str] = {
     "frozen_lake": "turnwise.envs.frozen_lake.env:FrozenLakeEnv",
     "sokoban": "turnwise.envs.sokoban.env:SokobanEnv",

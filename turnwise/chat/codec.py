@@ -34,11 +34,11 @@ class TextCodec:
                 return whole[len(before) :]
         return self._ids(text)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without special tokens. Encoding it again need not give the same ids."""
+    def decode(self, token_ids: Sequence[int], skips_special: bool = True) -> str:
+        """Text, by default without special tokens. Encoding it again need not give the same ids."""
         if self._backend is None:
-            return _decode(self._tokenizer, token_ids)
-        return str(self._backend.decode(token_ids, skip_special_tokens=True))
+            return _decode(self._tokenizer, token_ids, skips_special)
+        return str(self._backend.decode(token_ids, skip_special_tokens=skips_special))
 
     @cached_property
     def added_tokens(self) -> dict[int, str]:
@@ -81,5 +81,5 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+def _decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], skips_special: bool = True) -> str:
+    return str(tokenizer.decode(token_ids, skip_special_tokens=skips_special, clean_up_tokenization_spaces=False))

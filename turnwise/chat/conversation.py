@@ -14,6 +14,7 @@ from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate, num_characters_of
 from turnwise.errors import RolloutError, ServerError
 from turnwise.protocols import PolicyServer
+from turnwise.tool_protocols import ToolCallParser
 from turnwise.types import Completion, FinishReason, Media, Message, SamplingParams, Turn, derive_seed
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,8 @@ class TokenConversation:
     `max_length` is the room of the context in tokens (`sequence_length`). Turn k samples with a seed derived from
     `sampling.seed` and k, so that it does not depend on what else the server is doing. If an agent rewrote history, `parent` is
     the index of the turn whose context this one continues; the first Turn keeps it. With `opens_episode` this is the episode's
-    first context: a first prompt without room is an error here, and a limit in later contexts.
+    first context: a first prompt without room is an error here, and a limit in later contexts. `tools` are the schemas that the
+    first prompt shows; the `parser` reads their calls off the responses.
 
     >>> import asyncio
     >>> from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
@@ -50,6 +52,7 @@ class TokenConversation:
         *,
         parent: int | None = None,
         tools: Tools = (),
+        parser: ToolCallParser | None = None,
         opens_episode: bool = True,
     ) -> None:
         stop_token_ids = tuple(dict.fromkeys([*sampling.stop_token_ids, *template.stop_token_ids]))
@@ -61,6 +64,7 @@ class TokenConversation:
         self._max_length = max_length
         self._parent = parent
         self._tools = tools
+        self._parser = parser
         self._opens_episode = opens_episode
         self._is_closed = False
         # An array instead of a list: the garbage collector would scan every entry again and again.
@@ -68,7 +72,8 @@ class TokenConversation:
         self._media: list[Media] = []
 
     async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
-        """Adds the messages, samples a response and returns it as an assistant message.
+        """Adds the messages, samples a response and returns it as an assistant message. With tools and a parser it has
+        `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call that can't be read.
 
         Returns None, and adds and samples nothing, if the context has no room for the messages and one token: a context ends on
         sampled tokens. Nothing is added if the server refuses the request.
@@ -118,7 +123,7 @@ class TokenConversation:
         self.turns.append(turn)
         self._context_ids = prompt_ids + array("q", token_ids)
         self._media = media
-        return {"role": "assistant", "content": turn.text}
+        return {"role": "assistant", "content": turn.text, **self._calls(token_ids)}
 
     def remaining_tokens(self) -> int:
         """Tokens that the context still has room for."""
@@ -172,9 +177,22 @@ class TokenConversation:
             generate_s=completion.generate_s,
         )
 
-    def _text(self, response_ids: list[int]) -> str:
+    def _text(self, response_ids: list[int], skips_special: bool = True) -> str:
         is_stopped = bool(response_ids) and response_ids[-1] in self._sampling.stop_token_ids
-        return self._template.decode(response_ids[:-1] if is_stopped else response_ids)
+        return self._template.decode(response_ids[:-1] if is_stopped else response_ids, skips_special)
+
+    def _calls(self, response_ids: list[int]) -> Message:
+        """What the last response calls. Some families mark calls by special tokens."""
+        if self._parser is None or not self._tools:
+            return {}
+        parsed = self._parser.parse(self._text(response_ids, skips_special=False), self._tools)
+        # Nine letters and digits, since Mistral's template takes no other id.
+        ids = [call.id or f"t{len(self.turns):03d}c{index:04d}" for index, call in enumerate(parsed.tool_calls)]
+        calls = [
+            {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call_id, call in zip(ids, parsed.tool_calls, strict=True)
+        ]
+        return {"tool_calls": calls, "call_errors": list(parsed.errors)}
 
     def _check(self, completion: Completion, sampling: SamplingParams) -> None:
         token_ids, reason = completion.token_ids, completion.finish_reason

@@ -9,20 +9,30 @@ from typing import Any
 from turnwise.chat.conversation import TokenConversation
 from turnwise.chat.template import ChatTemplate
 from turnwise.protocols import PolicyServer
+from turnwise.tool_protocols import ToolCallParser
 from turnwise.types import SamplingParams, derive_seed
 
 
 class TokenContexts:
     """Opens token ledgers over one server, with request ids of this episode's own.
 
-    `episode_id` must be unique among running episodes, since servers keep KV under request ids made from it.
+    `episode_id` must be unique among running episodes, since servers keep KV under request ids made from it. The `parser` reads
+    tool calls in contexts that are opened with tools.
     """
 
-    def __init__(self, template: ChatTemplate, server: PolicyServer, max_length: int, episode_id: str) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        server: PolicyServer,
+        max_length: int,
+        episode_id: str,
+        parser: ToolCallParser | None = None,
+    ) -> None:
         self._template = template
         self._server = server
         self._max_length = max_length
         self._episode_id = episode_id
+        self._parser = parser
         self._conversations: list[TokenConversation] = []
 
     def __call__(
@@ -45,6 +55,7 @@ class TokenContexts:
             self._max_length,
             parent=parent,
             tools=tools,
+            parser=self._parser,
             opens_episode=index == 0,
         )
         self._conversations.append(conversation)

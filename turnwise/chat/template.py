@@ -162,9 +162,9 @@ class ChatTemplate:
             )
         return [*self._codec.encode(lead_in + content, after=self._header), *self._ends.said]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without special tokens, for parsing and reading. Encoding it again need not give the same ids."""
-        return self._codec.decode(token_ids)
+    def decode(self, token_ids: Sequence[int], skips_special: bool = True) -> str:
+        """Text, by default without special tokens, for parsing and reading. Encoding it again need not give the same ids."""
+        return self._codec.decode(token_ids, skips_special)
 
     def max_characters(self, num_tokens: int) -> int:
         """The most characters that so many tokens can hold: no token is longer than the vocabulary's longest entry."""

@@ -1,0 +1,323 @@
+"""Calls are read in the forms that families of models publish, and what can't be read becomes a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from turnwise.chat.episode import TokenContexts
+from turnwise.chat.template import ChatTemplate
+from turnwise.chat.tool_calls import (
+    DeepSeekParser,
+    GptOssParser,
+    HermesParser,
+    Llama3JsonParser,
+    MistralParser,
+    PythonTagParser,
+    Qwen3CoderParser,
+    find_parser,
+)
+from turnwise.errors import ConfigError
+from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
+from turnwise.types import SamplingParams
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a town.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "town": {"type": "string"},
+                "days": {"type": "integer"},
+                "where": {"type": "object"},
+                "is_metric": {"type": "boolean"},
+            },
+            "required": ["town"],
+        },
+    },
+}
+PYTHON = {"type": "function", "function": {"name": "python", "parameters": {"properties": {"code": {"type": "string"}}}}}
+PARIS = ("weather", {"town": "Paris", "days": 2})
+ROME = ("weather", {"town": "Rome"})
+
+READABLE = [
+    # The chat template of Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B; NousResearch/Hermes-2-Pro-Llama-3-8B's model card.
+    (HermesParser, '<tool_call>\n{"name": "weather", "arguments": {"town": "Paris", "days": 2}}\n</tool_call>', [PARIS], ""),
+    (
+        HermesParser,
+        'I ask twice.\n<tool_call>\n{"name": "weather", "arguments": {"town": "Paris", "days": 2}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "weather", "arguments": {"town": "Rome"}}\n</tool_call>',
+        [PARIS, ROME],
+        "I ask twice.",
+    ),
+    (
+        HermesParser,
+        '<think>\n<tool_call>{"name": "no"}</tool_call>?\n</think>\n\n'
+        '<tool_call>{"name": "weather", "arguments": {"town": "Rome"}}</tool_call>',
+        [ROME],
+        '<think>\n<tool_call>{"name": "no"}</tool_call>?\n</think>',
+    ),
+    (
+        HermesParser,
+        '<think>\n<tool_call>{"name": "weather"}</tool_call>',
+        [],
+        '<think>\n<tool_call>{"name": "weather"}</tool_call>',
+    ),
+    (
+        HermesParser,
+        '<tool_call>{"name": "weather", "arguments": "{\\"town\\": \\"Rome\\"}"}</tool_call>',
+        [ROME],
+        "",
+    ),
+    (
+        HermesParser,
+        '<tool_call>{"name": "say", "arguments": {"text": "a </tool_call> {b} \\"c\\"", "in": {"d": [{}]}}}</tool_call>',
+        [("say", {"text": 'a </tool_call> {b} "c"', "in": {"d": [{}]}})],
+        "",
+    ),
+    # The chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct.
+    (
+        Qwen3CoderParser,
+        "<tool_call>\n<function=weather>\n<parameter=town>\nParis\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n"
+        "</tool_call>",
+        [PARIS],
+        "",
+    ),
+    (
+        Qwen3CoderParser,
+        'Now.\n<function=weather>\n<parameter=town>\n7\n</parameter>\n<parameter=where>\n{"a": [1]}\n</parameter>\n'
+        "<parameter=is_metric>\ntrue\n</parameter>\n</function>",
+        [("weather", {"town": "7", "where": {"a": [1]}, "is_metric": True})],
+        "Now.",
+    ),
+    (Qwen3CoderParser, "<tool_call>\n<function=now>\n</function>\n</tool_call>", [("now", {})], ""),
+    (
+        Qwen3CoderParser,
+        "<tool_call>\n<function=say>\n<parameter=text>\nfirst\n\nlast\n</parameter>\n</function>\n</tool_call>",
+        [("say", {"text": "first\n\nlast"})],
+        "",
+    ),
+    # Meta's prompt format of Llama 3.1: JSON-based tool calling; several calls divided by semicolons, as vLLM reads them.
+    (Llama3JsonParser, '{"name": "weather", "parameters": {"town": "Paris", "days": 2}}', [PARIS], ""),
+    (
+        Llama3JsonParser,
+        '<|python_tag|>{"name": "weather", "parameters": {"town": "Paris", "days": 2}}; '
+        '{"name": "weather", "parameters": {"town": "Rome"}}<|eom_id|>',
+        [PARIS, ROME],
+        "",
+    ),
+    (Llama3JsonParser, 'A set {1, 2} and {"a": 1} are no calls.', [], 'A set {1, 2} and {"a": 1} are no calls.'),
+    (
+        Llama3JsonParser,
+        '{"type": "function", "name": "weather", "parameters": {"town": "Rome"}}',
+        [ROME],
+        "",
+    ),
+    # Meta's prompt format of Llama 3.1: built-in tools and the code interpreter.
+    (PythonTagParser, '<|python_tag|>weather.call(town="Paris", days=2)<|eom_id|>', [PARIS], ""),
+    (PythonTagParser, 'So: <|python_tag|>weather(town="Rome")', [ROME], "So:"),
+    (PythonTagParser, '<|python_tag|>{"name": "weather", "parameters": {"town": "Rome"}}', [ROME], ""),
+    (
+        PythonTagParser,
+        "<|python_tag|>import math\nprint(math.pi)<|eom_id|>",
+        [("python", {"code": "import math\nprint(math.pi)"})],
+        "",
+    ),
+    # Mistral's cookbook, tokenizers v3 and v7; mistralai/Magistral-Small-2507 and later, tokenizer v11.
+    (
+        MistralParser,
+        '[TOOL_CALLS][{"name": "weather", "arguments": {"town": "Paris", "days": 2}, "id": "a1b2c3d4e"}]',
+        [PARIS],
+        "",
+    ),
+    (
+        MistralParser,
+        'Both. [TOOL_CALLS] [{"name": "weather", "arguments": {"town": "Paris", "days": 2}}, '
+        '{"name": "weather", "arguments": {"town": "Rome"}}]',
+        [PARIS, ROME],
+        "Both.",
+    ),
+    (
+        MistralParser,
+        '[TOOL_CALLS]weather[CALL_ID]a1b2c3d4e[ARGS]{"town": "Paris", "days": 2}[TOOL_CALLS]weather[ARGS]{"town": "Rome"}',
+        [PARIS, ROME],
+        "",
+    ),
+    # openai/harmony's format guide.
+    (
+        GptOssParser,
+        "<|channel|>analysis<|message|>I need the weather.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+        '<|constrain|>json<|message|>{"town":"Paris","days":2}<|call|>',
+        [PARIS],
+        "",
+    ),
+    (
+        GptOssParser,
+        ' to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{"town": "Rome"}',
+        [ROME],
+        "",
+    ),
+    (
+        GptOssParser,
+        "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>It rains.<|return|>",
+        [],
+        "It rains.",
+    ),
+    # The chat templates of deepseek-ai/DeepSeek-V3.1 and deepseek-ai/DeepSeek-R1-0528.
+    (
+        DeepSeekParser,
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"town": "Paris", "days": 2}<｜tool▁call▁end｜>'
+        '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"town": "Rome"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        [PARIS, ROME],
+        "",
+    ),
+    (
+        DeepSeekParser,
+        '</think>I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"town": "Paris", '
+        '"days": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        [PARIS],
+        "</think>I look.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("parser", "text", "calls", "content"), READABLE)
+def test_published_forms_are_read(parser, text, calls, content):
+    parsed = parser().parse(text, [WEATHER, PYTHON])
+    assert [(call.name, call.arguments) for call in parsed.tool_calls] == calls
+    assert parsed.content == content and parsed.errors == ()
+
+
+def test_an_id_of_the_model_is_kept():
+    [first, second] = MistralParser().parse("[TOOL_CALLS]a[CALL_ID]a1b2c3d4e[ARGS]{}[TOOL_CALLS]b[ARGS]{}", []).tool_calls
+    assert (first.id, second.id) == ("a1b2c3d4e", "")
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "said"),
+    [
+        (HermesParser, '<tool_call>{"name": "weather", "arguments": {"town": "Rome"}}', "it isn't closed by </tool_call>"),
+        (
+            HermesParser,
+            '<tool_call>{"name": "weather", "arguments": {"town": "Rome"}</tool_call>',
+            "its JSON is wrong (Expecting",
+        ),
+        (HermesParser, "<tool_call>weather(Rome)</tool_call>", "its JSON is wrong (Expecting value)"),
+        (HermesParser, '<tool_call>["weather"]</tool_call>', "it names no function"),
+        (HermesParser, '<tool_call>{"name": 7, "arguments": {}}</tool_call>', "it names no function"),
+        (
+            HermesParser,
+            '<tool_call>{"name": "weather", "arguments": ["Rome"]}</tool_call>',
+            "the arguments of weather are no object",
+        ),
+        (HermesParser, '<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>', "NaN is no number of JSON"),
+        (HermesParser, "<tool_call>" + "[" * 100_000, "it is nested too deeply"),
+        (Qwen3CoderParser, "<tool_call>\n<function=weather>\n<parameter=town>\nRome", "it isn't closed by </function>"),
+        (Qwen3CoderParser, '<tool_call>\n{"name": "weather"}\n</tool_call>', "it names no function"),
+        (Llama3JsonParser, '{"name": "weather", "parameters": {"name": "Rome"', "its JSON is wrong"),
+        (PythonTagParser, "<|python_tag|>weather.call(town=Rome)", "it is no call with named literal arguments"),
+        (PythonTagParser, '<|python_tag|>weather.call("Rome")', "it is no call with named literal arguments"),
+        (MistralParser, '[TOOL_CALLS][{"name": "weather", "arguments": {"town": "Rome"}', "its JSON is wrong"),
+        (MistralParser, "[TOOL_CALLS]weather[ARGS]Rome", "its JSON is wrong"),
+        (
+            GptOssParser,
+            "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{'town': 1}<|call|>",
+            "its JSON is wrong",
+        ),
+        (
+            DeepSeekParser,
+            '<｜tool▁call▁begin｜>weather{"town": "Rome"}<｜tool▁call▁end｜>',
+            "<｜tool▁sep｜> doesn't follow the name",
+        ),
+        (
+            DeepSeekParser,
+            '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"town": "Rome"}',
+            "it isn't closed by <｜tool▁call▁end｜>",
+        ),
+    ],
+)
+def test_a_call_that_can_not_be_read_is_one_sentence(parser, text, said):
+    parsed = parser().parse(f"Well. {text}", [WEATHER])
+    assert parsed.tool_calls == () and len(parsed.errors) == 1
+    assert said in parsed.errors[0] and parsed.errors[0].endswith(f"Write it as {parser.form}")
+    assert len(parsed.errors[0]) < 400
+
+
+def test_an_unreadable_call_leaves_the_others():
+    good = json.dumps({"name": "weather", "arguments": {"town": "Rome"}})
+    text = f"<tool_call>{{broken</tool_call><tool_call>{good}</tool_call><tool_call>{good}"
+    parsed = HermesParser().parse(text, [WEATHER])
+    assert [(call.name, call.arguments) for call in parsed.tool_calls] == [ROME] and len(parsed.errors) == 2
+
+
+def test_a_call_that_is_never_closed_does_not_swallow_the_next():
+    text = '<tool_call>{"name": "a"} <tool_call>{"name": "b"}</tool_call>'
+    parsed = HermesParser().parse(text, [])
+    assert [call.name for call in parsed.tool_calls] == ["b"] and len(parsed.errors) == 1
+
+
+CHATML = (
+    "{% if tools %}<|im_start|>system\nTools: {% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("sign", "found"),
+    [
+        ("<tool_call>", HermesParser),
+        ("<tool_call><function=", Qwen3CoderParser),
+        ("[TOOL_CALLS]", MistralParser),
+        ("<|python_tag|>", Llama3JsonParser),
+        ("<｜tool▁call▁begin｜>", DeepSeekParser),
+        ("<|channel|>commentary to=functions.", GptOssParser),
+    ],
+)
+def test_the_template_tells_the_form(sign, found):
+    template = ChatTemplate(byte_tokenizer(), CHATML + "{% if false %}" + sign + "{% endif %}")
+    assert type(find_parser(None, template)) is found
+    assert type(find_parser("python_tag", template)) is PythonTagParser, "a form that is asked for holds"
+
+
+def test_a_form_that_nothing_tells_has_to_be_named():
+    template = ChatTemplate(byte_tokenizer(), CHATML)
+    with pytest.raises(ConfigError, match="writes tool calls in none of the known forms; name the one"):
+        find_parser(None, template)
+    with pytest.raises(ConfigError, match=r"agent\.tool_parser"):
+        find_parser("hermez", template)
+
+
+def test_a_conversation_with_tools_gives_calls_and_errors_of_the_sampled_text():
+    template = ChatTemplate(byte_tokenizer(), CHATML)
+    call = '<tool_call>{"name": "weather", "arguments": {"town": "Rome"}}</tool_call>'
+    server = ScriptedServer([template.respond(text) for text in (f"Two. {call}{call}", "<tool_call>no</tool_call>", "Sunny.")])
+    contexts = TokenContexts(template, server, 2048, "episode", HermesParser())
+
+    async def play():
+        conversation = contexts(SamplingParams(max_new_tokens=200), tools=[WEATHER])
+        replies = [await conversation.generate([{"role": "user", "content": "Rome?"}])]
+        for _ in range(2):
+            result = {"role": "tool", "name": "weather", "tool_call_id": "t001c0000", "content": "sun"}
+            replies.append(await conversation.generate([result]))
+        contexts.verify()
+        return replies, conversation.turns
+
+    (first, second, third), turns = asyncio.run(play())
+    assert [entry["id"] for entry in first["tool_calls"]] == ["t001c0000", "t001c0001"]
+    assert first["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"town": "Rome"}}
+    assert first["content"] == turns[0].text == f"Two. {call}{call}" and first["call_errors"] == []
+    assert second["tool_calls"] == [] and "its JSON is wrong" in second["call_errors"][0]
+    assert third == {"role": "assistant", "content": "Sunny.", "tool_calls": [], "call_errors": []}
+    assert "sun" in turns[1].observation and not turns[1].starts_context
+
+
+def test_without_tools_nothing_is_parsed():
+    template = ChatTemplate(byte_tokenizer(), CHATML)
+    contexts = TokenContexts(template, ScriptedServer([template.respond("<tool_call>no")]), 512, "episode", HermesParser())
+    reply = asyncio.run(contexts(SamplingParams(max_new_tokens=50)).generate([{"role": "user", "content": "Hi"}]))
+    assert reply == {"role": "assistant", "content": "<tool_call>no"}

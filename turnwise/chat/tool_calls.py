@@ -1,0 +1,303 @@
+"""Reads tool calls off sampled text, in the forms of seven families of models.
+
+The forms are those of the families' own chat templates and model cards. What can't be read becomes a sentence for the model.
+Whether a tool is known and its arguments fit its schema is for whoever executes the call. Thinking is skipped: what stands
+before `</think>` is no call.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from turnwise.chat.template import ChatTemplate
+from turnwise.entry_points import load_class
+from turnwise.errors import ConfigError
+from turnwise.spec import TOOL_PARSERS
+from turnwise.tool_protocols import ParsedResponse, ToolCall, ToolCallParser
+
+Tools = Sequence[Mapping[str, Any]]
+_MAX_SHOWN = 80
+"""Characters of an unreadable call that the model is shown again."""
+
+
+class _Unreadable(Exception):
+    """Why a call can't be read."""
+
+
+def _no_number(name: str) -> Any:
+    raise _Unreadable(f"{name} is no number of JSON")
+
+
+_JSON = json.JSONDecoder(strict=False, parse_constant=_no_number)
+
+
+def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
+    """The parser of that name, registered or `module:Class`; None is the one whose form the chat template writes.
+
+    Raises:
+        ConfigError: there is no such parser, or the template shows none of the forms.
+    """
+    source = "\n".join(template.renderer.sources())
+    found = name or next((form for form, (_, sign) in TOOL_PARSERS.items() if sign and sign in source), None)
+    if found is None:
+        raise ConfigError(
+            f"agent.tool_parser: {template.renderer.where} writes tool calls in none of the known forms; name the one that the "
+            f"model was taught: {', '.join(TOOL_PARSERS)}, or your own as module:Class"
+        )
+    entry, _ = TOOL_PARSERS.get(found, (found, ""))
+    parser: ToolCallParser = load_class(entry, "agent.tool_parser", ConfigError)()
+    return parser
+
+
+class MarkedCallParser(ABC):
+    """Calls that begin with a mark, and may end with one. The text around them is content."""
+
+    opening: ClassVar[re.Pattern[str]]
+    closing: ClassVar[str] = ""
+    form: ClassVar[str]
+    """A call as the model should write it."""
+    dropped: ClassVar[tuple[str, ...]] = ()
+    """Marks around all calls, which are no content."""
+
+    def parse(self, text: str, tools: Tools) -> ParsedResponse:
+        """The calls in their order; the text around them, and a sentence for each that can't be read.
+
+        >>> HermesParser().parse('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', []).tool_calls
+        (ToolCall(name='add', arguments={'a': 1}, id=''),)
+        """
+        thinking, end_of_thinking, said = text.rpartition("</think>")
+        if not end_of_thinking and "<think>" in text:
+            return ParsedResponse(text)
+        content, calls, errors, position = [thinking + end_of_thinking], list[ToolCall](), list[str](), 0
+        while mark := self.opening.search(said, position):
+            content.append(said[position : mark.start()])
+            try:
+                read, position = self.read(said, mark, tools)
+                position = self._after_closing(said, position)
+                calls += read
+            except _Unreadable as problem:
+                position = self._next(said, mark.end())
+                shown = said[mark.start() : position].strip()
+                cut = f"{shown[:_MAX_SHOWN]}…" if len(shown) > _MAX_SHOWN else shown
+                errors.append(f"this tool call can't be read, since {problem}: {cut} Write it as {self.form}")
+        content.append(said[position:])
+        around = "".join(content)
+        for mark_around in self.dropped:
+            around = around.replace(mark_around, "")
+        return ParsedResponse(around.strip(), tuple(calls), tuple(errors))
+
+    @abstractmethod
+    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
+        """The calls behind an opening mark, and the position after them.
+
+        Raises:
+            _Unreadable: the text isn't of the form.
+        """
+
+    def _after_closing(self, text: str, position: int) -> int:
+        end = _skip_space(text, position)
+        if self.closing and not text.startswith(self.closing, end):
+            raise _Unreadable(f"it isn't closed by {self.closing}")
+        return end + len(self.closing)
+
+    def _next(self, text: str, position: int) -> int:
+        """Where reading goes on behind an unreadable call."""
+        closed = text.find(self.closing, position) if self.closing else -1
+        opened = self.opening.search(text, position)
+        ends = [closed + len(self.closing)] if closed >= 0 else []
+        return min([*ends, *([opened.start()] if opened else [])], default=len(text))
+
+
+class HermesParser(MarkedCallParser):
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes 2 Pro, Qwen2.5, Qwen3."""
+
+    opening = re.compile("<tool_call>")
+    closing = "</tool_call>"
+    form = '<tool_call>{"name": …, "arguments": {…}}</tool_call>'
+
+    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
+        value, end = _json_at(text, mark.end())
+        return [_call(value)], end
+
+
+class Llama3JsonParser(MarkedCallParser):
+    """`{"name": …, "parameters": {…}}`, several divided by `;`: Llama 3.1 and 3.2."""
+
+    opening = re.compile(r'(?:<\|python_tag\|>\s*)?(?=\{\s*"(?:name|type|function)"\s*:)')
+    form = '{"name": …, "parameters": {…}}'
+    dropped = ("<|python_tag|>", "<|eom_id|>", "<|eot_id|>")
+
+    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
+        value, end = _json_at(text, mark.end())
+        follower = _skip_space(text, end)
+        return [_call(value)], follower + 1 if text.startswith(";", follower) else end
+
+    def _next(self, text: str, position: int) -> int:
+        return len(text)  # the braces inside are no calls
+
+
+class PythonTagParser(MarkedCallParser):
+    """`<|python_tag|>name.call(key="value")`, or JSON as `llama3_json`, or a program for the tool that runs Python: Llama 3.1's
+    built-in tools."""
+
+    opening = re.compile(re.escape("<|python_tag|>"))
+    form = '<|python_tag|>name.call(key="value")'
+    dropped = ("<|eom_id|>", "<|eot_id|>")
+
+    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
+        said = re.split(r"<\|(?:eom_id|eot_id|python_tag)\|>", text[mark.end() :], maxsplit=1)[0]
+        end = mark.end() + len(said)
+        if said.lstrip().startswith("{"):
+            value, end = _json_at(text, mark.end())
+            return [_call(value)], end
+        try:
+            return [_python_call(said)], end
+        except _Unreadable:
+            for schema in tools:
+                parameters = schema["function"].get("parameters", {}).get("properties", {})
+                if schema["function"]["name"] in ("python", "code_interpreter") and parameters:
+                    return [ToolCall(schema["function"]["name"], {next(iter(parameters)): said.strip()}, "")], end
+            raise
+
+
+class MistralParser(MarkedCallParser):
+    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, and since its eleventh tokenizer `[TOOL_CALLS]name[ARGS]{…}`."""
+
+    opening = re.compile(re.escape("[TOOL_CALLS]"))
+    form = '[TOOL_CALLS][{"name": …, "arguments": {…}}]'
+    _NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\](\w+)\s*)?(?:\[ARGS\])?")
+
+    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
+        if named := self._NAMED.match(text, mark.end()):
+            value, end = _json_at(text, named.end())
+            return [_call({"name": named.group(1), "arguments": value, "id": named.group(2) or ""})], end
+        values, end = _json_at(text, mark.end())
+        return [_call(value) for value in (values if isinstance(values, list) else [values])], end
+
+
+class Qwen3CoderParser(MarkedCallParser):
+    """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5."""
+
+    opening = re.compile(r"<function=([^>\n]*)>|<tool_call>(?!\s*<function=)")
+    closing = "</function>"
+    form = "<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>"
+    dropped = ("<tool_call>", "</tool_call>")
+    _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=\s*(?:<parameter=|</function>)))", re.S)
+
+    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
+        if not mark.group(1):
+            raise _Unreadable("it names no function")
+        types = _types(mark.group(1).strip(), tools)
+        arguments, end = dict[str, Any](), mark.end()
+        while parameter := self._PARAMETER.match(text, end):
+            key, value = parameter.group(1).strip(), parameter.group(2).removeprefix("\n").removesuffix("\n")
+            arguments[key], end = _typed(value, types.get(key, "string")), parameter.end()
+        return [ToolCall(mark.group(1).strip(), arguments, "")], end
+
+
+class GptOssParser(MarkedCallParser):
+    """`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>`: the harmony format of gpt-oss."""
+
+    opening = re.compile(
+        r"(?:<\|start\|>assistant)?(?:\s*to=functions\.([\w.-]+)\s*)?<\|channel\|>"
+        r"(?:commentary|analysis)(?:\s+to=functions\.([\w.-]+))?[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
+    )
+    form = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>"
+    dropped = ("<|channel|>final<|message|>", "<|start|>assistant", "<|call|>", "<|return|>", "<|end|>")
+
+    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
+        name = mark.group(1) or mark.group(2)
+        if name is None:  # an analysis, or a preamble to the user
+            ended = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z").search(text, mark.end())
+            assert ended is not None, "the end of the text matches"
+            return [], ended.end()
+        value, end = _json_at(text, mark.end())
+        return [_call({"name": name, "arguments": value})], end
+
+
+class DeepSeekParser(MarkedCallParser):
+    """`<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>` of V3.1. V3 and R1 write `function` in the name's
+    place, and the name before a block of json."""
+
+    opening = re.compile("<｜tool▁call▁begin｜>")
+    closing = "<｜tool▁call▁end｜>"
+    form = "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>"
+    dropped = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    _HEAD = re.compile(r"\s*([^\s<]*)\s*<｜tool▁sep｜>(?:\s*([^\s{`<]+)\s*```(?:json)?)?")
+
+    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
+        head = self._HEAD.match(text, mark.end())
+        if head is None:
+            raise _Unreadable("<｜tool▁sep｜> doesn't follow the name")
+        value, end = _json_at(text, head.end())
+        fence = _skip_space(text, end)
+        end = fence + 3 if text.startswith("```", fence) else end
+        return [_call({"name": head.group(2) or head.group(1), "arguments": value})], end
+
+
+def _json_at(text: str, position: int) -> tuple[Any, int]:
+    """The JSON value that begins here, and the position after it."""
+    try:
+        return _JSON.raw_decode(text, _skip_space(text, position))
+    except (json.JSONDecodeError, RecursionError) as error:
+        problem = error.msg if isinstance(error, json.JSONDecodeError) else "it is nested too deeply"
+        raise _Unreadable(f"its JSON is wrong ({problem})") from None
+
+
+def _call(value: Any) -> ToolCall:
+    """A call of its JSON. Arguments may be called `parameters`, or be a text of JSON."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value | value["function"]
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or not name:
+        raise _Unreadable("it names no function")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments, _ = _json_at(arguments, 0)
+    if not isinstance(arguments, dict):
+        raise _Unreadable(f"the arguments of {name} are no object")
+    found = value.get("id")
+    return ToolCall(name, arguments, found if isinstance(found, str) else "")
+
+
+def _python_call(code: str) -> ToolCall:
+    """`name(key=literal)` or `name.call(key=literal)`."""
+    try:
+        call = ast.parse(code.strip(), mode="eval").body
+        assert isinstance(call, ast.Call) and not call.args
+        function = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "call" else call.func
+        assert isinstance(function, ast.Name)
+        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
+        raise _Unreadable("it is no call with named literal arguments") from None
+    return ToolCall(function.id, arguments, "")
+
+
+def _types(name: str, tools: Tools) -> Mapping[str, Any]:
+    """The JSON type of each parameter of a tool."""
+    for schema in tools:
+        if schema["function"]["name"] == name:
+            properties = schema["function"].get("parameters", {}).get("properties", {})
+            return {key: wanted.get("type", "string") for key, wanted in properties.items()}
+    return {}
+
+
+def _typed(text: str, wanted: Any) -> Any:
+    """A value that isn't quoted, by the type that its schema wants."""
+    if wanted == "string":
+        return text
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return text
+
+
+def _skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
