@@ -41,7 +41,9 @@ LAYERS: list[set[str]] = [
     {"rollout"},
     {"pipelines"},
     {"build"},
-    {"cli", "trainer"},
+    {"trainer"},
+    {"rl_tool"},
+    {"cli"},
 ]
 """A room imports lower layers only, and never a neighbour in its own."""
 
@@ -49,7 +51,7 @@ SIDE_ROOMS = {"cluster", "tracking", "report", "compat"}
 """Beside the layers: the rooms of `READS_CONFIG` alone import them."""
 
 ONLY: dict[str, set[str]] = {
-    "__init__": {"trainer"},
+    "__init__": {"rl_tool", "trainer"},
     "trajectory_view": set(),
     "types": {"trajectory_view"},
     "errors": set(),
@@ -74,7 +76,7 @@ ONLY: dict[str, set[str]] = {
 NEVER: dict[str, set[str]] = {"training": {"algorithms"}, "rollout": {"agents", "inference"}}
 """Lower rooms that a room may not import: it is handed a loss, or protocols, instead."""
 
-READS_CONFIG = {"pipelines", "build", "cli", "trainer"}
+READS_CONFIG = {"pipelines", "build", "cli", "rl_tool", "trainer"}
 """Every other room is told its real parameters."""
 
 HEAVY: dict[str, str] = {

@@ -1,6 +1,7 @@
 """turnwise: reinforcement learning of language-model agents, turn by turn.
 
-`Trainer` trains from Python; it is imported when it is first asked for, so that `import turnwise` takes no time.
+`Trainer` trains from Python, `RLTrainingTool` is told dicts. They are imported when they are first asked for, so that
+`import turnwise` takes no time.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from turnwise.rl_tool.tool import RLTrainingTool as RLTrainingTool
     from turnwise.trainer.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -18,4 +20,8 @@ def __getattr__(name: str) -> object:
         from turnwise.trainer.trainer import Trainer
 
         return Trainer
+    if name == "RLTrainingTool":
+        from turnwise.rl_tool.tool import RLTrainingTool
+
+        return RLTrainingTool
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

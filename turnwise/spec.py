@@ -291,6 +291,11 @@ ROWS_TAG = "data"
 
 REWARDS: dict[str, str] = {
     "exact_match": "turnwise.data.reward_functions:exact_match",
+    "accuracy": "turnwise.data.math_rewards:accuracy",
+    "length_penalty": "turnwise.data.math_rewards:length_penalty",
+    "step": "turnwise.data.math_rewards:step",
+    "format": "turnwise.data.math_rewards:format_reward",
+    "combined": "turnwise.data.math_rewards:combined",
     "reward_model": "",
 }
 """Registered names of `data.reward`; others are `module:function`. `reward_model` is the model of the `reward` role."""

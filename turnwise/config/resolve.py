@@ -55,6 +55,8 @@ def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str, 
         arguments.fill(**{key: is_same and policy is not arguments and policy.__dict__[key]})
     if arguments.lora_rank is not None:
         arguments.fill(lora_alpha=2.0 * arguments.lora_rank)
+        if arguments.lora_alpha is None:  # `null` is unset too
+            object.__setattr__(arguments, "lora_alpha", 2.0 * arguments.lora_rank)
 
 
 def tokens_of_microbatch(sequence_length: int) -> int:

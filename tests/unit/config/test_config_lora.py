@@ -158,3 +158,8 @@ def test_a_run_cannot_go_on_with_other_adapters() -> None:
         )
     [difference] = differences({}, {"actor_train": {"model_args": {"lora_dropout": 0.1}}})
     assert not difference.is_refused
+
+
+def test_null_is_unset_for_lora_alpha() -> None:
+    arguments = config_of(**with_lora(lora_alpha=None)).actor_train.model_args
+    assert arguments.lora_alpha == 16.0, "without alpha no adapters are made"

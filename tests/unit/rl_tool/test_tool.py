@@ -1,0 +1,196 @@
+"""The tool: its parameters' effects, its answers, and everything that it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from turnwise import RLTrainingTool
+from turnwise.data.gsm8k import generate_problems
+from turnwise.rl_tool.evaluation import Answer, measure
+from turnwise.rl_tool.parameters import Train, parse
+from turnwise.rl_tool.presets import with_preset
+from turnwise.rl_tool.training import rl_config, sft_config
+from turnwise.trainer.trainer import Trainer
+
+ROWS = [{"question": "What is 3 + 4?", "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}] * 4
+
+
+def at(config, path):
+    for part in path.split("."):
+        config = config[int(part)] if part.isdigit() else config[part]
+    return config
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "path", "expected"),
+    [
+        ("num_epochs", 2, "data.num_epochs", 2),
+        ("num_epochs", 2, "max_steps", 6),
+        ("batch_size", 3, "train_env_manager.num_env_groups", 3),
+        ("output_dir", "out", "output_dir", "out"),
+        ("use_lora", False, "actor_train.model_args", {}),
+        ("lora_rank", 4, "actor_train.model_args.lora_rank", 4),
+        ("lora_alpha", 3.0, "actor_train.model_args.lora_alpha", 3.0),
+        ("lora_target_modules", ["q_proj"], "actor_train.model_args.lora_target", ["q_proj"]),
+        ("learning_rate", 0.5, "actor_train.training_args.learning_rate", 0.5),
+        ("warmup_ratio", 0.1, "actor_train.training_args.warmup_ratio", 0.1),
+        ("weight_decay", 0.1, "actor_train.training_args.weight_decay", 0.1),
+        ("num_generations", 5, "train_env_manager.group_size", 5),
+        ("kl_coef", 0.0, "use_kl_loss", False),
+        ("kl_coef", 0.7, "kl_loss_coef", 0.7),
+        ("clip_range", 0.3, "pg_clip", 0.3),
+        ("max_new_tokens", 9, "actor_infer.generating_args.max_new_tokens", 9),
+        ("temperature", 0.7, "actor_infer.generating_args.temperature", 0.7),
+        ("reward_type", {"format": 0.5, "accuracy": 2.0}, "data.reward.1", {"name": "format", "weight": 0.5, "args": {}}),
+        ("reward_type", "step", "data.reward.0", {"name": "accuracy", "weight": 0.0}),
+        ("reward_config", {}, "data.reward.0.args", {}),
+        ("custom_reward", len, "data.reward.0.name", len),
+        ("use_tensorboard", False, "track_with", ["stdout"]),
+        ("use_wandb", True, "track_with", ["tensorboard", "wandb", "stdout"]),
+        ("seed", 7, "seed", 7),
+        ("resume", True, "resume_from_checkpoint", True),
+        ("algorithm", "ppo", "algorithm", "gae"),
+    ],
+)
+def test_every_parameter_of_training_reaches_the_run(parameter, value, path, expected):
+    asked = parse(Train, {"model_name": "models/none", "algorithm": "grpo", parameter: value})
+    assert at(rl_config(asked, 10, {}), path) == expected
+    assert at(rl_config(parse(Train, {"model_name": "models/none", "algorithm": "grpo"}), 10, {}), "max_steps") == 9
+
+
+def test_imitation_has_the_same_parameters_and_safe_learning_rates():
+    rates = {}
+    for algorithm in ("sft", "grpo", "ppo"):
+        for use_lora in (False, True):
+            asked = parse(Train, {"model_name": "models/none", "algorithm": algorithm, "use_lora": use_lora})
+            config = sft_config(asked) if algorithm == "sft" else rl_config(asked, 10, {})["actor_train"]
+            rates[algorithm, use_lora] = config["training_args"]["learning_rate"]
+    assert rates["sft", False] == 2e-5 and rates["sft", True] == 1e-4
+    assert rates["grpo", False] == rates["ppo", False] == 1e-6 and rates["grpo", True] == rates["ppo", True] == 1e-5
+
+
+def test_the_run_s_config_accepts_what_the_tool_asks_for(word_model):
+    given = {"lora_rank": 4, "lora_target_modules": ["q_proj"], "warmup_ratio": 0.5, "reward_config": {"step_bonus": 0.5}}
+    asked = parse(Train, {"model_name": word_model, "algorithm": "grpo", "reward_type": "step", **given})
+    rows = [{"prompt": "3 + 4", "ground_truth": "7"}]
+    config = Trainer(model=word_model, train_dataset=rows, **rl_config(asked, 1, {})).config
+    assert config.actor_train.model_args.lora_alpha == 8 and config.data.reward[1].args == {"step_bonus": 0.5}
+
+
+REFUSED = [
+    ({"action": "trian"}, "config", "Did you mean 'train'"),
+    ({"action": "train"}, "config", "model_name: is needed"),
+    ({"model_nam": "x", "model_name": "M"}, "config", "model_nam: unknown parameter. Did you mean 'model_name'"),
+    ({"model_name": "models/none"}, "model", "models/none"),
+    ({"model_name": "M", "dataset": "gsm9k"}, "config", "'gsm9k' isn't one of .* Did you mean 'gsm8k'"),
+    ({"model_name": "M", "dataset": "none.jsonl"}, "data", "none.jsonl"),
+    ({"model_name": "M", "dataset": []}, "data", "has no rows"),
+    ({"model_name": "M", "dataset": [{"text": "a"}]}, "data", "row 1: has the columns text"),
+    ({"model_name": "M", "dataset": ROWS, "algorithm": "grpo", "num_generations": 1}, "config", "num_generations is 1"),
+    ({"model_name": "M", "dataset": ROWS, "lora_target_modules": ["q_prj"]}, "config", "Did you mean 'q_proj'"),
+    ({"model_name": "M", "dataset": ROWS, "batch_size": 0}, "config", "batch_size: "),
+    ({"model_name": "M", "dataset": ROWS, "algorithm": "grpo", "reward_type": "acuracy"}, "config", "Did you mean 'accuracy'"),
+    (
+        {"model_name": "M", "dataset": ROWS, "algorithm": "grpo", "reward_type": "step", "reward_config": {"step_bonu": 1}},
+        "config",
+        "Did you mean 'step_bonus'",
+    ),
+    ({"model_name": "M", "resume": True, "overwrite": True}, "config", "contradict"),
+    ({"model_name": "M", "preset": "tiny"}, "config", "quick, small, medium, full"),
+    ({"action": "evaluate", "model_path": "M", "use_lora": True}, "config", "holds no LoRA adapter"),
+    ({"action": "evaluate", "model_path": "M", "dataset": [{"prompt": "a"}]}, "data", "no column ground_truth"),
+    ({"action": "export", "model_path": "M", "output_dir": "."}, "config", "is there already"),
+]
+
+
+@pytest.mark.parametrize(("asked", "code", "said"), REFUSED)
+def test_what_is_refused_is_an_error_with_code_and_message(word_model, tmp_path, asked, code, said):
+    (tmp_path / "kept").write_text("")
+    asked = {key: word_model if value == "M" else value for key, value in asked.items()}
+    answer = json.loads(RLTrainingTool().run({"action": "train", "output_dir": "out"} | asked))
+    assert answer["status"] == "error" and answer["code"] == code, answer
+    assert re.search(said, answer["message"]), answer["message"]
+    assert set(answer) == {"status", "action", "code", "message", "hint"}
+    assert not [file for file in Path("out").rglob("*") if file.suffix in (".safetensors", ".json")]
+
+
+@pytest.mark.parametrize(
+    "returned", [lambda completions: [float("nan")] * len(completions), lambda completions: [1.0], lambda completions: 1 / 0]
+)
+def test_a_broken_reward_ends_as_an_error(word_model, returned):
+    given = {"dataset": ROWS, "max_new_tokens": 4, "num_generations": 2, "custom_reward": returned}
+    answer = RLTrainingTool().run_dict({"action": "train", "algorithm": "grpo", "model_name": word_model, **given})
+    assert answer["status"] == "error" and "reward" in answer["message"], answer
+
+
+def test_an_adapter_without_its_base_is_refused(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "models/gone"}')
+    answer = RLTrainingTool().run_dict({"action": "evaluate", "model_path": "adapter"})
+    assert answer["status"] == "error" and answer["code"] == "model", answer
+
+
+def test_rows_are_shown_and_examined():
+    broken = [
+        {"question": "a", "answer": "#### 7"},
+        {"question": "a", "answer": "#### 7"},
+        {"question": "b", "answer": "#### ?"},
+    ]
+    answer = RLTrainingTool().run_dict({"action": "load_dataset", "dataset": broken, "format": "rl"})
+    assert answer["quality"] == {"empty": 0, "null": 0, "duplicate": 1, "over_long": 0, "answer_not_extractable": 1}
+    assert len(answer["samples"]) == 3 and answer["dataset_object"][0]["ground_truth"] == "7"
+    assert "dataset_object" not in json.loads(RLTrainingTool().run({"action": "load_dataset", "max_samples": 2}))
+
+
+def test_a_folder_in_the_hub_s_layout_is_gsm8k(tmp_path):
+    (tmp_path / "gsm8k").mkdir()
+    for split, number in (("train", 6), ("test", 2)):
+        lines = [json.dumps(row) + "\n" for row in generate_problems(number, split)]
+        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("".join(lines))
+    tool = RLTrainingTool()
+    sizes = [tool.run_dict({"action": "load_dataset", "split": split})["dataset_size"] for split in ("train", "test")]
+    assert sizes == [6, 2] and tool.run_dict({"action": "load_dataset"})["dataset"] == "gsm8k"
+    refused = tool.run_dict({"action": "load_dataset", "dataset": "gsm8k/test.jsonl", "split": "test"})
+    assert "split: " in refused["message"]
+
+
+def test_registered_names_are_taken():
+    tool = RLTrainingTool()
+    tool.register_dataset("sums", ROWS)
+    tool.register_reward_function("brief", lambda completions, limit=3: [-len(text) / limit for text in completions])
+    assert tool.run_dict({"action": "load_dataset", "dataset": "sums"})["dataset_size"] == 4
+    reward = tool.run_dict({"action": "create_reward", "reward_type": "brief", "limit": 2})
+    assert reward["reward_function"](["abcd"]) == [-2.0] and reward["limit"] == 2
+
+
+def test_presets_give_sizes_and_safe_rewards():
+    given = with_preset({"preset": "quick", "num_epochs": 2, "reward_type": "step", "reward_config": {"floor": -1.0}})
+    assert given["max_samples"] == 10 and given["num_epochs"] == 2
+    assert given["reward_config"] == {"only_if_correct": True, "floor": -1.0, "max_steps": 5}
+
+
+def test_the_figures_of_an_evaluation():
+    def answer(text, truth="7", difficulty=1, is_cut=False):
+        return Answer("q", truth, text, f" {truth}" in text, 5, is_cut, difficulty)
+
+    rows = [
+        [answer("3 + 4 = 7\nFinal Answer: 7"), answer("Final Answer: 7"), answer("3 + 4 = 9\nFinal Answer: 9")],
+        [answer("Final Answer: 5", "8", 2), answer("nothing", "8", 2), answer("so", "8", 2, is_cut=True)],
+    ]
+    found = measure(rows)
+    assert found["accuracy"] == pytest.approx(1 / 3) and found["accuracy_low"] < 1 / 3 < found["accuracy_high"]
+    assert found["pass_at_k"]["3"] == 0.5 and found["majority_at_k"] == 0.5
+    assert found["mean_absolute_error"] == pytest.approx((0 + 0 + 2 + 3) / 4)
+    assert found["errors"] == {"calculation": 1, "reasoning": 1, "no_answer": 1, "truncated": 1}
+    assert found["format_rate"] == pytest.approx(4 / 6) and found["accuracy_by_steps"] == {"1": pytest.approx(2 / 3), "2": 0}
+
+
+def test_the_schema_names_every_parameter_of_json():
+    schema = RLTrainingTool().schema
+    known = schema["function"]["parameters"]["properties"]
+    assert schema["function"]["name"] == "rl_training" and json.dumps(schema)
+    assert set(Train.model_fields) - {"custom_reward"} < set(known) and known["action"]["enum"][0] == "train"

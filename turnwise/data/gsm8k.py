@@ -1,0 +1,110 @@
+"""Grade-school word problems: GSM8K's format, where it lies, and problems of that format made here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from turnwise.data.math_rewards import stated_answer
+from turnwise.errors import DataError
+from turnwise.types import derive_seed
+
+HUB_NAME = "openai/gsm8k:main"
+GENERATED = "generated"
+_FOLDERS = ("gsm8k", "data/gsm8k")
+_FILES = ("main/{}-*.parquet", "{}-*.parquet", "{}.parquet", "main/{}.jsonl", "{}.jsonl")
+_NAMES = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily")
+_THINGS = ("apples", "books", "coins", "cards", "shells")
+_TEST_SHARE = 5
+"""One in so many pairs of first numbers is kept for the test split."""
+
+
+def local_files(split: str, folder: str | Path | None = None) -> list[str]:
+    """Files of a split in a folder of the hub's layout (`main/train-00000-of-00001.parquet`) or with `train.jsonl`; without a
+    folder, in `gsm8k` or `data/gsm8k` of the working directory. Empty if there are none."""
+    folders = _FOLDERS if folder is None else (folder,)
+    found = (sorted(Path(place).glob(pattern.format(split))) for place in folders for pattern in _FILES)
+    return [str(file) for file in next(filter(None, found), [])]
+
+
+def prompt_of(question: str) -> str:
+    """The message of the user, for imitation, reinforcement and evaluation alike."""
+    return f"Question: {question}\n\nLet's solve this step by step:"
+
+
+def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The demonstration of a row of `question` and `answer`, of `prompt` and `completion`, or of `messages`, as it is.
+
+    Raises:
+        DataError: the row has none of these.
+    """
+    if "messages" in row:
+        return {"messages": row["messages"]}
+    if {"question", "answer"} <= row.keys():
+        rationale, _, final = str(row["answer"]).rpartition("####")
+        prompt, completion = prompt_of(row["question"]), f"{rationale.strip()}\nFinal Answer: {final.strip()}".strip()
+    elif {"prompt", "completion"} <= row.keys():
+        prompt, completion = row["prompt"], row["completion"]
+    else:
+        raise DataError(
+            f"{place}: has the columns {', '.join(row)}; sft needs question and answer, prompt and completion, or messages"
+        )
+    asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    return {"messages": [*asked, {"role": "assistant", "content": completion}]}
+
+
+def rl_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The task of a row of `question` and `answer` (a prompt with its `ground_truth`), or of a `prompt` and other columns.
+
+    Raises:
+        DataError: the row has neither.
+    """
+    if {"question", "answer"} <= row.keys():
+        more = {"question": row["question"], "full_answer": row["answer"]}
+        truth = stated_answer(str(row["answer"])) or str(row["answer"])
+        return {"prompt": prompt_of(row["question"]), "ground_truth": truth, **more}
+    if "prompt" not in row:
+        raise DataError(f"{place}: has the columns {', '.join(row)}; rl needs question and answer, or prompt and ground_truth")
+    return dict(row)
+
+
+def generate_problems(
+    number: int, split: str = "train", seed: int = 0, steps: Sequence[int] = (1, 2, 3), largest: int = 20
+) -> list[dict[str, str]]:
+    """Different problems in GSM8K's format, `{"question", "answer"}` with `<<3+4=7>>` and `#### 7`, of `steps` operations on
+    numbers up to `largest`. The first two numbers of a test problem never stand together in a training problem.
+
+    Raises:
+        DataError: there aren't so many different ones.
+    """
+    drawn = random.Random(derive_seed("gsm8k", split, seed))
+    found: dict[str, dict[str, str]] = {}
+    for _ in range(50 * number + 1000):
+        if len(found) == number:
+            break
+        problem = _problem(drawn, steps[len(found) % len(steps)], largest, split == "test")
+        if problem is not None:
+            found.setdefault(problem["question"], problem)
+    if len(found) < number:
+        raise DataError(f"only {len(found)} of {number} different problems of numbers up to {largest}; ask for fewer")
+    return list(found.values())
+
+
+def _problem(drawn: random.Random, num_steps: int, largest: int, is_test: bool) -> dict[str, str] | None:
+    """One problem, None if its first two numbers belong to the other split."""
+    name, things, total = drawn.choice(_NAMES), drawn.choice(_THINGS), drawn.randint(1, largest)
+    question, lines = [f"{name} has {total} {things}."], []
+    for number in range(num_steps):
+        operation = drawn.choice("+-" if total > 1 else "+")
+        other = drawn.randint(1, largest if operation == "+" else min(largest, total - 1))
+        if number == 0 and (derive_seed("operands", total, other) % _TEST_SHARE == 0) != is_test:
+            return None
+        result = total + other if operation == "+" else total - other
+        verb, way = ("finds", "more") if operation == "+" else ("gives", "away")
+        question.append(f"{'Then ' if number else ''}{name} {verb} {other} {way}.")
+        lines.append(f"{total} {operation} {other} = <<{total}{operation}{other}={result}>>{result}")
+        total = result
+    question.append(f"How many {things} does {name} have?")
+    return {"question": " ".join(question), "answer": "\n".join([*lines, f"#### {total}"])}

@@ -1,0 +1,229 @@
+"""Rewards of answers to mathematical problems, and how an answer is read off a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from turnwise.errors import ConfigError, nearest
+
+TOLERANCE = 1e-4
+"""Two numbers that differ by less are the same answer."""
+FORMULAS = {
+    "accuracy": "r = 1[a = a*]",
+    "length_penalty": "r = r_acc − penalty_weight·max(0, l − max_length)",
+    "step": "r = r_acc + step_bonus·s",
+    "format": "r = 1[the last line states an answer]",
+    "combined": "r = Σ w_i·r_i",
+}
+"""The formula of each reward by its registered name."""
+
+_MARKER = re.compile(
+    r"(?:final answer|the answer is|\banswer(?=\s*[:：=])|\btherefore\b|答案是?|####)\s*(?:is\b)?[\s:：=,*]*", re.I
+)
+_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_NUMBER = re.compile(
+    r"(?P<sign>(?<![\d.)])-)?\s?[$€£¥₹]?\s?(?P<sign2>(?<![\d.)])-)?(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+    r"(?:\s*/\s*(?P<under>\d+(?:\.\d+)?))?\s*(?P<percent>%|percent)?"
+)
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([^{}]+?)\s*\}\s*\{\s*([^{}]+?)\s*\}")
+
+
+class Quantity(NamedTuple):
+    """A number as it was stated."""
+
+    value: float
+    is_percent: bool = False
+
+
+def stated_answer(text: str) -> str | None:
+    """The last answer that a text states: behind `Final Answer:`, `the answer is`, `Answer:`, `Therefore`, `####` or their
+    Chinese form up to the end of the line, or in a `\\boxed{}`. None if it states none.
+
+    >>> stated_answer("The answer is 3. No!\\nFinal Answer: 3 + 4 = 7")
+    '3 + 4 = 7'
+    """
+    found = max([*_MARKER.finditer(text), *_BOXED.finditer(text)], key=lambda match: match.start(), default=None)
+    if found is None:
+        return None
+    stated = found[1] if found.re is _BOXED else text[found.end() :].partition("\n")[0]
+    return stated.strip() or None
+
+
+def read_number(text: str, is_last: bool = False) -> Quantity | None:
+    """The first number of a text, or the last; what stands behind the last `=` counts alone. Thousands separators, currencies,
+    percents, fractions and LaTeX are understood.
+
+    >>> read_number("48/2 + 1 = $1,234.50").value, read_number(r"\\frac{1}{2}").value, read_number("50%").is_percent
+    (1234.5, 0.5, True)
+    """
+    plain = _FRACTION.sub(r"\1/\2", text.rpartition("=")[2] if not is_last else text)
+    plain = plain.replace("−", "-").replace("{,}", ",").replace("\\", "").replace("*", "")
+    found = [match for match in _NUMBER.finditer(plain) if match["under"] is None or float(match["under"])]
+    if not found:
+        return None
+    match = found[-1 if is_last else 0]
+    value = float(match["number"].replace(",", "")) / float(match["under"] or 1)
+    return Quantity(-value if match["sign"] or match["sign2"] else value, match["percent"] is not None)
+
+
+def answer_of(text: str) -> Quantity | None:
+    """The number that a text answers with: that of its stated answer, or the last one of a text that states none."""
+    stated = stated_answer(text)
+    return read_number(text, is_last=True) if stated is None else read_number(stated)
+
+
+def is_correct(completion: str, truth: object) -> bool:
+    """Whether the completion's answer is the true one: by value if that is a number, else as text.
+
+    >>> is_correct("Final Answer: 3 + 4 = 7", "7"), is_correct("It is 1,000 dollars", 1000), is_correct("#### 3", "7")
+    (True, True, False)
+    """
+    text = stated_answer(str(truth)) or str(truth).strip()
+    right, got = read_number(text), answer_of(completion)
+    if right is None or not re.fullmatch(r"[-\s\d.,/$€£¥₹%()\\{}a-z]*", text.rpartition("=")[2]):
+        return _folded(stated_answer(completion) or completion) == _folded(text)
+    if got is None:
+        return False
+    # 50% is 50 and 0.5, where the other one is no percent.
+    share = 1.0 if got.is_percent == right.is_percent else 0.01 if right.is_percent else 100.0
+    return any(abs(got.value - value) < TOLERANCE for value in (right.value, right.value * share))
+
+
+def _folded(text: str) -> str:
+    return text.strip().strip(".").casefold()
+
+
+def num_steps(text: str) -> int:
+    """The steps that a text states: its lines with content before the one that states the answer.
+
+    >>> num_steps("3 + 4 = 7\\n7 - 2 = 5\\nFinal Answer: 5")
+    2
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    last = next((i for i in reversed(range(len(lines))) if stated_answer(lines[i]) is not None), len(lines))
+    return last
+
+
+def has_format(text: str) -> bool:
+    """Whether the last line with content states an answer."""
+    return stated_answer(text.strip().rpartition("\n")[2]) is not None
+
+
+def accuracy(completions: Sequence[str], ground_truth: Any = None, answer: Any = None) -> list[float]:
+    """r = 1[a = a*], with a* in the column `ground_truth` or `answer`.
+
+    Raises:
+        ConfigError: the rows have neither column.
+    """
+    truths = ground_truth if ground_truth is not None else answer
+    if truths is None:
+        raise ConfigError("the rows have no column ground_truth or answer, with which this reward compares; add one")
+    return [float(is_correct(text, truth)) for text, truth in zip(completions, truths, strict=True)]
+
+
+def length_penalty(
+    completions: Sequence[str],
+    ground_truth: Any = None,
+    answer: Any = None,
+    *,
+    max_length: int = 1024,
+    penalty_weight: float = 0.001,
+    length_unit: Literal["characters", "tokens"] = "characters",
+    tokenizer: str | None = None,
+    only_if_correct: bool = False,
+    floor: float | None = None,
+) -> list[float]:
+    """r = r_acc − penalty_weight·max(0, l − max_length), with the length l in characters, or in tokens of `tokenizer`, the
+    folder of a model.
+
+    Args:
+        only_if_correct: a wrong answer's reward is 0.
+        floor: the least reward.
+    """
+    lengths = [_length(text, length_unit, tokenizer) for text in completions]
+    more = [-penalty_weight * max(0, length - max_length) for length in lengths]
+    return _extended(accuracy(completions, ground_truth, answer), more, only_if_correct, floor)
+
+
+def step(
+    completions: Sequence[str],
+    ground_truth: Any = None,
+    answer: Any = None,
+    *,
+    step_bonus: float = 0.1,
+    max_steps: int | None = None,
+    only_if_correct: bool = False,
+    floor: float | None = None,
+) -> list[float]:
+    """r = r_acc + step_bonus·s for s stated steps (`num_steps`).
+
+    Args:
+        max_steps: further steps earn nothing.
+        only_if_correct: a wrong answer's reward is 0.
+        floor: the least reward.
+    """
+    stated = [num_steps(text) for text in completions]
+    more = [step_bonus * (s if max_steps is None else min(s, max_steps)) for s in stated]
+    return _extended(accuracy(completions, ground_truth, answer), more, only_if_correct, floor)
+
+
+def _extended(right: Sequence[float], more: Sequence[float], only_if_correct: bool, floor: float | None) -> list[float]:
+    rewards = [r + (m if r or not only_if_correct else 0.0) for r, m in zip(right, more, strict=True)]
+    return rewards if floor is None else [max(floor, reward) for reward in rewards]
+
+
+def format_reward(completions: Sequence[str]) -> list[float]:
+    """r = 1[the last line states an answer]"""
+    return [float(has_format(text)) for text in completions]
+
+
+def combined(
+    completions: Sequence[str],
+    ground_truth: Any = None,
+    answer: Any = None,
+    *,
+    weights: Mapping[str, float] | None = None,
+    **arguments: Any,
+) -> list[float]:
+    """r = Σ w_i·r_i over the rewards that `weights` names [accuracy 1, length_penalty 0.5, step 0.3], each with those of the
+    other arguments that it has.
+
+    Raises:
+        ConfigError: there is no such reward.
+    """
+    total = [0.0] * len(completions)
+    for name, weight in (weights or {"accuracy": 1.0, "length_penalty": 0.5, "step": 0.3}).items():
+        if name not in PARTS:
+            raise ConfigError(f"weights: {name!r} isn't one of {', '.join(PARTS)}.{nearest(name, PARTS)}")
+        part = PARTS[name]
+        given = {key: value for key, value in arguments.items() if key in (part.__kwdefaults__ or ())}
+        columns = (ground_truth, answer) if part is not format_reward else ()
+        total = [sum_ + weight * r for sum_, r in zip(total, part(completions, *columns, **given), strict=True)]
+    return total
+
+
+PARTS: dict[str, Callable[..., list[float]]] = {
+    "accuracy": accuracy,
+    "length_penalty": length_penalty,
+    "step": step,
+    "format": format_reward,
+}
+"""Rewards by their registered names."""
+
+
+def _length(text: str, unit: str, tokenizer: str | None) -> int:
+    if unit == "characters":
+        return len(text)
+    if unit != "tokens" or tokenizer is None:
+        raise ConfigError(f"length_unit {unit!r}: it is characters, or tokens with `tokenizer`, the folder of a model")
+    return len(_tokenizer(tokenizer)(text, add_special_tokens=False)["input_ids"])
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(folder: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)

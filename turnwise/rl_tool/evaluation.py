@@ -1,0 +1,204 @@
+"""The action `evaluate`: answers of a model to rows with true answers, and everything that is measured on them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from turnwise.data.math_rewards import TOLERANCE, answer_of, has_format, is_correct, num_steps, stated_answer
+from turnwise.errors import ConfigError, DataError
+from turnwise.model_folder import base_of_adapter, check_model
+from turnwise.rl_tool import rows as data
+from turnwise.rl_tool.parameters import Evaluate
+from turnwise.rl_tool.training import new_tokens
+from turnwise.trainer.trainer import Trainer
+
+if TYPE_CHECKING:
+    from turnwise.types import Group
+
+NUM_WORST = 20
+_EQUATION = re.compile(r"(-?\d+(?:\.\d+)?)\s*([-+*/×])\s*(\d+(?:\.\d+)?)\s*=\s*(?:<<[^>]*>>)?\s*(-?\d+(?:\.\d+)?)")
+_OPERATIONS: dict[str, Callable[[float, float], float]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "×": lambda a, b: a * b,
+    "/": lambda a, b: a / b if b else float("nan"),
+}
+
+
+class Answer(NamedTuple):
+    """One answer to a row."""
+
+    question: str
+    ground_truth: str
+    completion: str
+    is_correct: bool
+    num_tokens: int
+    is_cut: bool
+    difficulty: int
+    """Steps of the row's own solution, 0 if unknown."""
+
+    @property
+    def error(self) -> str:
+        """What is wrong with it: `truncated`, `no_answer`, `calculation` (an equation is false), `reasoning`; or nothing."""
+        if self.is_correct:
+            return ""
+        if answer_of(self.completion) is None and stated_answer(self.completion) is None:
+            return "truncated" if self.is_cut else "no_answer"
+        equations = _EQUATION.findall(self.completion)
+        is_false = any(abs(_OPERATIONS[o](float(a), float(b)) - float(c)) > TOLERANCE for a, o, b, c in equations)
+        return "truncated" if self.is_cut else "calculation" if is_false else "reasoning"
+
+    @property
+    def distance(self) -> float | None:
+        """|answer − truth|, None where one of them is no number."""
+        got, right = answer_of(self.completion), answer_of(self.ground_truth)
+        return None if got is None or right is None else abs(got.value - right.value)
+
+
+def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
+    """Measures, and returns what the tool answers.
+
+    Raises:
+        TurnwiseError: the model or the rows can't be used.
+    """
+    check_model(asked.model_path)
+    base = base_of_adapter(asked.model_path)
+    if asked.use_lora and base is None:
+        raise ConfigError(
+            f"use_lora: {asked.model_path} holds no LoRA adapter; leave use_lora out, or name an adapter's folder"
+        )
+    model = base if base is not None and asked.use_lora is False else asked.model_path
+    name, rows = data.load(asked, "rl", datasets, split="test", number=100)
+    if missing := [number for number, row in enumerate(rows, start=1) if "ground_truth" not in row]:
+        raise DataError(f"dataset {name}, row {missing[0]}: has no column ground_truth, with which answers are compared")
+    started = time.perf_counter()
+    groups = _answers(model, asked, rows)
+    seconds = time.perf_counter() - started
+    answers = [answers for group in groups if (answers := _read(group))]
+    if not answers:
+        raise DataError(f"dataset {name}: no prompt was answered; they are too long for the model")
+    measured = measure(answers)
+    worst = Path(
+        asked.output_dir or (Path(asked.model_path) if Path(asked.model_path).is_dir() else Path("output")) / "evaluation"
+    )
+    worst.mkdir(parents=True, exist_ok=True)
+    _write_worst(worst / "worst_samples.jsonl", answers)
+    details = {"details": [answer._asdict() for of_row in answers for answer in of_row]} if asked.return_details else {}
+    return {
+        "model_path": asked.model_path,
+        "uses_lora": base is not None and model != base,
+        "dataset": name,
+        "num_samples": len(answers),
+        "k": asked.k,
+        **measured,
+        "time_per_sample_s": seconds / len(answers),
+        "worst_samples": str(worst / "worst_samples.jsonl"),
+        **details,
+    }
+
+
+def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> list[Group]:
+    """Plays the rows as validation in training does."""
+    sampling = {
+        "max_new_tokens": new_tokens(model, asked.max_new_tokens),
+        "do_sample": asked.k > 1,
+        **({"temperature": asked.temperature} if asked.k > 1 else {}),
+    }
+    trainer = Trainer(
+        model=model,
+        train_dataset=rows,
+        eval_dataset=rows,
+        reward_funcs=["accuracy"],
+        seed=asked.seed,
+        eval_steps=1,
+        val_batch_size=len(rows) * asked.k,
+        val_env_manager={"num_env_groups": min(len(rows), 64), "group_size": asked.k, "generating_args": sampling},
+        track_with=[],
+        is_quiet=True,
+    )
+    from turnwise.build.saved import collect_rollouts
+    from turnwise.pipelines.collect import Collection
+
+    class Kept(Collection):
+        """Keeps the groups instead of writing them."""
+
+        groups: list[Group]
+
+        def play(self, scheduler: Any, num_batches: int, num_trajectories: int, begin_phase: Any = None) -> None:
+            self.groups = scheduler.get_batch(num_trajectories)
+
+    kept = Kept(Path("rollouts.jsonl"))
+    collect_rollouts(trainer.config, kept, "val")
+    return kept.groups
+
+
+def _read(group: Group) -> list[Answer]:
+    row = group.task.payload
+    return [
+        Answer(
+            question=str(row.get("question", row["prompt"])),
+            ground_truth=str(row["ground_truth"]),
+            completion=trajectory.turns[-1].text,
+            is_correct=is_correct(trajectory.turns[-1].text, row["ground_truth"]),
+            num_tokens=len(trajectory.turns[-1].response_ids),
+            is_cut=trajectory.turns[-1].finish_reason == "length",
+            difficulty=str(row.get("full_answer", "")).count("<<"),
+        )
+        for trajectory in group.trajectories
+        if trajectory.error is None
+    ]
+
+
+def measure(rows: Sequence[Sequence[Answer]]) -> dict[str, Any]:
+    """The figures of the answers to each row."""
+    from turnwise.pipelines.evaluate import EpisodeResult, Score
+
+    answers = [answer for of_row in rows for answer in of_row]
+    score = Score.of_tasks([[EpisodeResult(a.is_correct, float(a.is_correct)) for a in of_row] for of_row in rows])
+    errors = Counter(answer.error for answer in answers if answer.error)
+    levels = sorted({answer.difficulty for answer in answers})
+    return {
+        "accuracy": score.success,
+        "accuracy_low": score.low,
+        "accuracy_high": score.high,
+        "average_reward": score.mean_score,
+        "pass_at_k": {str(k): value for k, value in ({1: score.success} | dict(score.pass_at)).items()},
+        "majority_at_k": _mean(_majority_is_correct(of_row) for of_row in rows),
+        "mean_absolute_error": _mean(answer.distance for answer in answers if answer.distance is not None),
+        "average_length_characters": _mean(len(answer.completion) for answer in answers),
+        "average_length_tokens": _mean(answer.num_tokens for answer in answers),
+        "average_steps": _mean(num_steps(answer.completion) for answer in answers),
+        "format_rate": _mean(has_format(answer.completion) for answer in answers),
+        "errors": dict(errors.most_common()),
+        "accuracy_by_steps": {
+            str(level): _mean(answer.is_correct for answer in answers if answer.difficulty == level) for level in levels
+        },
+    }
+
+
+def _majority_is_correct(answers: Sequence[Answer]) -> bool:
+    """Whether the most frequent answer to a row is right, the first one of several that are as frequent."""
+    numbers = [answer_of(answer.completion) for answer in answers]
+    keys = [n.value if n else stated_answer(a.completion) or "" for n, a in zip(numbers, answers, strict=True)]
+    [(winner, _)] = Counter(keys).most_common(1)
+    return answers[keys.index(winner)].is_correct
+
+
+def _write_worst(file: Path, rows: Sequence[Sequence[Answer]]) -> None:
+    """The wrong answers of the rows that are answered worst, the farthest from the truth first."""
+    ordered = sorted(rows, key=lambda of_row: (_mean(a.is_correct for a in of_row) or 0.0, -(of_row[0].distance or 0.0)))
+    wrong = [next(a for a in of_row if not a.is_correct) for of_row in ordered if not all(a.is_correct for a in of_row)]
+    lines = [json.dumps({**answer._asdict(), "error": answer.error}, ensure_ascii=False) for answer in wrong[:NUM_WORST]]
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else None

@@ -1,0 +1,190 @@
+"""The parameters of each action of the tool: their types, defaults and meaning. The function schema is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from turnwise.errors import ConfigError, nearest
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Algorithm = Literal["sft", "grpo", "ppo"]
+Preset = Literal["quick", "small", "medium", "full"]
+PYTHON_ONLY = ("custom_reward",)
+"""Parameters that only Python can give."""
+
+
+class Action(BaseModel):
+    """Parameters of one action; unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), frozen=True)
+
+
+class RowChoice(Action):
+    """The rows of an action."""
+
+    dataset: Any = None
+    """`gsm8k`, `generated` (word problems made here), a registered name, a file or folder of rows, or rows in Python
+    [GSM8K if it lies in ./gsm8k or ./data/gsm8k or the hub gives it, else `generated`]."""
+    split: Literal["train", "test"] | None = None
+    """Rows of a data set that has splits [train; test for evaluate]."""
+    max_samples: Count | None = None
+    """The first so many rows [all of them; 1,000 generated ones; 100 for load_dataset and evaluate]."""
+
+
+class Train(RowChoice):
+    """Trains a model: imitation of answers (sft), or reinforcement of good ones (grpo, ppo)."""
+
+    model_name: str
+    """Folder of a model, or its name on the hub."""
+    algorithm: Algorithm = "sft"
+    """How it is trained."""
+    preset: Preset | None = None
+    """Sizes of a quick trial up to a full training; what is given beside it wins."""
+    num_epochs: Count = 3
+    """Passes over the rows."""
+    batch_size: Count = 4
+    """Rows of a training step; of grpo and ppo, prompts, each with num_generations answers."""
+    output_dir: str = "./output"
+    """The folder of the result; the run itself is in output_dir/run."""
+    use_lora: bool = True
+    """Train LoRA adapters instead of all parameters."""
+    lora_rank: Count = 16
+    """Rank of the adapters."""
+    lora_alpha: Positive | None = None
+    """Scale of the adapters [2 × lora_rank]."""
+    lora_target_modules: list[str] | None = None
+    """Modules that get adapters [all linear ones]."""
+    learning_rate: Positive | None = None
+    """[sft 2e-5, with LoRA 1e-4; grpo and ppo 1e-6, with LoRA 1e-5]."""
+    warmup_ratio: Share = 0.0
+    """Share of the steps in which the learning rate rises."""
+    weight_decay: NotNegative = 0.0
+    """Decoupled weight decay."""
+    num_generations: Count | None = None
+    """Answers to each prompt [grpo 8, ppo 1]."""
+    kl_coef: NotNegative = 0.001
+    """Weight of the KL to the start in the loss; 0 = off."""
+    clip_range: Positive = 0.2
+    """Clip of the probability ratio."""
+    max_new_tokens: Count | None = None
+    """Tokens of an answer at most [512, at most half of the model's context]."""
+    temperature: Positive = 1.0
+    """Temperature of the answers that are trained on."""
+    reward_type: str | list[str] | dict[str, float] = "accuracy"
+    """A reward's name, several names, or weights by name."""
+    reward_config: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the reward; for several, dicts of them by the reward's name."""
+    custom_reward: Any = None
+    """A function (completions, **columns) -> numbers in the place of reward_type."""
+    use_tensorboard: bool = True
+    """Write TensorBoard files into the run's folder."""
+    use_wandb: bool = False
+    """Send metrics to Weights & Biases."""
+    seed: Annotated[int, Field(ge=0)] = 42
+    """Everything random follows from it."""
+    resume: bool = False
+    """Go on from the newest checkpoint in output_dir/run."""
+    overwrite: bool = False
+    """Replace the result that is in output_dir."""
+
+
+class LoadDataset(RowChoice):
+    """Loads rows, shows three as the model will see them, and says what is wrong with them."""
+
+    format: Literal["sft", "rl"] = "sft"
+    """Demonstrations for imitation, or prompts with their true answers."""
+    model_name: str | None = None
+    """A model whose tokenizer measures the rows for the report [characters are counted]."""
+
+
+class CreateReward(BaseModel):
+    """Makes a reward function. Further parameters are the reward's own."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, frozen=True)
+
+    reward_type: str = "accuracy"
+    """accuracy, length_penalty, step, format, combined, or a registered name."""
+
+
+class Evaluate(RowChoice):
+    """Measures a model on rows with true answers."""
+
+    model_path: str
+    """Folder of a model or of a LoRA adapter, or a name of the hub."""
+    use_lora: bool | None = None
+    """Whether the adapter of model_path is used; false measures its base model [true]."""
+    k: Count = 1
+    """Answers to each prompt, for pass@k and majority@k; 1 = one greedy answer."""
+    temperature: Positive = 1.0
+    """Temperature of the answers, where k is more than 1."""
+    max_new_tokens: Count | None = None
+    """Tokens of an answer at most [512, at most half of the model's context]."""
+    return_details: bool = False
+    """Return every answer too."""
+    output_dir: str | None = None
+    """Folder of worst_samples.jsonl [model_path/evaluation, or ./output/evaluation for a model of the hub]."""
+    seed: Annotated[int, Field(ge=0)] = 42
+    """Everything random follows from it."""
+
+
+class Export(Action):
+    """Writes a plain Hugging Face folder, with a LoRA adapter merged."""
+
+    model_path: str
+    """Folder of a model or of a LoRA adapter."""
+    output_dir: str
+    """A new folder."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Dtype of the weights."""
+
+
+ACTIONS: dict[str, type[BaseModel]] = {
+    "train": Train,
+    "load_dataset": LoadDataset,
+    "create_reward": CreateReward,
+    "evaluate": Evaluate,
+    "export": Export,
+}
+P = TypeVar("P", bound=BaseModel)
+
+
+def parse(kind: type[P], values: Mapping[str, Any]) -> P:
+    """The checked parameters of an action.
+
+    Raises:
+        ConfigError: one is unknown, missing, or of a wrong kind; all of them are named.
+    """
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError("; ".join(_sentence(kind, item) for item in error.errors(include_url=False))) from error
+
+
+def _sentence(kind: type[BaseModel], item: Mapping[str, Any]) -> str:
+    name = str(item["loc"][0])
+    if item["type"] == "extra_forbidden":
+        return f"{name}: unknown parameter.{nearest(name, kind.model_fields) or ' Known are ' + ', '.join(kind.model_fields)}"
+    if item["type"] == "missing":
+        return f"{name}: is needed; give it: {kind.model_fields[name].description}"
+    return f"{name}: {item['msg'][:1].lower()}{item['msg'][1:]} (got {item['input']!r:.60})"
+
+
+def function_schema() -> dict[str, Any]:
+    """The tool as an OpenAI function: `action`, and every parameter of any action that JSON can hold."""
+    properties: dict[str, Any] = {"action": {"type": "string", "enum": list(ACTIONS), "description": "What to do."}}
+    for action, kind in ACTIONS.items():
+        for name, found in kind.model_json_schema()["properties"].items():
+            if name not in PYTHON_ONLY:
+                known = {key: value for key, value in found.items() if key != "title"}
+                text = properties.setdefault(name, known)["description"].removesuffix(")")
+                actions = f"{text}, {action})" if " (for " in text else f"{text} (for {action})"
+                properties[name]["description"] = actions
+    parameters = {"type": "object", "properties": properties, "required": ["action"]}
+    about = "Trains, evaluates and exports a language model; loads data sets and makes rewards for that."
+    return {"type": "function", "function": {"name": "rl_training", "description": about, "parameters": parameters}}

@@ -1,0 +1,91 @@
+"""Rewards by name: as sections of `data.reward`, and as functions to call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from turnwise.data.math_rewards import FORMULAS, PARTS, combined
+from turnwise.errors import ConfigError, nearest
+
+COLUMNS = ("completions", "ground_truth", "answer")
+_FUNCTIONS: dict[str, Callable[..., Any]] = {**PARTS, "combined": combined}
+
+
+def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function of a name.
+
+    Raises:
+        ConfigError: there is no such reward, or it has no such parameter.
+    """
+    functions = {**_FUNCTIONS, **registered}
+    if name not in functions:
+        raise ConfigError(f"reward_type {name!r} isn't one of {', '.join(functions)}.{nearest(name, functions)}")
+    allowed = _parameters(functions[name])
+    for argument in arguments:
+        if allowed is not None and argument not in allowed:
+            known = ", ".join(allowed) or "none"
+            raise ConfigError(f"{argument}: is no parameter of the reward {name}; it has {known}.{nearest(argument, allowed)}")
+    return functions[name]
+
+
+def _parameters(function: Callable[..., Any]) -> list[str] | None:
+    """The parameters of a reward, None if it takes any. Those of `combined` are its parts' too."""
+    if function is combined:
+        return ["weights", *dict.fromkeys(name for part in PARTS.values() for name in part.__kwdefaults__ or ())]
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return None
+    return [name for name in parameters if name not in COLUMNS]
+
+
+def reward_sections(
+    reward_type: str | list[str] | dict[str, float], config: Mapping[str, Any], custom: Any, registered: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The entries of `data.reward`. Where answers can be right, accuracy comes first, which says what a success is; it weighs
+    nothing if nobody asked for it.
+
+    Raises:
+        ConfigError: a reward or a parameter of it is unknown.
+    """
+    if custom is not None:
+        if not callable(custom):
+            raise ConfigError(f"custom_reward: got {custom!r:.60}; it is a function (completions, **columns) -> numbers")
+        return [{"name": custom, "weight": 1.0, "args": dict(config)}]
+    weights = reward_type if isinstance(reward_type, dict) else dict.fromkeys(_names(reward_type), 1.0)
+    if len(weights) > 1 and (unknown := [key for key in config if key not in weights]):
+        raise ConfigError(f"reward_config.{unknown[0]}: several rewards have a dict each, by the name: {', '.join(weights)}")
+    sections = []
+    for name, weight in weights.items():
+        arguments = dict(config if len(weights) == 1 else config.get(name, {}))
+        found = find_reward(name, registered, arguments)
+        sections.append({"name": found if name in registered else name, "weight": weight, "args": arguments})
+    names = list(weights)
+    if "accuracy" in names:
+        sections.insert(0, sections.pop(names.index("accuracy")))
+    elif set(names) <= _FUNCTIONS.keys() - {"format"}:
+        sections.insert(0, {"name": "accuracy", "weight": 0.0})
+    return sections
+
+
+def _names(reward_type: str | list[str]) -> list[str]:
+    return [reward_type] if isinstance(reward_type, str) else reward_type
+
+
+def create(reward_type: str, arguments: Mapping[str, Any], registered: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of `create_reward`: the function, its formula and all of its parameters."""
+    function = find_reward(reward_type, registered, arguments)
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in COLUMNS and parameter.default is not parameter.empty
+    }
+    formula = FORMULAS.get(reward_type) or inspect.getdoc(function) or "a function of your own"
+    return {
+        "reward_type": reward_type,
+        "description": formula,
+        **{**defaults, **arguments},
+        "reward_function": partial(function, **arguments),
+    }

@@ -1,0 +1,113 @@
+"""The rows of an action: found by name, formatted for imitation or reinforcement, and examined."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from turnwise.data.gsm8k import GENERATED, HUB_NAME, generate_problems, local_files, rl_row, sft_row
+from turnwise.data.math_rewards import answer_of
+from turnwise.data.tables import TableRow, read_tables
+from turnwise.errors import ConfigError, DataError, NotAvailableError, nearest
+from turnwise.rl_tool.parameters import RowChoice
+
+NUM_GENERATED = 1000
+LONGEST = 2048
+"""Tokens, or a fourth of the characters, from which a row is called over-long."""
+_FORMATS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {"sft": sft_row, "rl": rl_row}
+
+
+class Rows(NamedTuple):
+    """Rows in the format of their use, with the name of their data set."""
+
+    name: str
+    rows: list[dict[str, Any]]
+
+
+def load(choice: RowChoice, kind: str, registered: Mapping[str, Any], split: str = "train", number: int | None = None) -> Rows:
+    """The rows that an action asks for, as `kind` (sft or rl) needs them; `split` and `number` are its defaults.
+
+    Raises:
+        ConfigError: the data set is unknown.
+        DataError: it can't be read, is empty, or lacks the needed columns.
+    """
+    number = choice.max_samples or number
+    name, found = _find(choice, choice.split or split, number, registered)
+    rows = [{**_FORMATS[kind](row.columns, row.place), "data_source": name} for row in found[:number]]
+    if not rows:
+        raise DataError(f"dataset {name}: has no rows; name one with at least one row")
+    return Rows(name, rows)
+
+
+def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping[str, Any]) -> tuple[str, Sequence[TableRow]]:
+    asked = choice.dataset
+    if isinstance(asked, str) and asked in registered:
+        return asked, _of_python(registered[asked], asked)
+    if asked is None or asked == "gsm8k":
+        files = local_files(split) or [f"{HUB_NAME}:{split}"]
+        rows = _tables(files[0]) if asked is None and files[0].startswith(HUB_NAME) else read_tables(files, "dataset")
+        if rows:
+            return "gsm8k", rows
+        asked = GENERATED
+    if asked == GENERATED:
+        problems = generate_problems(number or NUM_GENERATED, split)
+        return GENERATED, _of_python(problems, GENERATED)
+    if not isinstance(asked, str | Path):
+        return "python", _of_python(asked, "dataset")
+    files = local_files(split, asked) if Path(asked).is_dir() else []
+    if not files and choice.split and not Path(asked).is_dir():
+        raise ConfigError(f"split: {asked} has none; leave split out, or name a folder with {split}.jsonl")
+    if not files and not Path(asked).exists() and "/" not in str(asked) and "." not in str(asked):
+        known = ["gsm8k", GENERATED, *registered]
+        raise ConfigError(
+            f"dataset {asked!r} isn't one of {', '.join(known)}, nor a file or folder.{nearest(str(asked), known)}"
+        )
+    return Path(asked).name, read_tables(files or [str(asked)], "dataset")
+
+
+@lru_cache(maxsize=4)
+def _tables(name: str) -> list[TableRow]:
+    """The rows of a hub's name, none where the hub can't be reached: it is asked once."""
+    try:
+        return read_tables([name], "dataset")
+    except (DataError, NotAvailableError):
+        return []
+
+
+def _of_python(rows: Any, name: str) -> list[TableRow]:
+    if not isinstance(rows, Iterable):
+        raise ConfigError(f"dataset: got a {type(rows).__name__}; it is a name, a file, or a list of dicts")
+    listed = [TableRow(f"{name}, row {number}", row) for number, row in enumerate(rows, start=1)]
+    for row in listed:
+        if not isinstance(row.columns, Mapping):
+            raise DataError(f"{row.place}: is a {type(row.columns).__name__}; a row is a dict of columns")
+    return listed
+
+
+def formatted(row: Mapping[str, Any]) -> str:
+    """A row as a person reads it."""
+    messages = row.get("messages") or row["prompt"]
+    messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+    return f"{text}\n(true answer: {row['ground_truth']})" if "ground_truth" in row else text
+
+
+def quality(rows: Sequence[Mapping[str, Any]], count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
+    """How many rows have something wrong: an empty or null column, a copy of an earlier row, too many tokens, or a true answer
+    without a number."""
+    texts = [formatted(row) for row in rows]
+    lengths = [count_tokens(text) if count_tokens else len(text) // 4 for text in texts]
+    values = [[*row.values(), *(m.get("content") for m in row.get("messages", ()))] for row in rows]
+    truths = [row.get("ground_truth") or row.get("messages", [{}])[-1].get("content", "") for row in rows]
+    copies = Counter(json.dumps(row, sort_keys=True, default=str) for row in rows)
+    return {
+        "empty": sum(any(isinstance(value, str) and not value.strip() for value in of_row) for of_row in values),
+        "null": sum(any(value is None for value in of_row) for of_row in values),
+        "duplicate": sum(number - 1 for number in copies.values()),
+        "over_long": sum(length > LONGEST for length in lengths),
+        "answer_not_extractable": sum(answer_of(str(truth)) is None for truth in truths),
+    }

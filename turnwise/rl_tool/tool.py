@@ -1,0 +1,138 @@
+"""`RLTrainingTool`: actions as dicts in, JSON out. An agent can call it as a function, the command line as `turnwise tool`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from turnwise.data.math_rewards import FORMULAS
+from turnwise.errors import ConfigError, TurnwiseError, nearest
+from turnwise.rl_tool import rows as data
+from turnwise.rl_tool.evaluation import evaluate
+from turnwise.rl_tool.parameters import ACTIONS, CreateReward, Evaluate, Export, LoadDataset, Train, function_schema, parse
+from turnwise.rl_tool.presets import with_preset
+from turnwise.rl_tool.rewards import create
+from turnwise.rl_tool.training import train
+
+NUM_SHOWN = 3
+
+
+class RLTrainingTool:
+    """One tool with the actions train, load_dataset, create_reward, evaluate and export (`docs/rl_tool.md`).
+
+    >>> json.loads(RLTrainingTool().run({"action": "create_reward", "reward_type": "acuracy"}))["message"]
+    "reward_type 'acuracy' isn't one of accuracy, length_penalty, step, format, combined. Did you mean 'accuracy'?"
+    """
+
+    name = "rl_training"
+
+    def __init__(self) -> None:
+        self._datasets: dict[str, Any] = {}
+        self._rewards: dict[str, Callable[..., Any]] = {}
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The tool as an OpenAI function."""
+        return function_schema()
+
+    def register_dataset(self, name: str, dataset: Any) -> None:
+        """From now on `dataset: name` means these rows: a list of dicts or a `datasets.Dataset`."""
+        self._datasets[name] = dataset
+
+    def register_reward_function(self, name: str, function: Callable[..., Any]) -> None:
+        """From now on `reward_type: name` means this function `(completions, **columns) -> numbers`.
+
+        Raises:
+            ConfigError: a built-in reward has this name.
+        """
+        if name in FORMULAS:
+            raise ConfigError(f"reward {name!r} is built in; register yours under another name")
+        self._rewards[name] = function
+
+    def run(self, parameters: Mapping[str, Any]) -> str:
+        """The answer to an action as JSON; objects that JSON can't hold are left out."""
+        return json.dumps(_plain(self.run_dict(parameters)), ensure_ascii=False, indent=2)
+
+    def run_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to an action: `status` is `success`, or `error` with code, message and hint. A mistake in turnwise itself
+        is raised."""
+        given = dict(parameters)
+        action = given.pop("action", None)
+        try:
+            if action not in ACTIONS:
+                raise ConfigError(f"action {action!r} isn't one of {', '.join(ACTIONS)}.{nearest(str(action), ACTIONS)}")
+            asked = parse(ACTIONS[action], with_preset(given) if action == "train" else given)
+            return {"status": "success", "action": action, **self._answer(asked)}
+        except (TurnwiseError, OSError) as error:
+            return error_answer(error, action)
+
+    def _answer(self, asked: Any) -> dict[str, Any]:
+        match asked:
+            case Train():
+                return train(asked, self._datasets, self._rewards)
+            case LoadDataset():
+                return self._load(asked)
+            case CreateReward():
+                return create(asked.reward_type, asked.model_extra or {}, self._rewards)
+            case Evaluate():
+                return evaluate(asked, self._datasets)
+        return _export(asked)
+
+    def _load(self, asked: LoadDataset) -> dict[str, Any]:
+        name, rows = data.load(asked, asked.format, self._datasets, number=100)
+        count: Callable[[str], int] | None = None
+        if asked.model_name is not None:
+            from turnwise.models.load import load_tokenizer
+
+            tokenizer = load_tokenizer(asked.model_name)
+
+            def count(text: str) -> int:
+                return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+        return {
+            "dataset": name,
+            "format": asked.format,
+            "split": asked.split or "train",
+            "dataset_size": len(rows),
+            "sample_keys": list(rows[0]),
+            "samples": [data.formatted(row) for row in rows[:NUM_SHOWN]],
+            "quality": data.quality(rows, count),
+            "dataset_object": rows,
+        }
+
+
+def _export(asked: Export) -> dict[str, Any]:
+    from turnwise.model_folder import base_of_adapter
+    from turnwise.models.load import export_model, parse_dtype
+
+    out = Path(asked.output_dir)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"output_dir {out} is there already, and nothing is overwritten; name a new folder")
+    base = base_of_adapter(asked.model_path)
+    model = export_model(asked.model_path, out, parse_dtype(asked.dtype))
+    return {
+        "model_path": asked.model_path,
+        "output_dir": str(out),
+        "merged_into": base,
+        "total_parameters": model.num_parameters(),
+    }
+
+
+def error_answer(error: Exception, action: Any) -> dict[str, Any]:
+    """An error as data: `code` is its kind, `hint` what can be done, where the message says so."""
+    code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error").removesuffix("Fault")).lower()
+    message, _, hint = str(error).rpartition("; ")
+    return {
+        "status": "error",
+        "action": action,
+        "code": code or "system",
+        "message": str(error),
+        "hint": hint if message else "",
+    }
+
+
+def _plain(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in answer.items() if key not in ("dataset_object", "reward_function")}

@@ -1,0 +1,226 @@
+"""The action `train`: a Trainer, told by the tool's parameters, whose result is put into output_dir."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from turnwise.config.model_shape import read_model_shape
+from turnwise.errors import ConfigError
+from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NOTHING, base_of_adapter, check_model
+from turnwise.rl_tool import rows as data
+from turnwise.rl_tool.parameters import Train
+from turnwise.rl_tool.rewards import reward_sections
+from turnwise.trainer.trainer import Trainer
+
+RUN = "run"
+"""The folder of the run in output_dir."""
+LEARNING_RATES = {("sft", False): 2e-5, ("sft", True): 1e-4, ("rl", False): 1e-6, ("rl", True): 1e-5}
+"""By kind and whether LoRA is used: the safe defaults."""
+_RESULTS = (ADAPTER_CONFIG, "config.json")
+_DEFAULT_CONTEXT, _DEFAULT_NEW_TOKENS = 4096, 512
+
+
+class ExistsError(ConfigError):
+    """output_dir holds a result already."""
+
+
+def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any]) -> dict[str, Any]:
+    """Trains, and returns what the tool answers.
+
+    Raises:
+        TurnwiseError: what was refused, or what ended the run. What was in output_dir is still there then.
+    """
+    out, started, is_sft = Path(asked.output_dir), time.perf_counter(), asked.algorithm == "sft"
+    check_model(asked.model_name)
+    _require_free(asked, out)
+    name, rows = data.load(asked, "sft" if is_sft else "rl", datasets)
+    print(f"dataset: {name}, {len(rows)} rows", flush=True)
+    if is_sft:
+        config = sft_config(asked)
+        checkpoint = Trainer.sft(asked.model_name, [{"messages": row["messages"]} for row in rows], **config)
+    else:
+        config = rl_config(asked, len(rows), rewards)
+        trainer = Trainer(model=asked.model_name, train_dataset=rows, **config)
+        trainer.train()
+        assert trainer.run_folder is not None
+        checkpoint = sorted((trainer.run_folder / "checkpoints").glob("checkpoint-*"), key=_number)[-1]
+    place_result(checkpoint, out)
+    run = checkpoint.parents[1]
+    metrics = _last_metrics(run)
+    trainable, total = parameter_counts(out)
+    return {
+        "algorithm": asked.algorithm,
+        "model": asked.model_name,
+        "base_model": base_of_adapter(out),
+        "output_dir": str(out),
+        "run_folder": str(run),
+        "curve": str(run / "learning_curve.png"),
+        "dataset": name,
+        "dataset_size": len(rows),
+        "num_epochs": asked.num_epochs,
+        "batch_size": asked.batch_size,
+        "effective_batch_size": asked.batch_size * num_generations(asked),
+        "num_steps": _number(checkpoint),
+        "learning_rate": learning_rate(asked),
+        "kl": metrics.get("actor/kl_loss"),
+        "final_loss": metrics.get("sft/loss" if is_sft else "actor/total_loss"),
+        "average_reward": metrics.get("rollout/score/mean"),
+        "metrics": metrics,
+        "trainable_parameters": trainable,
+        "total_parameters": total,
+        "duration_s": time.perf_counter() - started,
+    }
+
+
+def _require_free(asked: Train, out: Path) -> None:
+    if asked.resume and asked.overwrite:
+        raise ConfigError("resume and overwrite contradict each other: one goes on with what the other replaces; choose one")
+    is_taken = any((out / file).exists() for file in _RESULTS) or any((out / RUN).glob("*/checkpoints/checkpoint-*"))
+    if is_taken and not (asked.resume or asked.overwrite):
+        raise ExistsError(
+            f"output_dir {out} holds a result, and nothing is overwritten; name another folder, or set resume or overwrite"
+        )
+
+
+def _common(asked: Train) -> dict[str, Any]:
+    trackers = [name for name, is_used in (("tensorboard", asked.use_tensorboard), ("wandb", asked.use_wandb)) if is_used]
+    return {
+        "output_dir": asked.output_dir,
+        "exp_name": RUN,
+        "seed": asked.seed,
+        "save_steps": 50,
+        "track_with": [*trackers, "stdout"],
+        "resume_from_checkpoint": asked.resume,
+    }
+
+
+def _model_args(asked: Train) -> dict[str, Any]:
+    if not asked.use_lora:
+        return {}
+    chosen = {"lora_rank": asked.lora_rank, "lora_alpha": asked.lora_alpha, "lora_target": asked.lora_target_modules}
+    return {key: value for key, value in chosen.items() if value is not None}
+
+
+def _training_args(asked: Train) -> dict[str, Any]:
+    return {
+        "learning_rate": learning_rate(asked),
+        "per_device_train_batch_size": asked.batch_size * num_generations(asked),
+        "warmup_ratio": asked.warmup_ratio,
+        "weight_decay": asked.weight_decay,
+    }
+
+
+def learning_rate(asked: Train) -> float:
+    """The learning rate, or the safe one of its algorithm."""
+    return asked.learning_rate or LEARNING_RATES["sft" if asked.algorithm == "sft" else "rl", asked.use_lora]
+
+
+def num_generations(asked: Train) -> int:
+    """Answers to a prompt; a demonstration has one."""
+    return 1 if asked.algorithm == "sft" else asked.num_generations or (8 if asked.algorithm == "grpo" else 1)
+
+
+def sft_config(asked: Train) -> dict[str, Any]:
+    """The keys of `turnwise sft`."""
+    return {
+        **_common(asked),
+        "num_epochs": asked.num_epochs,
+        "model_args": _model_args(asked),
+        "training_args": _training_args(asked),
+    }
+
+
+def rl_config(asked: Train, num_rows: int, registered: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of `turnwise train`."""
+    group_size = num_generations(asked)
+    if asked.algorithm == "grpo" and group_size == 1:
+        raise ConfigError("num_generations is 1: grpo compares the answers to a prompt, so it needs 2 or more; ppo takes 1")
+    return {
+        **_common(asked),
+        "algorithm": "gae" if asked.algorithm == "ppo" else "grpo",
+        "max_steps": asked.num_epochs * math.ceil(num_rows / asked.batch_size),
+        "rollout_batch_size": asked.batch_size * group_size,
+        "train_env_manager": {"num_env_groups": asked.batch_size, "group_size": group_size},
+        "pg_clip": asked.clip_range,
+        "use_kl_loss": asked.kl_coef > 0,
+        **({"kl_loss_coef": asked.kl_coef} if asked.kl_coef else {}),
+        "data": {
+            "num_epochs": asked.num_epochs,
+            "reward": reward_sections(asked.reward_type, asked.reward_config, asked.custom_reward, registered),
+        },
+        "actor_infer": {
+            "generating_args": {
+                "max_new_tokens": new_tokens(asked.model_name, asked.max_new_tokens),
+                "temperature": asked.temperature,
+            }
+        },
+        "actor_train": {
+            "model_args": _model_args(asked),
+            "training_args": _training_args(asked),
+            "use_dynamic_batching_in_train": True,
+        },
+    }
+
+
+def new_tokens(model: str, asked: int | None) -> int:
+    """Tokens of an answer: what was asked for, else 512, at most half of the model's context."""
+    shape = read_model_shape(model)
+    context = min(shape.context_length, _DEFAULT_CONTEXT) if shape else _DEFAULT_CONTEXT
+    return asked or min(_DEFAULT_NEW_TOKENS, context // 2)
+
+
+def place_result(checkpoint: Path, out: Path) -> None:
+    """Puts the model of a checkpoint into output_dir with its tokenizer: an adapter as it is, another model as a plain folder.
+    The model that was there goes."""
+    from turnwise.models.load import export_model, load_tokenizer
+    from turnwise.models.lora import BASE_FINGERPRINT
+
+    prepared = out / ".result"
+    shutil.rmtree(prepared, ignore_errors=True)
+    if base_of_adapter(checkpoint) is None:
+        export_model(checkpoint, prepared)
+    else:
+        prepared.mkdir(parents=True)
+        for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FINGERPRINT):
+            shutil.copy2(checkpoint / name, prepared / name)
+        load_tokenizer(checkpoint).save_pretrained(prepared)
+    for old in (*_RESULTS, ADAPTER_WEIGHTS, *(file.name for file in out.glob("model*.safetensors*"))):
+        (out / old).unlink(missing_ok=True)
+    for file in prepared.iterdir():
+        os.replace(file, out / file.name)
+    prepared.rmdir()
+
+
+def parameter_counts(folder: Path) -> tuple[int, int]:
+    """The trained parameters of a result and all of them: an adapter's, and with those of its base model."""
+    count: Callable[[Path], int] = _num_values
+    base = base_of_adapter(folder)
+    own = count(folder)
+    return own, own if base is None else own + parameter_counts(NOTHING.folder(base))[1]
+
+
+def _num_values(folder: Path) -> int:
+    from safetensors import safe_open
+
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "numpy") as tensors:
+            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return total
+
+
+def _number(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _last_metrics(run: Path) -> dict[str, float]:
+    from turnwise.tracking.jsonl import read_metrics
+
+    rows = read_metrics(run / "metrics.jsonl")
+    return rows[-1] if rows else {}
