@@ -106,9 +106,9 @@ def encode_demonstrations(template: ChatTemplate, rows: Iterable[Row], max_lengt
         DataError: a row that can't be learnt from or is longer than `max_length`, with its file and line.
     """
     samples = []
-    for place, messages in rows:
+    for place, messages, tools in rows:
         try:
-            sample = encode_demonstration(template, messages, max_length=max_length)
+            sample = encode_demonstration(template, messages, tools, max_length)
         except (DataError, ChatTemplateError) as error:
             raise DataError(f"{place}: {error}") from error
         if sample.num_tokens > max_length:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +25,7 @@ def encode_demonstration(
     tokens that sampling can produce.
 
     Raises:
-        DataError: no assistant message, one without text or with tool calls, an unknown role, an assistant's message at
+        DataError: no assistant message, one without text or calls, an unknown role, an assistant's message at
             the start or behind another, messages behind the last assistant's, or more characters than fit into `max_length`
             tokens.
         ChatTemplateError: the template refuses the messages.
@@ -40,9 +42,9 @@ def encode_demonstration(
     token_ids: list[int] = []
     spans: list[TurnSpan] = []
     response: list[int] = []
-    for turn, (prompt, text) in enumerate(_exchanges(messages)):
+    for turn, (prompt, answer) in enumerate(_exchanges(messages)):
         token_ids += template.extend(response, prompt, tools) if turn else template.start(prompt, tools)
-        response = template.respond(text)
+        response = template.respond_with_calls(answer) if answer.get("tool_calls") else template.respond(answer["content"])
         spans.append(TurnSpan(turn, len(token_ids), len(token_ids) + len(response)))
         token_ids += response
 
@@ -57,9 +59,9 @@ def encode_demonstration(
     )
 
 
-def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], str]]:
-    """The conversation as pairs: the messages shown, and the answer's text."""
-    exchanges: list[tuple[list[Message], str]] = []
+def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], Message]]:
+    """The conversation as pairs: the messages shown, and the answer."""
+    exchanges: list[tuple[list[Message], Message]] = []
     prompt: list[Message] = []
     for index, message in enumerate(messages):
         role = message.get("role")
@@ -82,13 +84,20 @@ def _exchanges(messages: Sequence[Message]) -> list[tuple[list[Message], str]]:
     return exchanges
 
 
-def _answer(index: int, message: Message) -> str:
-    content = message.get("content")
-    extra = sorted(key for key, value in message.items() if key not in ("role", "content") and value)
-    if not isinstance(content, str) or extra:
+def _answer(index: int, message: Message) -> Message:
+    content, calls = message.get("content"), message.get("tool_calls")
+    extra = sorted(key for key, value in message.items() if key not in ("role", "content", "tool_calls") and value)
+    if not (isinstance(content, str) or (calls and content is None)) or extra:
         got = f"the keys {', '.join(extra)}" if extra else f"content of type {type(content).__name__}"
         raise DataError(
-            f"assistant message {index} has {got}; only `content` as a string is learnt from: write thinking and tool calls "
+            f"assistant message {index} has {got}; only `content` as a string and `tool_calls` are learnt from: write thinking "
             "into the text, in the form that the model is to say"
         )
-    return content
+    return {**message, "content": content or "", "tool_calls": list(map(_read_arguments, calls))} if calls else message
+
+
+def _read_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI writes arguments as a text of JSON, and chat templates read an object."""
+    function = call["function"]
+    arguments = function.get("arguments", {})
+    return {**call, "function": {**function, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}}

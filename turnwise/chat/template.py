@@ -162,6 +162,25 @@ class ChatTemplate:
             )
         return [*self._codec.encode(lead_in + content, after=self._header), *self._ends.said]
 
+    def respond_with_calls(self, message: Message) -> list[int]:
+        """Ids of an assistant's message with `tool_calls` as the template writes it, up to and including the end-of-turn token.
+
+        Raises:
+            ChatTemplateError: the template doesn't show the calls, or writes them elsewhere than behind a response's header.
+        """
+        user, header, said = self._prefix[0], self._header, self._ends.said
+        self.renderer.shown((), [user, message])
+        # Some templates add empty thinking to the last message of a conversation; others refuse a user behind a call.
+        for text in (self._text([user, message, user], is_last=False), self._text([user, message])):
+            token_ids = self._codec.encode(text.removeprefix(header), after=header)
+            ends = [end for end in range(len(said), len(token_ids) + 1) if token_ids[end - len(said) : end] == said]
+            if said and ends and text.startswith(header):
+                return token_ids[: ends[0]]
+        raise ChatTemplateError(
+            f"{self.renderer.where} writes tool calls elsewhere than where a response begins: write them into the assistant's "
+            "text, in the form that the model is to say"
+        )
+
     def decode(self, token_ids: Sequence[int], skips_special: bool = True) -> str:
         """Text, by default without special tokens, for parsing and reading. Encoding it again need not give the same ids."""
         return self._codec.decode(token_ids, skips_special)

@@ -1,8 +1,9 @@
-"""Demonstrations for supervised fine-tuning: JSONL files, a row `{"messages": [...]}` each."""
+"""Demonstrations for supervised fine-tuning: JSONL files, a row `{"messages": [...]}` each, and `tools` if it calls any."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,14 +14,16 @@ from turnwise.types import Message
 _FORM = (
     'a row is a JSON object a line: {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 )
+_CALL = '{"type": "function", "function": {"name", %s}}'
 _ROLES = ("system", "user", "assistant", "tool")
 
 
 class Row(NamedTuple):
-    """The messages of one row, and where it stands."""
+    """The messages of one row, where it stands, and the schemas of the tools that they call."""
 
     place: str
     messages: list[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
@@ -35,7 +38,7 @@ def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
             is_empty = False
             if problem := _problem(record):
                 raise DataError(f"{place}: {problem}; {_FORM}")
-            yield Row(place, record["messages"])
+            yield Row(place, record["messages"], record.get("tools") or ())
         if is_empty:
             raise DataError(f"{path}: is empty; {_FORM}")
 
@@ -51,6 +54,9 @@ def _problem(record: dict[str, Any]) -> str:
     if not isinstance(messages, list) or not messages:
         got = "no `messages`" if "messages" not in record else f"`messages` {str(messages)[:40]!r}"
         return f"has {got}"
+    tools = record.get("tools") or []
+    if not isinstance(tools, list) or not all(map(_is_named, tools)):
+        return f"has `tools` {str(tools)[:40]!r}, which must be a list of schemas {_CALL % 'description, parameters'}"
     return next(filter(None, (message_problem(index, message) for index, message in enumerate(messages))), "")
 
 
@@ -60,8 +66,25 @@ def message_problem(index: int, message: Any) -> str:
         return f"message {index} is {str(message)[:40]!r}; it must be an object"
     if message.get("role") not in _ROLES:
         return f"message {index} has the role {str(message.get('role'))[:40]!r}; allowed are {', '.join(_ROLES)}"
-    content = message.get("content")
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(map(_is_named, calls)) or not all(map(_has_arguments, calls)):
+        return f"message {index} has the tool_calls {str(calls)[:40]!r}; it must be a list of {_CALL % 'arguments'}"
+    content = "" if calls and message.get("content") is None else message.get("content")
     parts = content if isinstance(content, list) else []
     if not isinstance(content, str | list) or not all(isinstance(part, dict) for part in parts):
         return f"message {index} has the content {str(content)[:40]!r}; it must be a text"
     return ""
+
+
+def _is_named(entry: Any) -> bool:
+    function = entry.get("function") if isinstance(entry, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _has_arguments(call: dict[str, Any]) -> bool:
+    """Whether its arguments are an object, or the text of one."""
+    arguments = call["function"].get("arguments", {})
+    try:
+        return isinstance(json.loads(arguments) if isinstance(arguments, str) else arguments, dict)
+    except (ValueError, RecursionError):
+        return False

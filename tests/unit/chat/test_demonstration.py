@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from turnwise.chat.conversation import TokenConversation
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
-from turnwise.errors import DataError
+from turnwise.chat.tool_calls import find_parser
+from turnwise.errors import ChatTemplateError, DataError
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.types import SamplingParams
 
@@ -69,9 +71,66 @@ def test_text_and_end_of_turn_are_learnt_and_nothing_else(template, family):
         ([user("a"), {"role": "oracle", "content": "b"}], "'oracle'; allowed: system, user, tool, assistant"),
         ([user("a"), assistant("b"), user("c")], "behind the last assistant message"),
         ([user("a"), assistant(None)], "content of type NoneType"),
-        ([user("a"), {**assistant("b"), "tool_calls": [{}]}], "the keys tool_calls"),
+        ([user("a"), {**assistant("b"), "thinking": "hm"}], "the keys thinking"),
     ],
 )
 def test_conversations_that_teach_nothing_or_something_else_are_refused(messages, complaint):
     with pytest.raises(DataError, match=complaint):
         encode_demonstration(ChatTemplate(byte_tokenizer()), messages)
+
+
+TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+
+
+def call(a, b, number=0):
+    return {"id": f"call{number:05d}", "type": "function", "function": {"name": "add", "arguments": {"a": a, "b": b}}}
+
+
+def result(text, number=0):
+    return {"role": "tool", "name": "add", "tool_call_id": f"call{number:05d}", "content": text}
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3", "mistral-nemo-instruct"])
+def test_calls_are_taught_as_the_template_writes_them_and_read_again(name):
+    template = ChatTemplate(byte_tokenizer(), (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"))
+    parser = find_parser(None, template)
+    asked = {"role": "assistant", "content": None, "tool_calls": [call(3, 4), call(5, 6, 1)]}
+    messages = [user("3 + 4, 5 + 6?"), asked, result("7"), result("11", 1), assistant("7 and 11")]
+    sample = encode_demonstration(template, messages, [ADD])
+    taught = [sample.token_ids[span.start : span.stop].tolist() for span in sample.turn_spans]
+    said = template.decode(taught[0], skips_special=False)
+    assert [(c.name, c.arguments) for c in parser.parse(said, [ADD]).tool_calls] == [
+        ("add", {"a": 3, "b": 4}),
+        ("add", {"a": 5, "b": 6}),
+    ]
+    shown = template.decode(sample.token_ids[~sample.response_mask].tolist())
+    assert "Adds two numbers." in shown and "11" in shown and "11" not in said
+
+    async def play():
+        server = ScriptedServer(taught)
+        conversation = TokenConversation(
+            template, server, "x", SamplingParams(max_new_tokens=400), 4096, tools=[ADD], parser=parser
+        )
+        reply = await conversation.generate(messages[:1])
+        await conversation.generate(messages[2:4])
+        conversation.verify()
+        return reply, [ids for turn in conversation.turns for ids in (turn.prompt_ids, turn.response_ids)]
+
+    reply, ids = asyncio.run(play())
+    assert [entry["function"] for entry in reply["tool_calls"]] == [entry["function"] for entry in asked["tool_calls"]]
+    assert np.array_equal(np.concatenate(ids), sample.token_ids), "the demonstration has the ids of the rollout"
+
+
+def test_a_template_that_shows_no_calls_is_refused():
+    with pytest.raises(ChatTemplateError, match="doesn't show a tool call"):
+        encode_demonstration(
+            ChatTemplate(byte_tokenizer()), [user("a"), {"role": "assistant", "content": "", "tool_calls": [call(1, 2)]}]
+        )

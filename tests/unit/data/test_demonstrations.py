@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from turnwise.data.demonstrations import read_demonstrations
+from turnwise.data.demonstrations import read_demonstrations, read_rows
 from turnwise.errors import DataError
 
 ROW = {"messages": [{"role": "user", "content": "√?"}, {"role": "assistant", "content": "yes"}]}
@@ -69,3 +70,36 @@ def test_missing_and_empty_files_are_refused(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(DataError, match="is empty"):
         read_demonstrations([tmp_path / "empty.jsonl"])
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def test_rows_may_hold_tools_and_calls(tmp_path):
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "2"},
+    ]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": messages, "tools": tools}) + "\n")
+    [row] = read_rows([tmp_path / "rows.jsonl"])
+    assert row.messages == messages and row.tools == tools
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"tools": "add"}, "has `tools` 'add', which must be a list of schemas"),
+        ({"tools": [{"name": "add"}]}, "has `tools`"),
+        ({"calls": [{"function": {}}]}, "message 1 has the tool_calls"),
+        ({"calls": [{"function": {"name": "add", "arguments": "[1]"}}]}, "message 1 has the tool_calls"),
+        ({"calls": [{"function": {"name": "add", "arguments": "{"}}]}, "message 1 has the tool_calls"),
+    ],
+)
+def test_tools_and_calls_of_another_form_are_named(tmp_path, row, said):
+    answer = {"role": "assistant", "content": "", "tool_calls": row.pop("calls", [])}
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "?"}, answer], **row}) + "\n")
+    with pytest.raises(DataError, match=re.escape(said)):
+        list(read_rows([tmp_path / "rows.jsonl"]))
