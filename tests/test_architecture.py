@@ -20,6 +20,7 @@ PACKAGE = ROOT / "turnwise"
 LAYERS: list[set[str]] = [
     {
         "trajectory_view",
+        "completion",
         "types",
         "errors",
         "protocols",
@@ -53,7 +54,8 @@ SIDE_ROOMS = {"cluster", "tracking", "report", "compat"}
 ONLY: dict[str, set[str]] = {
     "__init__": {"rl_tool", "trainer"},
     "trajectory_view": set(),
-    "types": {"trajectory_view"},
+    "completion": {"spec"},
+    "types": {"completion", "trajectory_view"},
     "errors": set(),
     "spec": {"errors"},
     "runtime": {"errors"},

@@ -61,8 +61,9 @@ from turnwise.types import (
     Turn,
 )
 
-Output = Literal["logprobs", "entropy", "values", "next_values"]
-"""A token's log-prob, the entropy of its distribution, and the values of the states before and after it."""
+Output = Literal["logprobs", "full_logprobs", "entropy", "values", "next_values"]
+"""A token's log-prob over its kept ids and over the whole vocabulary, the entropy of its distribution, and the values of the
+states before and after it."""
 Route = Literal["split", "broadcast", "rank0"]
 
 

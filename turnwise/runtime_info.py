@@ -74,5 +74,7 @@ class ServerInfo:
     """Bound of its cached keys and values in bytes; 0 if it keeps none between requests."""
     needs_weights: bool = True
     """Whether weights are sent to it, because its model isn't the trainer's own."""
+    sampling_mask: bool = False
+    """Whether it returns the ids that each token was drawn from (`SamplingParams.keeps_ids`)."""
     sleeps: frozenset[MemoryKind] = frozenset({"kv_cache"})
     """The kinds of its memory that it can put away."""

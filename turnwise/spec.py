@@ -360,6 +360,8 @@ TRACKERS: dict[str, TrackerSpec] = {
     ),
 }
 
+MAX_KEPT = 256
+"""Ids that a token may have been drawn from, for a server to return them: `top_k` must bound them."""
 KV_CACHE_BYTES = 2**30
 """Default bound of the embedded server's cache."""
 MAX_PACKED_BYTES = 2**28

@@ -15,15 +15,20 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.completion import Completion as Completion
+from turnwise.completion import FinishReason as FinishReason
+from turnwise.completion import FloatArray as FloatArray
+from turnwise.completion import IntArray as IntArray
+from turnwise.completion import KeptIds as KeptIds
+from turnwise.completion import SamplingParams as SamplingParams
+from turnwise.completion import VersionRun as VersionRun
+from turnwise.completion import join_kept as join_kept
 from turnwise.trajectory_view import ViewedGroup, ViewedTrajectory
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float32]
 Message = dict[str, Any]
 """One chat message in the OpenAI form: `{"role": ..., "content": ...}` and, with tools, `tool_calls` or `tool_call_id`."""
 
 Split = Literal["train", "val"]
-FinishReason = Literal["stop", "length", "aborted"]
 Status = Literal["finished", "truncated", "failed"]
 Limit = Literal["max_steps", "sequence_length", "environment", "time"]
 Reduction = Literal["mean", "sum", "max", "min", "last"]
@@ -66,62 +71,6 @@ class Observation:
     media: tuple[Media, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How a server draws tokens. The seed makes a request's randomness its own: it does not depend on its neighbours.
-
-    `temperature` 0 or `do_sample` False is greedy: its log-probs are 0 and its tokens are never trained on.
-    """
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 = off."""
-    repetition_penalty: float = 1.0
-    stop_token_ids: tuple[int, ...] = ()
-    stop_strings: tuple[str, ...] = ()
-    do_sample: bool = True
-    seed: int = 0
-
-    @property
-    def is_greedy(self) -> bool:
-        return not self.do_sample or self.temperature == 0.0
-
-    @property
-    def is_truncated(self) -> bool:
-        """Whether part of the policy's mass can't be sampled, so that exp(old − sampled) is no importance ratio."""
-        return self.top_p < 1.0 or self.top_k > 0 or self.repetition_penalty != 1.0
-
-
-class VersionRun(NamedTuple):
-    """`num_tokens` consecutive tokens that were sampled by policy `version`."""
-
-    version: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A server's answer: `R` sampled tokens with their log-probs under the distribution they were drawn from.
-
-    `versions` are runs, because a weight update may fall into the middle of a response: they add up to R.
-    """
-
-    token_ids: IntArray
-    logprobs: FloatArray
-    finish_reason: FinishReason
-    versions: tuple[VersionRun, ...]
-    generate_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        total = sum(run.num_tokens for run in self.versions)
-        if not len(self.token_ids) == len(self.logprobs) == total:
-            raise ValueError(
-                f"a completion of {len(self.token_ids)} tokens has {len(self.logprobs)} log-probs and versions for {total}"
-            )
-
-
 @dataclass(slots=True)
 class Turn:
     """One model response, with the prompt before it and the environment's result.
@@ -156,6 +105,9 @@ class Turn:
     is_greedy: bool = False
     generate_s: float = 0.0
     step_s: float = 0.0
+    kept_ids: KeptIds | None = None
+    """[K] and [R + 1], as in `Completion`."""
+    kept_offsets: IntArray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -192,8 +144,15 @@ class Sample:
     """One tuple of runs per span."""
     weight: float = 1.0
     """Multiplies this context in every loss; 0 for padding rows."""
+    kept_ids: KeptIds | None = None
+    """int32 [K]: the ids that tokens were drawn from, where sampling was cut. Those of token t begin at `kept_offsets[t]`
+    [N + 1]; a token with none was drawn from all. `rollout_logprobs` and `old_logprobs` are of the distribution over them."""
+    kept_offsets: IntArray | None = None
     old_logprobs: FloatArray | None = None
+    old_full_logprobs: FloatArray | None = None
+    """Old log-probs over the whole vocabulary, for a KL; None where `old_logprobs` are that."""
     ref_logprobs: FloatArray | None = None
+    """Over the whole vocabulary."""
     values: FloatArray | None = None
     next_values: FloatArray | None = None
     """Values of the states after each token. At a cut trajectory's last token, what it could still have earned."""
@@ -326,8 +285,12 @@ class Batch:
     lengths: tuple[int, ...]
     """Tokens of each of the S samples."""
     denominators: Denominators
+    kept_ids: Any = None
+    """int32 [K], and [N + 1], as in `Sample`."""
+    kept_offsets: Any = None
     rollout_logprobs: Any = None
     old_logprobs: Any = None
+    old_full_logprobs: Any = None
     ref_logprobs: Any = None
     values: Any = None
     advantages: Any = None
@@ -359,6 +322,9 @@ class ModelOutputs:
     """A strategy's input to a loss: tensors [N], aligned with the tokens of the batch, 0 where they don't apply."""
 
     logprobs: Any = None
+    """Over the kept ids of each token that has some."""
+    full_logprobs: Any = None
+    """Over the whole vocabulary; None where `logprobs` are that."""
     entropy: Any = None
     values: Any = None
     next_values: Any = None

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 VERSION = os.environ.get("SGLANG_FAKE_VERSION", "0.5.23")
 REQUEST = {"rid", "input_ids", "extra_key", "return_logprob", "return_sampling_mask", "sampling_params"}
-SAMPLING = {"temperature", "top_p", "top_k", "max_new_tokens", "stop", "stop_token_ids", "ignore_eos", "no_stop_trim"}
+SAMPLING = {"temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop", "stop_token_ids", "ignore_eos", "no_stop_trim"}
 SAMPLING |= {"sampling_seed"}
 STEP_S = 0.01
 """Seconds of a token of a long request, which tests meet in the middle."""
@@ -124,6 +124,7 @@ class SGLangFake(ThreadingHTTPServer):
             order = order[: sampling["top_k"]]
         probs = torch.softmax(full[order], -1)
         order = order[(probs.cumsum(-1) - probs) < sampling["top_p"]]
+        order = order[full[order].exp() >= sampling["min_p"] * full.max().exp()]
         drawn = torch.log_softmax(full[order], -1)
         generator = torch.Generator().manual_seed(hash((sampling["sampling_seed"], len(context))) % 2**63)
         index = int(torch.multinomial(drawn.exp(), 1, generator=generator))

@@ -20,7 +20,8 @@ def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller:
     Raises:
         ValueError: the penalty is on and a forward pass that it needs hasn't run.
     """
-    old = tokens.gather([sample.old_logprobs for sample in tokens.samples])
+    full = [sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs for sample in tokens.samples]
+    old = tokens.gather(full)
     ref = tokens.gather([sample.ref_logprobs for sample in tokens.samples])
     if old is None or ref is None:
         if settings.add_token_level_kl:

@@ -30,7 +30,8 @@ class PolicyLoss:
 
     Returns a micro-batch's part of its optimiser step's loss: the parts of a step add up. Without `old_logprobs` on the
     batch, old is the current log-prob without its gradient: a ratio of 1, right only while the policy that sampled is the
-    one being trained. The mismatch between sampler and trainer is measured on every batch that has `rollout_logprobs`; with
+    one being trained. Ratio and policy loss are over the kept ids of each token that has some, KL and entropy over the whole
+    vocabulary. The mismatch between sampler and trainer is measured on every batch that has `rollout_logprobs`; with
     `use_rollout_log_probs`, where old is the sampler's own, it is measured from the current log-probs, which earlier optimiser
     steps on the same samples have already changed.
 
@@ -78,7 +79,9 @@ class PolicyLoss:
         """bool [N]: the tokens among `counted` [N] that the variant chooses."""
         if step_batch.old_logprobs is None:
             raise ValueError(f"pg_variant {self.variant} needs old_logprobs on every sample before the loss is prepared")
-        advantages, old = (array[counted].astype(np.float64) for array in (step_batch.advantages, step_batch.old_logprobs))
+        # Over the whole vocabulary: they decide about the entropy of that distribution.
+        full = step_batch.old_logprobs if step_batch.old_full_logprobs is None else step_batch.old_full_logprobs
+        advantages, old = (array[counted].astype(np.float64) for array in (step_batch.advantages, full))
         chosen = np.zeros(len(counted), np.bool_)
         if counted.any():
             picked = CHOICES[self.variant](token_covariances(advantages, old), seed, **self.parameters)
@@ -89,6 +92,7 @@ class PolicyLoss:
         """`(part of the step's loss, metrics)` from tensors [N]. Entries outside the response mask are never read."""
         mask, counted = batch.response_mask, batch.loss_mask
         logprobs = replace_outside(outputs.logprobs.float(), mask)
+        full = logprobs if outputs.full_logprobs is None else replace_outside(outputs.full_logprobs.float(), mask)
         inputs = PolicyInputs(
             logprobs=logprobs,
             old_logprobs=logprobs.detach() if batch.old_logprobs is None else replace_outside(batch.old_logprobs, mask),
@@ -105,7 +109,7 @@ class PolicyLoss:
         parts = {"actor/pg_loss": total}
         if self.kl_coef is not None:  # 0 measures it
             reference = replace_outside(batch.ref_logprobs, mask)
-            parts["actor/kl_loss"] = aggregate(kl_divergence(logprobs, reference, self.kl_type), counted, factors)
+            parts["actor/kl_loss"] = aggregate(kl_divergence(full, reference, self.kl_type), counted, factors)
             total = total + self.kl_coef * parts["actor/kl_loss"]
         # Always measured, in nats a token: a policy that collapses shows it here first.
         if outputs.entropy is not None:

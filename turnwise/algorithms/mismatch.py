@@ -1,7 +1,7 @@
 """How far the sampler's log-probs are from the trainer's for the same weights and tokens, and how old the samples are.
 
-ρ = exp(old − sampled) is the importance ratio if sampling truncates nothing. With top-k, top-p or penalties, part of the
-policy's mass is never sampled, and E[ρ] < 1 without any drift.
+ρ = exp(old − sampled) is the importance ratio if sampling truncates nothing, or if both are over the kept ids of each token.
+With penalties, or top-p alone, part of the policy's mass is never sampled, and E[ρ] < 1 without any drift.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.types import Batch, Denominators, Sample, TokenAnnotations
+from turnwise.types import Batch, Denominators, Sample, TokenAnnotations, join_kept
 
-_OPTIONAL = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", *TokenAnnotations._fields)
+_OPTIONAL = ("old_logprobs", "old_full_logprobs", "ref_logprobs", "values", "advantages", "returns", *TokenAnnotations._fields)
 
 
 def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
@@ -29,6 +29,7 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
     lengths = np.array([sample.num_tokens for sample in samples])
     starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
     offsets = np.cumsum(lengths) - lengths
+    kept_ids, kept_offsets = join_kept((sample.kept_ids, sample.kept_offsets, sample.num_tokens) for sample in samples)
     return Batch(
         token_ids=np.concatenate([sample.token_ids for sample in samples]),
         position_ids=np.arange(lengths.sum()) - starts,
@@ -38,6 +39,8 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
         weights=np.repeat(np.array([sample.weight for sample in samples], np.float32), lengths),
         lengths=tuple(lengths.tolist()),
         denominators=denominators,
+        kept_ids=kept_ids,
+        kept_offsets=kept_offsets,
         rollout_logprobs=np.concatenate([sample.rollout_logprobs for sample in samples]),
         media=tuple(medium for sample in samples for medium in sample.media),
         media_positions=tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from turnwise.errors import RolloutError
-from turnwise.types import Media, Sample, Trajectory, Turn, TurnSpan, VersionRun
+from turnwise.types import IntArray, KeptIds, Media, Sample, Trajectory, Turn, TurnSpan, VersionRun, join_kept
 
 
 def build_samples(trajectory: Trajectory) -> list[Sample]:
@@ -57,6 +57,7 @@ def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: floa
     logprobs = np.zeros(len(token_ids), np.float32)
     spans: list[TurnSpan] = []
     versions: list[tuple[VersionRun, ...]] = []
+    kept: list[tuple[KeptIds | None, IntArray | None, int]] = []
     media: list[Media] = []
     media_positions: list[int] = []
     position = 0
@@ -66,11 +67,15 @@ def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: floa
         media_positions.extend([position] * len(turn.media))
         start = position + len(turn.prompt_ids)
         position += turn.num_tokens
-        if position > start and not turn.is_greedy and index not in trained:
+        is_trained = position > start and not turn.is_greedy and index not in trained
+        kept.append((None, None, len(turn.prompt_ids)))
+        kept.append((*((turn.kept_ids, turn.kept_offsets) if is_trained else (None, None)), len(turn.response_ids)))
+        if is_trained:
             response_mask[start:position] = True
             logprobs[start:position] = turn.logprobs
             spans.append(TurnSpan(index, start, position))
             versions.append(turn.versions)
+    kept_ids, kept_offsets = join_kept(kept)
     return Sample(
         token_ids=token_ids.astype(np.int64),
         response_mask=response_mask,
@@ -78,6 +83,8 @@ def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: floa
         turn_spans=tuple(spans),
         versions=tuple(versions),
         weight=weight,
+        kept_ids=kept_ids,
+        kept_offsets=kept_offsets,
         media=tuple(media),
         media_positions=tuple(media_positions),
     )

@@ -27,6 +27,7 @@ from turnwise.build.rollouts import (
 from turnwise.build.rows import build_tasks
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.build.run_table import info_of, logged
+from turnwise.build.servers import require_kept_ids
 from turnwise.build.source import build_source, num_planned_steps
 from turnwise.build.turns import give_turns
 from turnwise.cluster.placement import Placement
@@ -98,6 +99,7 @@ def build_agentic(
         )
         served = serve(config, policy, algorithm.needs, cluster.neighbours)
         on_error.callback(lambda: policy.event_loop.run(served.servers.close()))
+        require_kept_ids(config, served.servers.info())
         if replay_log is not None:
             begin_replay_log(replay_log, config, served, device)
         pipeline = _assemble(

@@ -16,6 +16,7 @@ from turnwise.pipelines.parity import TOKENS_PER_TURN, ParityGate
 from turnwise.pipelines.parity_diagnosis import Suspects
 from turnwise.pipelines.parity_probe import Prompt, first_prompts
 from turnwise.pipelines.roles import ModelRole
+from turnwise.types import SamplingParams
 
 _MIN_CONVERSATIONS = 2
 _PLAIN_PROMPT: Prompt = [{"role": "user", "content": "Hello"}]
@@ -39,7 +40,7 @@ def build_parity_gate(
         server=policy.servers,
         template=policy.template,
         prompts=[prompts[index % len(prompts)] for index in range(num_conversations)],
-        sampling=replace(sampling, seed=config.seed),
+        sampling=gate_sampling(sampling, config.seed, policy.servers.info().sampling_mask),
         max_length=config.sequence_length,
         max_diff=config.parity_max_logprob_diff,
         forgets=config.async_generation_ratio == 0,
@@ -54,6 +55,13 @@ def build_parity_gate(
             without_adapter=partial(base.forward, output="logprobs") if config.actor_train.model_args.has_adapter else None,
         ),
     )
+
+
+def gate_sampling(sampling: SamplingParams, seed: int, has_kept_ids: bool) -> SamplingParams:
+    """The run's temperature, and its cuts if the server says what they left."""
+    plain = SamplingParams(TOKENS_PER_TURN, temperature=sampling.temperature, seed=seed)
+    is_cut = sampling.keeps_ids and has_kept_ids
+    return replace(plain, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p) if is_cut else plain
 
 
 def _model_folders(config: AgenticConfig) -> dict[str, str]:

@@ -250,6 +250,7 @@ def sampling_params(config: AgenticConfig, split: Split) -> SamplingParams:
         temperature=arguments.temperature,
         top_p=arguments.top_p,
         top_k=arguments.top_k,
+        min_p=arguments.min_p,
         repetition_penalty=arguments.repetition_penalty,
         stop_strings=tuple(arguments.stop_strings),
         do_sample=arguments.do_sample,

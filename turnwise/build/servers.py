@@ -19,17 +19,36 @@ from turnwise.cluster.placement import require_devices
 from turnwise.cluster.server_process import ServerProcess
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.protocols import InferenceServer
 from turnwise.replay_log import ReplayLog
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.runtime_info import PolicyInfo
+from turnwise.runtime_info import PolicyInfo, ServerInfo
 from turnwise.spec import STRATEGIES
 
 logger = logging.getLogger(__name__)
+
+
+def require_kept_ids(config: AgenticConfig, server: ServerInfo) -> None:
+    """Checks that the server says what each token was drawn from, where sampling is cut.
+
+    Raises:
+        NotAvailableError: it can't, and the training that is asked for needs it.
+    """
+    if server.sampling_mask or not config.sampling("train").keeps_ids:
+        return
+    what = (
+        f"the server ({server.engine}) doesn't say which tokens top_k, top_p and min_p left, so the trainer can't compare its "
+        "log-probs with the sampler's"
+    )
+    advice = "use strategy_name embedded or hf, or sample with top_k 0, top_p 1, min_p 0"
+    if config.needs_kept_ids:
+        off = "train without train_infer_correction, use_rollout_log_probs and async_generation_ratio"
+        raise NotAvailableError(f"{what}; {advice}, or {off}")
+    logger.warning("%s: the policy loss ignores the cut, which biases it a little; %s", what, advice)
 
 
 def build_servers(

@@ -126,6 +126,11 @@ def _problems(config: AgenticConfig, groups: Sequence[Group], reader: Reader) ->
     longest = max((s.num_tokens for t in trajectories for s in t.samples), default=0)
     if longest > config.sequence_length:
         yield f"its longest context has {longest} tokens, more than sequence_length {config.sequence_length}; raise that"
+    if config.needs_kept_ids and any(s.num_trained and s.kept_ids is None for t in trajectories for s in t.samples):
+        yield (
+            "it doesn't say which tokens each one was drawn from, which train_infer_correction and use_rollout_log_probs need "
+            "under top_k; play again with `turnwise rollout`, or leave them out"
+        )
     yield from _foreign_tokens(trajectories, reader)
 
 

@@ -175,6 +175,8 @@ class TokenConversation:
             parent=self._parent if is_first else None,
             is_greedy=self._sampling.is_greedy,
             generate_s=completion.generate_s,
+            kept_ids=completion.kept_ids,
+            kept_offsets=completion.kept_offsets,
         )
 
     def _text(self, response_ids: list[int], skips_special: bool = True) -> str:

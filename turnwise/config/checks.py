@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from string import Formatter
 from typing import Any
 
-from turnwise.config.asynchrony import asynchrony
+from turnwise.config.asynchrony import asynchrony, cut_sampling
 from turnwise.config.by_validation import validation_problems
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_problems import adapter_problems, model_problems
@@ -341,14 +341,7 @@ def _sampling(config: AgenticConfig) -> Iterator[Problem]:
         message = "training samples greedily (temperature 0, or do_sample false), and greedy tokens can't be trained on"
         where = "train_env_manager" if config.train_env_manager.generating_args.is_greedy else "actor_infer"
         yield Problem.at(f"{where}.generating_args", message)
-    if sampling.is_truncated and (config.train_infer_correction or config.use_rollout_log_probs):
-        key = "train_infer_correction" if config.train_infer_correction else "use_rollout_log_probs"
-        yield Problem.at(
-            key,
-            "with top_k, top_p or repetition_penalty on, the sampler's log-probs are those of a cut distribution, so "
-            "exp(old − sampled) is no importance ratio; a correction for cut sampling isn't in this version, so sample with "
-            "top_p 1, top_k 0, repetition_penalty 1, or leave this out",
-        )
+    yield from cut_sampling(config)
     for tag in config.train_env_manager.env_tags:
         if tag in config.custom_envs and (limit := config.max_new_tokens("train", tag)) >= config.sequence_length:
             message = f"{limit} tokens of one response leave no room for a prompt in a sequence_length of"

@@ -274,7 +274,7 @@ def sampling(config: AgenticConfig, split: Split) -> str:
         return "greedy"
     text = f"temperature {arguments.temperature:g}"
     if arguments.is_truncated:
-        text += f", cut to top_p {arguments.top_p:g}, top_k {arguments.top_k}"
+        text += f", cut to top_p {arguments.top_p:g}, top_k {arguments.top_k}, min_p {arguments.min_p:g}"
         text += f", repetition_penalty {arguments.repetition_penalty:g}"
     return text
 

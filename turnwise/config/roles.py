@@ -21,7 +21,7 @@ from turnwise.config.section import (
     derived,
 )
 from turnwise.model_folder import Trust
-from turnwise.spec import STRATEGIES
+from turnwise.spec import MAX_KEPT, STRATEGIES
 
 Schedule = Literal["constant", "constant_with_warmup", "inverse_sqrt", "linear", "cosine", "cosine_with_restarts", "polynomial"]
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -121,6 +121,8 @@ class GeneratingArgs(Section):
     """Nucleus of this mass; 1 = off."""
     top_k: Annotated[Count, BeforeValidator(_off_is_zero)] = 0
     """Only the k likeliest tokens; 0 (or -1) = off."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Leaves out tokens less likely than this share of the likeliest; 0 = off."""
     num_return_sequences: Annotated[int, AfterValidator(_one_sequence)] = 1
     """Always 1: siblings come from `group_size`."""
     stop_strings: Names = Field(default_factory=list)
@@ -137,7 +139,12 @@ class GeneratingArgs(Section):
     @property
     def is_truncated(self) -> bool:
         """Whether part of the policy's mass can't be sampled."""
-        return self.top_p < 1 or self.top_k > 0 or self.repetition_penalty != 1
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
+
+    @property
+    def keeps_ids(self) -> bool:
+        """Whether the ids that a token is drawn from are few enough to come back with it (`SamplingParams.keeps_ids`)."""
+        return 0 < self.top_k <= MAX_KEPT and self.repetition_penalty == 1
 
 
 class StrategyArgs(Section):

@@ -145,6 +145,12 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     def env_manager(self, split: Split) -> EnvManager:
         return self.train_env_manager if split == "train" else self.val_env_manager
 
+    @property
+    def needs_kept_ids(self) -> bool:
+        """Whether training needs the ids that each token was drawn from: sampling is cut, and its log-probs are compared."""
+        is_compared = self.async_generation_ratio or self.train_infer_correction or self.use_rollout_log_probs
+        return self.sampling("train").keeps_ids and bool(is_compared)
+
     def sampling(self, split: Split) -> GeneratingArgs:
         """How a split samples: its environment manager's own settings, and actor_infer's for what that leaves out."""
         own, shared = self.env_manager(split).generating_args, self.actor_infer.generating_args

@@ -138,6 +138,7 @@ class HFServer:
             max_length=self._max_length,
             max_concurrency=1,
             needs_weights=not self._reads_trainer,
+            sampling_mask=True,
         )
 
     async def _running_request_is_over(self) -> None:
@@ -184,6 +185,8 @@ class HFServer:
         self.model.train(was_training)
         token = int(output.sequences[0, -1])
         logprob = 0.0 if sampling.is_greedy else _logprob(output.scores[0][0], token)
+        if sampling.keeps_ids:
+            request.kept.append(output.scores[0][0].isfinite().nonzero()[:, 0].int().cpu().numpy())
         request.token_ids = np.append(request.token_ids, token)
         request.logprobs = np.append(request.logprobs, np.float32(logprob))
         return output.past_key_values
@@ -209,6 +212,7 @@ def _generation_config(sampling: SamplingParams) -> GenerationConfig:
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
+            "min_p": sampling.min_p or None,
         }
     )
     return GenerationConfig(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from turnwise.types import Completion, FinishReason, FloatArray, IntArray, SamplingParams, VersionRun
+from turnwise.types import Completion, FinishReason, FloatArray, IntArray, KeptIds, SamplingParams, VersionRun, join_kept
 
 
 def no_ids() -> IntArray:
@@ -30,6 +30,8 @@ class Request:
     token_ids: IntArray = field(default_factory=no_ids)
     """Sampled tokens, after the partial ones."""
     logprobs: FloatArray = field(default_factory=no_logprobs)
+    kept: list[KeptIds] = field(default_factory=list)
+    """The ids that each sampled token was drawn from, where `sampling.keeps_ids`."""
 
     @property
     def context_ids(self) -> IntArray:
@@ -44,7 +46,9 @@ class Request:
     def completion(self, reason: FinishReason, version: int, generate_s: float) -> Completion:
         """The sampled tokens, all by the weights of `version`."""
         versions = append_run((), version, len(self.token_ids))
-        return Completion(self.token_ids, self.logprobs, reason, versions, generate_s)
+        kept = (np.zeros(0, np.int32), np.zeros(1, np.int64), 0) if self.sampling.keeps_ids else (None, None, 0)
+        kept_ids, kept_offsets = join_kept([kept, *((ids, np.array([0, len(ids)]), 1) for ids in self.kept)])
+        return Completion(self.token_ids, self.logprobs, reason, versions, generate_s, kept_ids, kept_offsets)
 
 
 class Finished(NamedTuple):
@@ -68,6 +72,7 @@ def join(pieces: Sequence[Completion]) -> Completion:
         pieces[-1].finish_reason,
         versions,
         sum(piece.generate_s for piece in pieces),
+        *join_kept((piece.kept_ids, piece.kept_offsets, len(piece.token_ids)) for piece in pieces),
     )
 
 

@@ -133,6 +133,7 @@ class SGLangServer(EngineServer):
                     "temperature": 0.0 if sampling.is_greedy else sampling.temperature,
                     "top_p": sampling.top_p,
                     "top_k": sampling.top_k or -1,
+                    "min_p": sampling.min_p,
                     "max_new_tokens": min(sampling.max_new_tokens - num_partial, room),
                     "stop": list(sampling.stop_strings),
                     "stop_token_ids": list(sampling.stop_token_ids),

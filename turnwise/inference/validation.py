@@ -77,6 +77,8 @@ def _sampling_problem(sampling: SamplingParams) -> str | None:
         return f"top_p is {sampling.top_p}; it must be in (0, 1]"
     if sampling.top_k < 0:
         return f"top_k is {sampling.top_k}; it must be 0 (off) or more"
+    if not 0 <= sampling.min_p <= 1:
+        return f"min_p is {sampling.min_p}; it must be in [0, 1], 0 being off"
     if sampling.repetition_penalty <= 0:
         return f"repetition_penalty is {sampling.repetition_penalty}; it must be above 0"
     if not 0 <= sampling.seed < 2**64:

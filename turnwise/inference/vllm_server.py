@@ -128,6 +128,7 @@ class VLLMServer(EngineServer):
                 temperature=0.0 if sampling.is_greedy else sampling.temperature,
                 top_p=sampling.top_p,
                 top_k=sampling.top_k,
+                min_p=sampling.min_p,
                 repetition_penalty=sampling.repetition_penalty,
                 seed=derive_seed("response", sampling.seed, num_partial),
                 max_tokens=min(sampling.max_new_tokens - num_partial, room),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from turnwise.errors import NotAvailableError
-from turnwise.models.logprobs import token_logprobs
+from turnwise.models.logprobs import Kept, logprobs_of, token_logprobs
 from turnwise.models.native_layers import use_native_layers
 from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
 from turnwise.models.prefix_tree import merge_prefixes
@@ -114,13 +114,14 @@ class PackedForward(ABC):
 
 
 class PolicyForward(PackedForward):
-    """Log-probs of the trained tokens and entropies of their distributions, softmax(logits / temperature).
+    """Log-probs of the trained tokens and entropies of their distributions, softmax(logits / temperature). In a batch with kept
+    ids, `logprobs` are those over the ids that each token was drawn from, and `full_logprobs` come with them.
 
     The vocabulary projection runs on trained tokens only, and without keeping [N, V] unless the architecture does something
     to its logits.
     """
 
-    gives = frozenset({"logprobs", "entropy"})
+    gives = frozenset({"logprobs", "full_logprobs", "entropy"})
     reads_last = False
 
     def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
@@ -132,17 +133,19 @@ class PolicyForward(PackedForward):
             logger.warning("%s changes its logits after the projection, so all are kept in memory", type(model).__name__)
 
     def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
-        with_entropy = "entropy" in outputs
+        with_entropy, targets, kept = "entropy" in outputs, batch.token_ids[trained], _kept(batch, trained)
         if self.has_plain_head:
             hidden = self.states(batch).index_select(0, trained - 1)
             weight = self.model.get_output_embeddings().weight
-            logprobs, entropy = token_logprobs(hidden, weight, batch.token_ids[trained], self.temperature, with_entropy)
+            found = token_logprobs(hidden, weight, targets, self.temperature, with_entropy, kept)
         else:
             logits = self.states(batch, with_logits=True).index_select(0, trained - 1)
-            logprobs, entropy = _logprobs_of(logits, batch.token_ids[trained], self.temperature, with_entropy)
+            found = logprobs_of(logits, targets, self.temperature, with_entropy, kept)
+        full = _aligned(found.full, batch, trained)
         return ModelOutputs(
-            logprobs=_aligned(logprobs, batch, trained),
-            entropy=None if entropy is None else _aligned(entropy, batch, trained),
+            logprobs=full if found.kept is None else _aligned(found.kept, batch, trained),
+            full_logprobs=full if kept is not None or "full_logprobs" in outputs else None,
+            entropy=None if found.entropy is None else _aligned(found.entropy, batch, trained),
         )
 
 
@@ -168,16 +171,18 @@ def _aligned(values: Tensor, batch: Batch, trained: Tensor) -> Tensor:
     return values.new_zeros(batch.num_tokens).index_copy(0, trained, values)
 
 
+def _kept(batch: Batch, trained: Tensor) -> Kept | None:
+    if batch.kept_ids is None:
+        return None
+    counts = batch.kept_offsets.diff()
+    is_read = batch.response_mask.repeat_interleave(counts)
+    return Kept(batch.kept_ids[is_read].long(), counts[trained])
+
+
 def _run(model: PreTrainedModel, inputs: Mapping[str, object], with_logits: bool) -> Tensor:
     if with_logits:
         return model(**inputs, use_cache=False).logits
     return model.base_model(**inputs, use_cache=False).last_hidden_state
-
-
-def _logprobs_of(logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-    log_p = torch.log_softmax(logits.float() / temperature, -1)
-    entropy = -(log_p.exp() * log_p).sum(-1) if with_entropy else None
-    return log_p.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
 @torch.no_grad()

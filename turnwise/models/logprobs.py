@@ -5,7 +5,8 @@ A chunk of rows at a time: the forward pass keeps one number a row, the backward
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,24 +15,78 @@ _CHUNK_ELEMENTS = 2**25
 """Logits held at once (128 MiB in fp32)."""
 
 
+class Kept(NamedTuple):
+    """The ids that N tokens were drawn from, in their order: `ids` [K], `counts` [N]. A token with none was drawn from all."""
+
+    ids: Tensor
+    counts: Tensor
+
+    @property
+    def rows(self) -> Tensor:
+        """int64 [K]: the token of each id."""
+        return torch.repeat_interleave(self.counts)
+
+    def logsumexp(self, z: Tensor) -> Tensor:
+        """log Σ exp z over the kept ids of each row of `z` [N, V]; meaningless in rows without any. Differentiable."""
+        rows = self.rows
+        kept = z[rows, self.ids]
+        top = z.new_zeros(len(z)).scatter_reduce(0, rows, kept.detach(), "amax", include_self=False)
+        total = z.new_zeros(len(z)).index_add(0, rows, torch.exp(kept - top[rows]))
+        return top + total.clamp(min=torch.finfo(z.dtype).tiny).log()
+
+    def cut(self, chunks: Sequence[slice]) -> list[Kept]:
+        """The parts of chunks of rows that follow each other."""
+        counts = [self.counts[rows] for rows in chunks]
+        ids = self.ids.split([int(part.sum()) for part in counts])
+        return [Kept(*part) for part in zip(ids, counts, strict=True)]
+
+
+class TokenLogprobs(NamedTuple):
+    """Of N tokens: log-probs over the whole vocabulary, over the kept ids, and entropies; None if not asked for."""
+
+    full: Tensor
+    kept: Tensor | None
+    entropy: Tensor | None
+
+
 def token_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0, with_entropy: bool = False
-) -> tuple[Tensor, Tensor | None]:
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    kept: Kept | None = None,
+) -> TokenLogprobs:
     """Log-probs [N] of `targets` [N], and entropies [N] in nats of the whole distribution, at hidden states [N, H].
 
     With z = hidden · weightᵀ / temperature, weight [V, H]: log p = z_target − logsumexp z, entropy = −Σ p log p. The product
-    runs in autocast's dtype where autocast is on, everything after it in fp32 (or fp64). Differentiable in both results.
+    runs in autocast's dtype where autocast is on, everything after it in fp32 (or fp64). Over the `kept` ids, the
+    logsumexp is that of their z. Differentiable in all results.
 
     >>> hidden, weight = torch.zeros(1, 2), torch.ones(4, 2)
-    >>> logprobs, entropy = token_logprobs(hidden, weight, torch.tensor([3]), with_entropy=True)
+    >>> logprobs, _, entropy = token_logprobs(hidden, weight, torch.tensor([3]), with_entropy=True)
     >>> logprobs.exp().item(), round(entropy.exp().item(), 4)
     (0.25, 4.0)
     """
     device_type = hidden.device.type
     compute = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
     with torch.autocast(device_type, enabled=False):
-        logprobs, entropy = _TokenLogprobs.apply(hidden, weight, targets, temperature, with_entropy, compute)
-    return logprobs, (entropy if with_entropy else None)
+        full, over_kept, entropy = _TokenLogprobs.apply(hidden, weight, targets, temperature, with_entropy, kept, compute)
+    within = None if kept is None else torch.where(kept.counts > 0, over_kept, full)
+    return TokenLogprobs(full, within, entropy if with_entropy else None)
+
+
+def logprobs_of(
+    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool = False, kept: Kept | None = None
+) -> TokenLogprobs:
+    """`token_logprobs` where all logits [N, V] are there."""
+    z = logits.float() / temperature
+    log_p = torch.log_softmax(z, -1)
+    full, z_target = (x.gather(-1, targets[:, None]).squeeze(-1) for x in (log_p, z))
+    entropy = -(log_p.exp() * log_p).sum(-1) if with_entropy else None
+    if kept is None:
+        return TokenLogprobs(full, None, entropy)
+    return TokenLogprobs(full, torch.where(kept.counts > 0, z_target - kept.logsumexp(z), full), entropy)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -43,34 +98,47 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         with_entropy: bool,
+        kept: Kept | None,
         compute: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         precise = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, log_z, entropy = (hidden.new_zeros(len(hidden), dtype=precise) for _ in range(3))
-        matrix = weight.to(compute)
-        for rows in _chunks(len(hidden), len(weight)):
+        log_kept = over_kept = hidden.new_zeros(0, dtype=precise)
+        if kept is not None:
+            log_kept, over_kept = torch.zeros_like(log_z), torch.zeros_like(log_z)
+        matrix, chunks = weight.to(compute), _chunks(len(hidden), len(weight))
+        kept_parts = [None] * len(chunks) if kept is None else kept.cut(chunks)
+        for rows, part in zip(chunks, kept_parts, strict=True):
             z = (hidden[rows].to(compute) @ matrix.T).to(precise).div_(temperature)
             log_z[rows] = torch.logsumexp(z, -1)
-            logprobs[rows] = z.gather(-1, targets[rows, None]).squeeze(-1) - log_z[rows]
+            z_target = z.gather(-1, targets[rows, None]).squeeze(-1)
+            logprobs[rows] = z_target - log_z[rows]
+            if part is not None:
+                log_kept[rows] = part.logsumexp(z)
+                over_kept[rows] = z_target - log_kept[rows]
             if with_entropy:
                 p = torch.exp(z - log_z[rows, None])
                 entropy[rows] = log_z[rows] - p.mul_(z).sum(-1)
-        ctx.save_for_backward(hidden, weight, targets, log_z, entropy)
-        ctx.temperature, ctx.with_entropy, ctx.compute = temperature, with_entropy, compute
-        return logprobs, entropy
+        ctx.save_for_backward(hidden, weight, targets, log_z, entropy, log_kept)
+        ctx.temperature, ctx.with_entropy, ctx.compute, ctx.kept_parts = temperature, with_entropy, compute, kept_parts
+        return logprobs, over_kept, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        """∂log p_t/∂z = onehot(t) − p, ∂H/∂z = −p(log p + H)."""
-        hidden, weight, targets, log_z, entropy = ctx.saved_tensors
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_kept: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        """∂log p_t/∂z = onehot(t) − p, ∂H/∂z = −p(log p + H); over kept ids onehot(t) − q, q being 0 elsewhere."""
+        hidden, weight, targets, log_z, entropy, log_kept = ctx.saved_tensors
         compute, precise = ctx.compute, log_z.dtype
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=precise) if needs_weight else None
         matrix = weight.to(compute)
-        for rows in _chunks(len(hidden), len(weight)):
+        for rows, part in zip(_chunks(len(hidden), len(weight)), ctx.kept_parts, strict=True):
             h = hidden[rows].to(compute)
-            log_p = (h @ matrix.T).to(precise).div_(ctx.temperature).sub_(log_z[rows, None])
+            z = (h @ matrix.T).to(precise).div_(ctx.temperature)
+            if part is not None:
+                row, own = part.rows, grad_kept[rows]
+                slope_kept = torch.exp(z[row, part.ids] - log_kept[rows][row]).mul_(own[row])
+            log_p = z.sub_(log_z[rows, None])
             p = log_p.exp()
             if ctx.with_entropy:
                 slope = log_p.add_(entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(grad_logprobs[rows, None])
@@ -78,12 +146,15 @@ class _TokenLogprobs(torch.autograd.Function):
                 slope = grad_logprobs[rows, None]
             grad_z = p.mul_(slope).neg_()
             grad_z.scatter_add_(-1, targets[rows, None], grad_logprobs[rows, None])
+            if part is not None:
+                grad_z.scatter_add_(-1, targets[rows, None], own[:, None])
+                grad_z.index_put_((row, part.ids), -slope_kept, accumulate=True)
             grad_z = grad_z.div_(ctx.temperature).to(compute)
             if grad_hidden is not None:
                 grad_hidden[rows] = (grad_z @ matrix).to(hidden.dtype)
             if grad_weight is not None:
                 grad_weight += grad_z.T @ h
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None, None
 
 
 def _chunks(num_rows: int, vocab_size: int) -> list[slice]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from turnwise.errors import ModelError
+from turnwise.models.logprobs import Kept, logprobs_of
 from turnwise.types import FloatArray, Sample
 
 
@@ -35,7 +36,7 @@ def plain_model(config: PreTrainedConfig, weights: Iterable[tuple[str, Tensor]],
 
 @torch.no_grad()
 def plain_logprobs(model: PreTrainedModel, samples: Sequence[Sample], temperature: float) -> list[FloatArray]:
-    """For each sample the log-probs [N] of its tokens at a temperature, 0 for the first.
+    """For each sample the log-probs [N] of its tokens at a temperature, over their kept ids if they have some, 0 for the first.
 
     Raises:
         ModelError: a token id that the model's vocabulary doesn't have.
@@ -45,7 +46,12 @@ def plain_logprobs(model: PreTrainedModel, samples: Sequence[Sample], temperatur
         if sample.token_ids.max() >= model.config.vocab_size:
             raise ModelError(f"token id {sample.token_ids.max()} is beyond a vocabulary of {model.config.vocab_size}")
         token_ids = torch.from_numpy(sample.token_ids).to(model.device)
-        logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1].float()
-        logprobs = torch.log_softmax(logits / temperature, -1).gather(-1, token_ids[1:, None])[:, 0]
+        logits, kept = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1], None
+        if sample.kept_ids is not None and sample.kept_offsets is not None:
+            # The first token has no kept ids, since it isn't sampled.
+            ids, counts = (torch.from_numpy(x.astype(np.int64)) for x in (sample.kept_ids, np.diff(sample.kept_offsets)[1:]))
+            kept = Kept(ids.to(model.device), counts.to(model.device))
+        found = logprobs_of(logits, token_ids[1:], temperature, kept=kept)
+        logprobs = found.full if found.kept is None else found.kept
         results.append(np.append(np.float32(0.0), logprobs.cpu().numpy()))
     return results

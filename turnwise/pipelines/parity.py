@@ -20,7 +20,7 @@ from turnwise.errors import ParityError
 from turnwise.pipelines.parity_diagnosis import Evidence, Suspects, diagnose
 from turnwise.pipelines.parity_probe import Probe, Prompt, differences
 from turnwise.protocols import PolicyServer
-from turnwise.types import FloatArray, Metric, Sample, SamplingParams, TurnSpan, derive_seed
+from turnwise.types import FloatArray, Metric, Sample, SamplingParams, TurnSpan, derive_seed, join_kept
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class ParityGate:
     All have request ids of their own that are never released, and if it `forgets` the servers drop what they have cached: what
     the gate leaves in a cache serves nobody else. That waits for requests in flight, so it is for runs that have none then.
 
-    Each prompt opens one conversation of both kinds. Of `sampling` the temperature and the seed are used.
+    Each prompt opens one conversation of both kinds. It samples by `sampling`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ParityGate:
         self._run_async = run_async
         self._forgets = forgets
         self._server = server
-        self._sampling = SamplingParams(TOKENS_PER_TURN, temperature=sampling.temperature, seed=sampling.seed)
+        self._sampling = sampling
         self._max_diff = max_diff
         self._suspects = suspects
         self._last: tuple[int, list[Sample]] | None = None
@@ -137,12 +137,15 @@ class ParityGate:
         prompt_ids = sample.token_ids[:start]
         completion = await self._server.generate(prompt_ids.tolist(), self._sampling, request_id)
         num_tokens = len(completion.token_ids)
+        kept_ids, kept_offsets = join_kept([(None, None, start), (completion.kept_ids, completion.kept_offsets, num_tokens)])
         return Sample(
             token_ids=np.append(prompt_ids, completion.token_ids),
             response_mask=np.arange(start + num_tokens) >= start,
             rollout_logprobs=np.append(np.zeros(start, np.float32), completion.logprobs),
             turn_spans=(TurnSpan(0, start, start + num_tokens),),
             versions=(completion.versions,),
+            kept_ids=kept_ids,
+            kept_offsets=kept_offsets,
         )
 
 

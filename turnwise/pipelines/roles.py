@@ -106,12 +106,13 @@ class ModelRole:
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:
         """Fills `into` of every sample with this model's log-probs of its tokens, and returns the metrics of the passes."""
-        results, metrics = self._forward(samples, frozenset({"logprobs"}))
+        is_cut = any(sample.kept_ids is not None for sample in samples)
+        results, metrics = self._forward(samples, frozenset({"logprobs", *(("full_logprobs",) if is_cut else ())}))
         for sample, arrays in zip(samples, results, strict=True):
             if into == "old_logprobs":
-                sample.old_logprobs = arrays["logprobs"]
+                sample.old_logprobs, sample.old_full_logprobs = arrays["logprobs"], arrays.get("full_logprobs")
             else:
-                sample.ref_logprobs = arrays["logprobs"]
+                sample.ref_logprobs = arrays.get("full_logprobs", arrays["logprobs"])
         return metrics
 
     def compute_old_log_probs(self, samples: Sequence[Sample], version: int) -> list[Metric]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Hashable
+from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
@@ -13,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from turnwise.envs.contract import LARGEST
 from turnwise.rollout.source import Rejection
 from turnwise.rollout.state_keys import StateKeyWriter, read_state_key
-from turnwise.types import FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun
+from turnwise.types import FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun, join_kept
 
 _MAX_SHOWN = 40
 
@@ -81,6 +82,8 @@ def _written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWrite
         "generate_s": round(turn.generate_s, 6),
         "step_s": round(turn.step_s, 6),
     }
+    if turn.kept_ids is not None and turn.kept_offsets is not None:
+        record["kept_ids"] = [turn.kept_ids[start:stop].tolist() for start, stop in pairwise(turn.kept_offsets)]
     if advantages is not None:
         # One number if all tokens of the turn share it, as with every trajectory- or turn-level estimator.
         is_constant = len(advantages) > 0 and bool((advantages == advantages[0]).all())
@@ -148,16 +151,27 @@ class _TurnRecord(_Record):
     is_greedy: bool
     generate_s: float
     step_s: float
+    kept_ids: list[_TokenIds] | None = None
+    """Of each sampled token."""
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:
         num_sampled, num_versions = len(self.response_ids), sum(run.num_tokens for run in self.versions)
         if not num_sampled == len(self.logprobs) == num_versions:
             raise ValueError(f"{num_sampled} sampled tokens, {len(self.logprobs)} log-probs, versions of {num_versions}")
+        if self.kept_ids is not None and (
+            len(self.kept_ids) != num_sampled
+            or any(ids and token not in ids for ids, token in zip(self.kept_ids, self.response_ids, strict=True))
+        ):
+            raise ValueError("kept_ids: each sampled token needs a list that is empty or holds the token")
         return self
 
     def made(self) -> Turn:
+        kept = [(np.array(ids, np.int32), np.array([0, len(ids)]), 1) for ids in self.kept_ids or ()]
+        kept_ids, kept_offsets = join_kept(kept)
         arrays = {
+            "kept_ids": kept_ids,
+            "kept_offsets": kept_offsets,
             "prompt_ids": np.array(self.prompt_ids, dtype=np.int64),
             "response_ids": np.array(self.response_ids, dtype=np.int64),
             "logprobs": np.array(self.logprobs, dtype=np.float32),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -46,7 +47,7 @@ def reference_logprobs(
 
 
 def _processed(logits: torch.Tensor, context: Sequence[int], sampling: SamplingParams) -> np.ndarray:
-    """Log-probs [V] after repetition penalty, temperature, top-k and top-p, one token after another, as defined."""
+    """Log-probs [V] after repetition penalty, temperature, top-k, top-p and min-p, one token after another, as defined."""
     scores = logits.double().numpy().copy()
     for token in set(context):
         scores[token] *= sampling.repetition_penalty if scores[token] < 0 else 1 / sampling.repetition_penalty
@@ -60,6 +61,7 @@ def _processed(logits: torch.Tensor, context: Sequence[int], sampling: SamplingP
         if mass >= sampling.top_p:
             scores[token] = -np.inf
         mass += prob
+    scores[scores < scores.max() + np.log(max(sampling.min_p, 1e-300))] = -np.inf
     return scores - np.log(np.exp(scores).sum())
 
 
@@ -70,8 +72,22 @@ def assert_logprobs(
     expected = reference_logprobs(model, prompt_ids, completion.token_ids, sampling)
     assert np.isfinite(expected).all(), "a sampled token has probability 0 under the reference"
     differences = np.abs(completion.logprobs - expected)
+    if completion.kept_ids is not None and completion.kept_offsets is not None:
+        expected_ids = _kept_ids(model, prompt_ids, completion, sampling)
+        kept = [completion.kept_ids[start:stop] for start, stop in pairwise(completion.kept_offsets)]
+        assert [sorted(ids.tolist()) for ids in kept] == expected_ids, "the kept ids aren't those of the reference"
     assert differences.max(initial=0.0) <= 1e-4, f"log-probs differ by up to {differences.max():.2e}"
     return differences
+
+
+def _kept_ids(
+    model: PreTrainedModel, prompt_ids: Sequence[int], completion: Completion, sampling: SamplingParams
+) -> list[list[int]]:
+    context = [*prompt_ids, *completion.token_ids.tolist()]
+    with torch.no_grad():
+        logits = model.eval()(torch.tensor([context], device=model.device)).logits[0].float().cpu()
+    rows = range(len(prompt_ids), len(context))
+    return [np.flatnonzero(np.isfinite(_processed(logits[t - 1], context[:t], sampling))).tolist() for t in rows]
 
 
 async def greedy_equals_reference(make_server: ServerFactory, model: PreTrainedModel) -> None:
@@ -102,6 +118,7 @@ async def logprobs_match_a_forward_pass(make_server: ServerFactory, model: PreTr
         SamplingParams(9, top_k=5),
         SamplingParams(9, top_p=0.7, temperature=1.3),
         SamplingParams(9, top_k=20, top_p=0.8, temperature=0.8),
+        SamplingParams(9, top_k=20, top_p=0.9, min_p=0.2, temperature=0.8),
     ]
     await _match(make_server, model, choices)
 
@@ -122,6 +139,8 @@ async def _match(make_server: ServerFactory, model: PreTrainedModel, choices: li
     differences = []
     for prompt, sampling, completion in zip(prompts, choices, completions, strict=True):
         assert len(completion.token_ids) == 9
+        has_kept_ids = completion.kept_ids is not None
+        assert has_kept_ids == (sampling.keeps_ids and server.info().sampling_mask)
         differences.append(assert_logprobs(model, prompt, completion, sampling))
     assert np.mean(differences) <= 1e-6
     await server.close()

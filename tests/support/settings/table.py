@@ -150,6 +150,7 @@ _SAMPLING = (
     Live("generating_args.temperature", 0.5, "rollouts"),
     Live("generating_args.top_p", 0.5, "rollouts"),
     Live("generating_args.top_k", 3, "rollouts"),
+    Live("generating_args.min_p", 0.9, "rollouts"),
     Live("generating_args.repetition_penalty", 3.0, "rollouts"),
     Live("generating_args.stop_strings", ["e"], "rollouts"),
 )

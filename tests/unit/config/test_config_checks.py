@@ -91,7 +91,27 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"actor_infer": {"generating_args": {"top_p": 0.9}}, "train_infer_correction": {"is_weight": {}}},
         "exp\\(old − sampled\\) is no importance ratio",
     ),
-    ({"actor_infer": {"generating_args": {"top_k": 50}}, "use_rollout_log_probs": True}, "use_rollout_log_probs: with top_k"),
+    ({"actor_infer": {"generating_args": {"top_k": 257}}, "use_rollout_log_probs": True}, "Sample with top_k 1 to 256 beside"),
+    (
+        {"actor_infer": {"generating_args": {"min_p": 0.1}}, "use_rollout_log_probs": True},
+        "log_probs: without a top_k",
+    ),
+    (
+        {
+            "actor_infer": {"generating_args": {"top_k": 50, "repetition_penalty": 1.1}},
+            "train_infer_correction": {"is_weight": {}},
+        },
+        "repetition_penalty must be 1",
+    ),
+    (
+        {
+            "actor_infer": {"generating_args": {"top_k": 50}},
+            "use_rollout_log_probs": True,
+            "add_token_level_kl": True,
+            "init_kl_coef": 0.1,
+        },
+        "needs those over the whole vocabulary",
+    ),
     ({"train_infer_correction": {"filters": [{"ratio_low": 2.0, "ratio_high": 1.0}]}}, r"filters\[0\]: ratio_low 2.0 isn't"),
     ({"deterministic": True, "train_env_manager": {"group_size_redundancy": 1}}, "deterministic: true forbids"),
     ({"deterministic": True, "async_generation_ratio": 1, "stale_groups": "drop"}, "drop lets time decide"),

@@ -46,7 +46,7 @@ KEYS = {
         learning_rate per_device_train_batch_size gradient_accumulation_steps weight_decay warmup_steps warmup_ratio
         lr_scheduler_type adam_beta1 adam_beta2""",
     GeneratingArgs: """
-        max_new_tokens temperature top_p top_k num_return_sequences stop_strings repetition_penalty do_sample""",
+        max_new_tokens temperature top_p top_k min_p num_return_sequences stop_strings repetition_penalty do_sample""",
     RewardNormalizationArgs: "grouping method norm_mean_type norm_std_type",
     EnvManager: """
         num_env_groups group_size generating_args group_size_redundancy tags num_groups_partition

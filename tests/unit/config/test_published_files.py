@@ -19,19 +19,17 @@ FILES: dict[str, dict[str, Any]] = yaml.safe_load(
 )
 IMAGES, MESSAGES, PROXY = "images in observations", "environments that write the messages themselves", "through a proxy"
 RUNNERS, CONCAT, TOOLS = "agent runners", "step templates in one growing context", "tools"
-CUT, DIFFERENCE = "correction for cut sampling", "a filter that bounds exp(old) − exp(sampled)"
+DIFFERENCE = "a filter that bounds exp(old) − exp(sampled)"
 LACKING: dict[str, set[str]] = {
     "agentic_deepeyes/deepeyes": {IMAGES},
     "agentic_demo/agent_rollout_rock_swe": {MESSAGES},
     "agentic_demo/agent_val_rock_swe": {MESSAGES},
-    "agentic_demo/agent_val_rock_swe_qwen35_2b": {MESSAGES, TOOLS, CUT},
+    "agentic_demo/agent_val_rock_swe_qwen35_2b": {MESSAGES, TOOLS},
     "agentic_demo/atropos_gsm8k_grpo_qwen25_0.5b": {MESSAGES},
-    "agentic_demo/openreward_endless_terminals_reinforce_qwen35_2b": {MESSAGES, TOOLS, CUT},
-    "qwen2.5-0.5B-agentic/agent_val_frozen_lake-pg_var_is_correct": {DIFFERENCE, CUT},
-    "qwen2.5-0.5B-agentic/agent_val_frozen_lake_async": {CUT},
-    "qwen2.5-0.5B-agentic/agent_val_frozen_lake_async_amd": {CUT},
+    "agentic_demo/openreward_endless_terminals_reinforce_qwen35_2b": {MESSAGES, TOOLS},
+    "qwen2.5-0.5B-agentic/agent_val_frozen_lake-pg_var_is_correct": {DIFFERENCE},
     "qwen2.5-0.5B-agentic/agentic_val_sokoban_agent_runner": {PROXY, RUNNERS},
-    "qwen2.5-0.5B-agentic/agentic_val_sokoban_native": {MESSAGES, CUT},
+    "qwen2.5-0.5B-agentic/agentic_val_sokoban_native": {MESSAGES},
     "qwen2.5-vl-3B-agentic/agentic_val_sokoban": {IMAGES},
     "qwen3_agentic_gem/gem_game_guess_the_number": {CONCAT},
     "qwen3_agentic_gem/gem_math_dapo_python_code": {TOOLS},
@@ -65,7 +63,7 @@ def test_a_published_file_passes_or_names_what_this_version_lacks(name: str, fil
     except ConfigError as error:
         refusals = str(error).splitlines()[1:]
     assert all(re.search(r"\b(is|are)n't in this version", line) for line in refusals), refusals
-    everything = {IMAGES, MESSAGES, PROXY, RUNNERS, CONCAT, TOOLS, CUT, DIFFERENCE}
+    everything = {IMAGES, MESSAGES, PROXY, RUNNERS, CONCAT, TOOLS, DIFFERENCE}
     named = {feature for feature in everything for line in refusals if re.search(rf"\b{re.escape(feature)}", line)}
     assert named == LACKING.get(name, set()), refusals
 

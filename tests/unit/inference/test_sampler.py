@@ -32,7 +32,8 @@ def rows(count: int, **fields: object) -> np.ndarray:
 
 def draw(logits: torch.Tensor, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ids = np.zeros((len(state), 4), np.int64)
-    return sample(logits.clone(), state, ids, np.arange(len(state)))
+    drawn = sample(logits.clone(), state, ids, np.arange(len(state)))
+    return drawn.token_ids, drawn.logprobs
 
 
 def test_uniforms_are_uniform_and_independent_over_seeds_and_counters() -> None:
@@ -97,7 +98,7 @@ def test_the_penalty_counts_a_row_s_own_context_only() -> None:
     state = rows(2, repetition_penalty=2.0, is_greedy=True)
     state["length"] = [2, 1]
     ids = np.array([[0, 0, 1], [2, 1, 1]])
-    tokens, _ = sample(logits.clone(), state, ids, np.array([0, 1]))
+    tokens, _, _ = sample(logits.clone(), state, ids, np.array([0, 1]))
     assert tokens.tolist() == [1, 0]
 
 
@@ -135,6 +136,7 @@ def test_logits_that_are_not_finite_are_refused(bad: float, is_greedy: bool) -> 
         ({"temperature": 0.5}, False),
         ({"top_p": 0.9}, False),
         ({"top_k": 3}, False),
+        ({"min_p": 0.1}, False),
         ({"repetition_penalty": 1.1}, False),
         ({"do_sample": False, "repetition_penalty": 1.1}, False),
     ],
@@ -144,3 +146,30 @@ def test_only_the_models_own_distribution_is_left_as_it_is(changes: dict[str, An
     rows.reserve(1, 8)
     rows.load(0, Request("a", np.array([1, 2]), SamplingParams(4, **changes)), 0, max_length=8)
     assert rows.state["is_plain"][0] == is_plain
+
+
+def test_the_ids_that_a_token_was_drawn_from_come_back_with_it() -> None:
+    logits = torch.randn(60, 50, generator=torch.Generator().manual_seed(3))
+    state = rows(60, keeps_ids=True, top_k=20)
+    state["top_p"][20:] = 0.8
+    state["min_p"][40:] = 0.2
+    state["keeps_ids"][::10] = False
+    drawn = sample(logits.clone(), state, np.zeros((60, 4), np.int64), np.arange(60))
+    assert sorted(drawn.kept) == [row for row in range(60) if row % 10]
+    for row, kept in drawn.kept.items():
+        probs = torch.softmax(logits[row].double(), -1).numpy()
+        order = np.argsort(-probs)[:20]
+        before = np.cumsum(probs[order]) - probs[order]
+        if row >= 20:
+            order = order[before / probs[order].sum() < 0.8]
+        if row >= 40:
+            order = order[probs[order] >= 0.2 * probs.max()]
+        assert kept.dtype == np.int32 and sorted(kept.tolist()) == sorted(order.tolist())
+        assert np.isclose(drawn.logprobs[row], np.log(probs[drawn.token_ids[row]] / probs[order].sum()), atol=1e-5)
+
+
+def test_min_p_alone_cuts_without_saying_what_is_left() -> None:
+    drawn = sample(
+        torch.tensor([[2.0, 1.9, -3.0]]).repeat(500, 1), rows(500, min_p=0.5), np.zeros((500, 4), np.int64), np.arange(500)
+    )
+    assert set(drawn.token_ids.tolist()) == {0, 1} and drawn.kept == {}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from turnwise.models import logprobs as module
-from turnwise.models.logprobs import token_logprobs
+from turnwise.models.logprobs import Kept, logprobs_of, token_logprobs
 
 
 def plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
@@ -28,7 +28,7 @@ def test_values_and_gradients_equal_plain_log_softmax(
     hidden, weight, targets = inputs(7, 11, torch.float64)
     coefficients = torch.linspace(-1, 2, 7, dtype=torch.float64)
     gradients = []
-    for function in (plain, lambda h, w, t, T: token_logprobs(h, w, t, T, with_entropy=True)):
+    for function in (plain, lambda h, w, t, T: token_logprobs(h, w, t, T, with_entropy=True)[::2]):
         logprobs, entropy = function(hidden, weight, targets, temperature)
         total = (coefficients * logprobs).sum() + (coefficients.flip(0) * entropy**2).sum()
         gradients.append((logprobs, entropy, *torch.autograd.grad(total, (hidden, weight))))
@@ -38,13 +38,13 @@ def test_values_and_gradients_equal_plain_log_softmax(
 
 def test_gradcheck() -> None:
     hidden, weight, targets = inputs(3, 5, torch.float64)
-    assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, w, targets, 0.8, with_entropy=True), (hidden, weight))
+    assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, w, targets, 0.8, with_entropy=True)[::2], (hidden, weight))
 
 
 def test_no_entropy_unless_asked_and_nothing_for_no_rows() -> None:
     hidden, weight, targets = inputs(0, 5, torch.float32)
-    logprobs, entropy = token_logprobs(hidden, weight, targets)
-    assert entropy is None and logprobs.shape == (0,)
+    logprobs, kept, entropy = token_logprobs(hidden, weight, targets)
+    assert entropy is None and kept is None and logprobs.shape == (0,)
     logprobs.sum().backward()
     assert hidden.grad is not None and weight.grad is not None and not weight.grad.any()
 
@@ -52,7 +52,7 @@ def test_no_entropy_unless_asked_and_nothing_for_no_rows() -> None:
 def test_large_logits_stay_finite() -> None:
     hidden = torch.full((1, 1), 1e4, requires_grad=True)
     weight = torch.tensor([[1.0], [-1.0]])
-    logprobs, entropy = token_logprobs(hidden, weight, torch.tensor([1]), with_entropy=True)
+    logprobs, _, entropy = token_logprobs(hidden, weight, torch.tensor([1]), with_entropy=True)
     assert logprobs.item() == -2e4 and entropy is not None and entropy.item() == 0.0
     (logprobs + entropy).sum().backward()
     assert torch.isfinite(hidden.grad).all()
@@ -61,9 +61,51 @@ def test_large_logits_stay_finite() -> None:
 def test_bf16_products_are_reduced_in_fp32() -> None:
     hidden, weight, targets = inputs(64, 300, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logprobs, _ = token_logprobs(hidden, weight, targets)
+        logprobs = token_logprobs(hidden, weight, targets).full
     exact, _ = plain(hidden, weight, targets, 1.0)
     assert logprobs.dtype == torch.float32
     assert 0 < (logprobs - exact).abs().max() < 0.1
     logprobs.sum().backward()
     assert hidden.grad is not None and hidden.grad.dtype == torch.float32
+
+
+def some_kept(targets: torch.Tensor, vocab_size: int) -> tuple[Kept, torch.Tensor]:
+    """The target and some others of each row, nothing of every third, and the same as a mask [N, V]; those without are full."""
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.rand(len(targets), vocab_size, generator=generator) < 0.4
+    mask[torch.arange(len(targets)), targets] = True
+    mask[::3] = False
+    kept = Kept(mask.nonzero()[:, 1], mask.sum(1))
+    mask[::3] = True
+    return kept, mask
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 40, 10**6])
+def test_log_probs_over_kept_ids_and_their_gradients_equal_a_masked_softmax(
+    monkeypatch: pytest.MonkeyPatch, chunk_elements: int
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", chunk_elements)
+    hidden, weight, targets = inputs(7, 11, torch.float64)
+    kept, mask = some_kept(targets, 11)
+
+    def masked() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        full, entropy = plain(hidden, weight, targets, 0.7)
+        z = (hidden @ weight.T / 0.7).masked_fill(~mask, -torch.inf)
+        return full, z.gather(-1, targets[:, None]).squeeze(-1) - z.logsumexp(-1), entropy
+
+    def ours() -> tuple[torch.Tensor | None, ...]:
+        return token_logprobs(hidden, weight, targets, 0.7, with_entropy=True, kept=kept)
+
+    results = []
+    for function in (masked, ours):
+        outputs = function()
+        factors = torch.linspace(-1, 2, 21, dtype=torch.float64).split(7)
+        total = sum((factor * output).sum() for factor, output in zip(factors, outputs, strict=True))
+        results.append((*outputs, *torch.autograd.grad(total, (hidden, weight))))
+    for expected, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+    logits = (hidden @ weight.T).detach().requires_grad_()
+    of_logits = logprobs_of(logits, targets, 0.7, kept=kept)
+    torch.testing.assert_close(of_logits.kept, results[0][1].float(), rtol=1e-5, atol=1e-6)
+    of_logits.kept.sum().backward()
+    assert torch.isfinite(logits.grad).all()

@@ -65,7 +65,7 @@ def loop():
 class Run:
     """Trainer, server and gate of a run. `update` is a weight update, in which the server hears of its new version only."""
 
-    def __init__(self, loop, server, model, temperature=1.0, max_diff=1e-3, prompts=PROMPTS, **suspects):
+    def __init__(self, loop, server, model, temperature=1.0, max_diff=1e-3, prompts=PROMPTS, cut=None, **suspects):
         self.loop, self.server, self.model = loop, server, model
         known = Suspects(
             score=scorer(model, temperature),
@@ -81,7 +81,7 @@ class Run:
             server=server,
             template=TEMPLATE,
             prompts=prompts,
-            sampling=SamplingParams(8, temperature=temperature, top_p=0.5, seed=7),
+            sampling=SamplingParams(4, temperature=temperature, seed=7, **cut or {}),
             max_length=MAX_LENGTH,
             max_diff=max_diff,
             suspects=replace(known, **suspects),
@@ -112,11 +112,16 @@ def cause(message):
 
 
 @pytest.mark.parametrize(
-    ("kind", "temperature", "num_updates"), [(EmbeddedServer, 1.0, 6), (EmbeddedServer, 0.7, 6), (HFServer, 0.7, 2)]
+    ("kind", "temperature", "num_updates", "cut"),
+    [
+        (EmbeddedServer, 1.0, 6, {}),
+        (EmbeddedServer, 0.7, 6, {"top_k": 50, "top_p": 0.9}),
+        (HFServer, 0.7, 2, {"top_k": 50, "min_p": 0.1}),
+    ],
 )
-def test_servers_that_agree_pass_at_every_version(loop, kind, temperature, num_updates):
+def test_servers_that_agree_pass_at_every_version(loop, kind, temperature, num_updates, cut):
     model = make_model()
-    run = Run(loop, LLMServerManager([kind(model, max_length=MAX_LENGTH)]), model, temperature)
+    run = Run(loop, LLMServerManager([kind(model, max_length=MAX_LENGTH)]), model, temperature, cut=cut)
     for version in range(num_updates):
         metrics = run.check(version)
         assert 0 < metrics["parity/logprob_diff_mean"] < 1e-6

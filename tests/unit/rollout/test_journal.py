@@ -170,3 +170,17 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         read_journal(tmp_path / "none.jsonl")
     with pytest.raises(DataError, match=r"name the rollouts\.jsonl in it"):
         read_journal(tmp_path)
+
+
+def test_kept_ids_come_back_with_their_tokens(tmp_path):
+    original = trajectory()
+    first = original.turns[0]
+    first.kept_ids = np.array([*first.response_ids[[0, 2]], 7], np.int32)
+    first.kept_offsets = np.array([0, 1, 1, 3])
+    lines = write_group(0, Group(original.task, [original]))
+    [sample] = read_group(lines).samples
+    start = first.num_tokens - 3
+    assert sample.kept_ids.dtype == np.int32 and sample.kept_ids.tolist() == first.kept_ids.tolist()
+    assert sample.kept_offsets.tolist() == [0] * (start + 1) + [1, 1, 3] + [3] * 9
+    with pytest.raises(ValueError, match="each sampled token needs a list that is empty or holds the token"):
+        read_group([lines[0].replace(f'"kept_ids":[[{first.response_ids[0]}]', '"kept_ids":[[101]')])

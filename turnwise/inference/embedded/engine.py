@@ -16,11 +16,11 @@ from turnwise.errors import ServerError
 from turnwise.inference.embedded.prefill import Prefill
 from turnwise.inference.embedded.rows import Rows
 from turnwise.inference.embedded.runner import PackedStep, Runner
-from turnwise.inference.embedded.sampler import sample
+from turnwise.inference.embedded.sampler import Drawn, sample
 from turnwise.inference.embedded.scheduler import Scheduler
 from turnwise.inference.request import Finished, Request
 from turnwise.replay_log import Admissions
-from turnwise.types import FinishReason, FloatArray, IntArray
+from turnwise.types import FinishReason, IntArray
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -116,8 +116,8 @@ class Engine:
             state["cached"][slots] += rows["num_new"]
             self._prefill.end_step()
             slots, rows = slots[step.ends_context], rows[step.ends_context]
-            token_ids, logprobs = sample(logits, rows, self._rows.ids, slots)
-        return self._advance(slots, token_ids, logprobs)
+            drawn = sample(logits, rows, self._rows.ids, slots)
+        return self._advance(slots, drawn)
 
     def abort(self, request_id: str) -> Finished | None:
         """Ends the conversation's request with the tokens it has; None if it has no request."""
@@ -196,12 +196,14 @@ class Engine:
         self._rows.reserve(num_slots, capacity)
         self._runner.reserve(num_slots, capacity)
 
-    def _advance(self, slots: IntArray, token_ids: IntArray, logprobs: FloatArray) -> list[Finished]:
-        rows, state = self._rows, self._rows.state
+    def _advance(self, slots: IntArray, drawn: Drawn) -> list[Finished]:
+        rows, state, token_ids = self._rows, self._rows.state, drawn.token_ids
         self.num_sampled += len(slots)
         lengths = state["length"][slots]
         rows.ids[slots, lengths] = token_ids
-        rows.logprobs[slots, lengths] = logprobs
+        rows.logprobs[slots, lengths] = drawn.logprobs
+        for row, kept_ids in drawn.kept.items():
+            self._scheduler.running[int(slots[row])].kept.append(kept_ids)
         state["length"][slots] = lengths + 1
         is_stopped = (rows.stop_ids[slots] == token_ids[:, None]).any(1)
         for row in np.flatnonzero(state["has_stop_strings"][slots] & ~is_stopped):

@@ -19,8 +19,10 @@ ROW = np.dtype(
         ("temperature", np.float32),
         ("top_p", np.float32),
         ("top_k", np.int64),
+        ("min_p", np.float32),
         ("repetition_penalty", np.float32),
         ("is_greedy", np.bool_),
+        ("keeps_ids", np.bool_),  # the ids that a token is drawn from are returned
         ("is_plain", np.bool_),  # drawn from the model's own distribution, or its most likely token
         ("has_stop_strings", np.bool_),
         ("is_running", np.bool_),
@@ -78,8 +80,10 @@ class Rows:
             1.0 if sampling.is_greedy else sampling.temperature,
             sampling.top_p,
             sampling.top_k,
+            sampling.min_p,
             sampling.repetition_penalty,
             sampling.is_greedy,
+            sampling.keeps_ids,
             not sampling.is_truncated and (sampling.is_greedy or sampling.temperature == 1.0),
             bool(sampling.stop_strings),
             True,

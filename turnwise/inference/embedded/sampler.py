@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.kernels.build import load_kernels
-from turnwise.types import FloatArray, IntArray
+from turnwise.types import FloatArray, IntArray, KeptIds
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NOT_FINITE = "the model's logits aren't finite: its weights have diverged or its dtype overflows"
@@ -39,34 +40,44 @@ def uniforms(seeds: NDArray[np.uint64], counters: IntArray) -> FloatArray:
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> tuple[IntArray, FloatArray]:
-    """Tokens [B] and their log-probs [B] under the distributions that they were drawn from; greedy rows have log-prob 0.
+class Drawn(NamedTuple):
+    """Tokens [B] and their log-probs [B] under the distributions that they were drawn from; greedy rows have log-prob 0. `kept`
+    holds the ids that they were drawn from, by row, of rows that say `keeps_ids`."""
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    kept: dict[int, KeptIds]
+
+
+def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Drawn:
+    """Draws a token for each row.
 
     `logits` [B, V] float32 may be overwritten; `rows` [B] has dtype `rows.ROW`; row i's context is the first
-    `rows["length"][i]` tokens of `ids[slots[i]]`. Order: repetition penalty, temperature, top-k, top-p.
+    `rows["length"][i]` tokens of `ids[slots[i]]`. Order: repetition penalty, temperature, top-k, top-p, min-p.
 
     Raises:
         FloatingPointError: logits aren't finite.
     """
-    scores = logits if rows["is_plain"].all() else _processed(logits, rows, ids, slots)
+    kept: dict[int, KeptIds] = {}
+    scores = logits if rows["is_plain"].all() else _processed(logits, rows, ids, slots, kept)
     numbers = uniforms(rows["seed"], rows["length"] - rows["prompt_length"])
     kernels = load_kernels() if scores.device.type == "cpu" else None
     if kernels is None:
-        return _draw(scores, rows["is_greedy"], numbers)
-    return _draw_natively(kernels, scores.contiguous(), rows["is_greedy"], numbers)
+        return Drawn(*_draw(scores, rows["is_greedy"], numbers), kept)
+    return Drawn(*_draw_natively(kernels, scores.contiguous(), rows["is_greedy"], numbers), kept)
 
 
-def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Tensor:
-    """The scores of the distribution that is drawn from; overwrites the logits."""
+def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, kept: dict[int, KeptIds]) -> Tensor:
+    """The scores of the distribution that is drawn from; overwrites the logits and notes which ids it keeps."""
     is_penalised = rows["repetition_penalty"] != 1.0
     if is_penalised.any():
         _penalise(logits, np.flatnonzero(is_penalised), rows, ids, slots)
     scores = logits
     if (rows["temperature"] != 1.0).any():
         scores = logits / torch.from_numpy(rows["temperature"].copy()).to(logits.device)[:, None]
-    is_cut = ((rows["top_p"] < 1.0) | (rows["top_k"] > 0)) & ~rows["is_greedy"]
+    is_cut = ((rows["top_p"] < 1.0) | (rows["top_k"] > 0) | (rows["min_p"] > 0)) & ~rows["is_greedy"]
     if is_cut.any():
-        _truncate(scores, np.flatnonzero(is_cut), rows)
+        kept |= _truncate(scores, np.flatnonzero(is_cut), rows)
     return scores
 
 
@@ -121,15 +132,23 @@ def _penalise(logits: Tensor, chosen: IntArray, rows: NDArray, ids: IntArray, sl
     logits[index] = picked.scatter(-1, seen, torch.where(old < 0, old * penalty, old / penalty))
 
 
-def _truncate(scores: Tensor, chosen: IntArray, rows: NDArray) -> None:
-    """Takes tokens outside the top k, then outside the nucleus of mass top_p (Holtzman et al. 2020), out of the chosen rows."""
-    index = torch.from_numpy(chosen).to(scores.device)
-    top_k = torch.from_numpy(rows["top_k"][chosen]).to(scores.device)[:, None]
-    top_p = torch.from_numpy(rows["top_p"][chosen]).to(scores.device)[:, None]
-    ordered, order = scores[index].sort(dim=-1, descending=True)
-    rank = torch.arange(scores.shape[1], device=scores.device)
+def _truncate(scores: Tensor, chosen: IntArray, rows: NDArray) -> dict[int, KeptIds]:
+    """Takes tokens out of the chosen rows: those outside the top k, then outside the nucleus of mass top_p (Holtzman et al.
+    2020), then less likely than min_p times the likeliest (Nguyen et al. 2024, arXiv:2407.01082). Returns the ids that are left
+    in rows that keep them."""
+    index, cuts = torch.from_numpy(chosen).to(scores.device), rows[chosen]
+    limits = (torch.from_numpy(cuts[name].copy()).to(scores.device) for name in ("top_k", "top_p", "min_p"))
+    top_k, top_p, min_p = (limit[:, None] for limit in limits)
+    width = min(int(cuts["top_k"].max()), scores.shape[1]) if cuts["top_k"].all() else scores.shape[1]
+    ordered, order = scores[index].topk(width)
+    rank = torch.arange(width, device=scores.device)
     ordered.masked_fill_((top_k > 0) & (rank >= top_k), -torch.inf)
     probs = torch.softmax(ordered, -1)
     mass_before = probs.cumsum(-1) - probs
     ordered.masked_fill_((mass_before >= top_p) & (top_p < 1.0) & (rank > 0), -torch.inf)
-    scores[index] = torch.empty_like(ordered).scatter_(-1, order, ordered)
+    ordered.masked_fill_(probs < min_p * probs[:, :1], -torch.inf)
+    scores[index] = torch.full_like(scores[index], -torch.inf).scatter_(-1, order, ordered)
+    if not cuts["keeps_ids"].any():
+        return {}
+    ids, is_kept = order.int().cpu().numpy(), (ordered > -torch.inf).cpu().numpy()
+    return {int(chosen[row]): ids[row, is_kept[row]] for row in np.flatnonzero(cuts["keeps_ids"])}

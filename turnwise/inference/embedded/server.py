@@ -192,6 +192,7 @@ class EmbeddedServer:
             max_concurrency=self._max_concurrency,
             cache_bytes=self._kv_cache_bytes,
             needs_weights=not self._reads_trainer,
+            sampling_mask=True,
         )
 
     def _drive_if_needed(self) -> None:

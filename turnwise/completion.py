@@ -1,0 +1,103 @@
+"""How a token is to be sampled, and what a server answers. `turnwise.types` has these too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.spec import MAX_KEPT
+
+IntArray = NDArray[np.int64]
+KeptIds = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+FinishReason = Literal["stop", "length", "aborted"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a server draws tokens. The seed makes a request's randomness its own: it does not depend on its neighbours.
+
+    `temperature` 0 or `do_sample` False is greedy: its log-probs are 0 and its tokens are never trained on.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 = off."""
+    min_p: float = 0.0
+    """Leaves out tokens less likely than this share of the likeliest; 0 = off."""
+    repetition_penalty: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    do_sample: bool = True
+    seed: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        return not self.do_sample or self.temperature == 0.0
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether part of the policy's mass can't be sampled, so that exp(old − sampled) is no importance ratio."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1.0
+
+    @property
+    def keeps_ids(self) -> bool:
+        """Whether a server returns the kept ids of each token: sampling is cut, to few enough."""
+        return 0 < self.top_k <= MAX_KEPT and self.repetition_penalty == 1.0 and not self.is_greedy
+
+
+class VersionRun(NamedTuple):
+    """`num_tokens` consecutive tokens that were sampled by policy `version`."""
+
+    version: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A server's answer: `R` sampled tokens with their log-probs under the distribution they were drawn from.
+
+    `versions` are runs, because a weight update may fall into the middle of a response: they add up to R. If `sampling` says
+    `keeps_ids`, a server that can returns the ids that it drew each token from: those of token t are `kept_ids` [K] from
+    `kept_offsets[t]` to `kept_offsets[t + 1]` [R + 1]. A token without any was drawn from the whole vocabulary.
+    """
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    finish_reason: FinishReason
+    versions: tuple[VersionRun, ...]
+    generate_s: float = 0.0
+    kept_ids: KeptIds | None = None
+    kept_offsets: IntArray | None = None
+
+    def __post_init__(self) -> None:
+        if self.kept_offsets is not None and len(self.kept_offsets) != len(self.token_ids) + 1:
+            raise ValueError(f"a completion of {len(self.token_ids)} tokens has {len(self.kept_offsets)} offsets of kept ids")
+        total = sum(run.num_tokens for run in self.versions)
+        if not len(self.token_ids) == len(self.logprobs) == total:
+            raise ValueError(
+                f"a completion of {len(self.token_ids)} tokens has {len(self.logprobs)} log-probs and versions for {total}"
+            )
+
+
+def join_kept(
+    parts: Iterable[tuple[KeptIds | None, IntArray | None, int]],
+) -> tuple[KeptIds | None, IntArray | None]:
+    """The kept ids and offsets of `(ids, offsets, number of tokens)` one after another; None if no part has any.
+
+    >>> ids, offsets = join_kept([(None, None, 2), (np.array([7, 8, 9], np.int32), np.array([0, 1, 3]), 2)])
+    >>> ids.tolist(), offsets.tolist()
+    ([7, 8, 9], [0, 0, 0, 1, 3])
+    """
+    parts = list(parts)
+    ids = [part for part, _, _ in parts if part is not None]
+    if not ids:
+        return None, None
+    counts = [np.zeros(size, np.int64) if offsets is None else np.diff(offsets) for _, offsets, size in parts]
+    return np.concatenate(ids), np.concatenate(([0], np.cumsum(np.concatenate(counts))))
