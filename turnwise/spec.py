@@ -107,8 +107,8 @@ class StrategySpec:
     entry: str = ""
     extra: str = ""
     options: tuple[str, ...] | None = None
-    set_elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """Options of the engine that follow from other settings, each with that setting, and may not be in strategy_config."""
+    set_elsewhere: tuple[str, ...] = ()
+    """Options of the engine that follow from other settings, and may not be in strategy_config."""
     freezes: bool = False
     """Whether running requests can stand still over a weight update (on_weight_update: keep)."""
 
@@ -259,29 +259,14 @@ STRATEGIES: dict[str, StrategySpec] = {
         "sampling",
         "turnwise.inference.vllm_server:VLLMServer",
         extra="vllm",
-        set_elsewhere={
-            "model": "pretrain",
-            "tokenizer": "pretrain",
-            "skip_tokenizer_init": "pretrain",
-            "trust_remote_code": "model_args.trust_remote_code",
-            "dtype": "actor_infer.model_args.dtype",
-            "logprobs_mode": "generating_args.temperature, whose log-probs are trained on",
-            "generation_config": "generating_args",
-            "worker_extension_cls": "the weight update",
-        },
+        set_elsewhere=("model", "trust_remote_code", "dtype", "logprobs_mode", "generation_config", "worker_extension_cls"),
         freezes=True,
     ),
     "sglang": StrategySpec(
         "sampling",
         "turnwise.inference.sglang_server:SGLangServer",
         extra="sglang",
-        set_elsewhere={
-            "model_path": "pretrain",
-            "tokenizer_path": "pretrain",
-            "trust_remote_code": "model_args.trust_remote_code",
-            "dtype": "actor_infer.model_args.dtype",
-            "context_length": "sequence_length",
-        },
+        set_elsewhere=("model_path", "trust_remote_code", "dtype", "context_length"),
         freezes=True,
     ),
 }

@@ -136,9 +136,10 @@ def test_another_version_a_url_with_options_and_a_port_in_use_are_refused(serve,
     url = serve(model).fake.url
     with pytest.raises(ConfigError, match="has its options already; leave out tp_size"):
         SGLangServer.for_policy(RankContext(), policy, url=url, tp_size=2)
-    monkeypatch.setattr("sglang_fake.VERSION", "0.4.9.post2")
-    with pytest.raises(NotAvailableError, match=r"SGLang 0.4.9.post2 is installed; turnwise works with 0.5.23 to 0.5.23"):
-        SGLangServer.for_policy(RankContext(), policy, url=url)
+    for version in ("0.4.9.post2", "0.6.0rc1", "0.5.24"):
+        monkeypatch.setattr("sglang_fake.VERSION", version)
+        with pytest.raises(NotAvailableError, match=rf"SGLang {version} is installed; turnwise works with 0.5.23 to 0.5.23"):
+            SGLangServer.for_policy(RankContext(), policy, url=url)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

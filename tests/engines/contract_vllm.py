@@ -19,10 +19,12 @@ import torch
 from letters import letter_model
 from transformers import PreTrainedModel
 
-from turnwise.errors import ModelError
+from turnwise.errors import ConfigError, ModelError, ReplicasDeadError
+from turnwise.inference.server_manager import LLMServerManager
 from turnwise.inference.vllm_server import VLLMServer
 from turnwise.models.load import policy_info
 from turnwise.runtime.rank import RankContext
+from turnwise.runtime_info import PolicyInfo
 from turnwise.testing import server_contract as contract
 from turnwise.types import SamplingParams, VersionRun
 
@@ -140,10 +142,26 @@ LONG = (
 )
 
 
+def refusals(policy: PolicyInfo) -> None:
+    for options, said in (
+        ({"gpu_memory": 0.5}, "unexpected keyword argument 'gpu_memory'"),
+        ({"max_model_len": 100}, "max_model_len: 100 is less than sequence_length 512"),
+        ({"kv_cache_memory_bytes": 1000}, "vLLM didn't start"),
+    ):
+        try:
+            VLLMServer.for_policy(RankContext(), policy, **options)
+        except ConfigError as error:
+            print(f"  refused: {error}")
+            assert said in str(error), error
+        else:
+            raise AssertionError(options)
+
+
 async def main(folder: Path, only: list[str]) -> int:
     model = letter_model(folder)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     policy = policy_info(str(folder), "fp32", MAX_LENGTH)
+    refusals(policy)
     started = time.monotonic()
     first = VLLMServer.for_policy(RankContext(), policy, kv_cache_memory_bytes=2**28)
     print(f"vLLM started in {time.monotonic() - started:.0f} s: {first.info()}", flush=True)
@@ -171,6 +189,13 @@ async def main(folder: Path, only: list[str]) -> int:
             traceback.print_exc()
             failed.append(check.__name__)
         print(f"  {check.__name__}: {time.monotonic() - started:.1f} s", flush=True)
+    first._engine.engine_core.resources.engine_manager.processes[0].kill()
+    try:
+        await LLMServerManager([first]).generate([1, 2], SamplingParams(400), "dies")
+    except ReplicasDeadError as error:
+        assert "vLLM's engine has ended" in str(error), error
+    else:
+        failed.append("an engine that dies")
     del engine.engine
     await first.close()
     print(f"vllm: {len(failed)} checks failed: {', '.join(failed)}")

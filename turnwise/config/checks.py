@@ -294,7 +294,7 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
         known, elsewhere = STRATEGIES[strategy].options, STRATEGIES[strategy].set_elsewhere
         for option in role.strategy_args.strategy_config:
             if option in elsewhere:
-                message = f"{strategy} gets it from {elsewhere[option]}; leave it out"
+                message = f"{strategy} gets it from the run's other settings (model, dtype, length, temperature); leave it out"
                 yield Problem.at(f"{name}.strategy_args.strategy_config.{option}", message)
             if known is not None and option not in known and name in config.active_roles:
                 message = f"{strategy} has no such option (it has: {', '.join(known) or 'none'}).{nearest(option, known)}"

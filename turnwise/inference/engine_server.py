@@ -253,30 +253,24 @@ class EngineServer(ABC):
                 f"{self.name} gave {len(token_ids)} tokens for conversation {request.request_id!r}, and not each with a "
                 "log-prob; a policy can't be trained on them"
             )
-        length, reason = self._stop_across(request, token_ids), sampled.reason
-        if length is None:
-            length = len(token_ids)
-        else:
-            reason = "stop"
+        stop = self._stop_across(request, token_ids)
+        length, reason = (len(token_ids), sampled.reason) if stop is None else (stop, "stop")
         # The first weights may have no label of ours. Those that came later have one.
         counts = [num_tokens for _, num_tokens in sampled.versions] or [len(token_ids)]
         labels = [version, *(int(label) for label, _ in sampled.versions[1:])]
         versions: tuple[VersionRun, ...] = ()
-        left = length
         for label, count in zip(labels, counts, strict=True):
+            left = length - sum(run.num_tokens for run in versions)
             versions = append_run(versions, label, min(count, left))
-            left -= min(count, left)
         return Completion(token_ids[:length], logprobs[:length], reason, versions, generate_s)
 
     def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:
         """The number of tokens up to a stop string that began among the partial ones, which the engine takes for prompt."""
         if not len(request.partial_ids) or not request.sampling.stop_strings:
             return None
-        for length in range(1, len(token_ids) + 1):
-            text = self._decode([*request.partial_ids.tolist(), *token_ids[:length].tolist()])
-            if any(stop in text for stop in request.sampling.stop_strings):
-                return length
-        return None
+        before, ids, stops = request.partial_ids.tolist(), token_ids.tolist(), request.sampling.stop_strings
+        texts = (self._decode(before + ids[:length]) for length in range(1, len(ids) + 1))
+        return next((length for length, text in enumerate(texts, 1) if any(stop in text for stop in stops)), None)
 
 
 def own_folder(policy: PolicyInfo, name: str) -> str:

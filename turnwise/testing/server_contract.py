@@ -128,10 +128,10 @@ async def penalties_match_a_forward_pass(make_server: ServerFactory, model: PreT
         SamplingParams(9, repetition_penalty=1.4),
         SamplingParams(9, top_k=20, top_p=0.8, repetition_penalty=1.2, temperature=0.8),
     ]
-    await _match(make_server, model, choices)
+    await _match(make_server, model, choices, mean=1e-5)  # a penalty multiplies the rounding errors too
 
 
-async def _match(make_server: ServerFactory, model: PreTrainedModel, choices: list[SamplingParams]) -> None:
+async def _match(make_server: ServerFactory, model: PreTrainedModel, choices: list[SamplingParams], mean: float = 1e-6) -> None:
     server = make_server(model, max_length=MAX_LENGTH)
     prompts = prompts_of(model, len(choices))
     choices = [replace(sampling, seed=index) for index, sampling in enumerate(choices)]
@@ -142,7 +142,7 @@ async def _match(make_server: ServerFactory, model: PreTrainedModel, choices: li
         has_kept_ids = completion.kept_ids is not None
         assert has_kept_ids == (sampling.keeps_ids and server.info().sampling_mask)
         differences.append(assert_logprobs(model, prompt, completion, sampling))
-    assert np.mean(differences) <= 1e-6
+    assert np.mean(differences) <= mean
     await server.close()
 
 
