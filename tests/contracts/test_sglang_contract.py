@@ -102,7 +102,7 @@ def test_requests_that_stand_still_over_an_update_go_on_with_both_versions_and_n
 
 def test_a_missing_log_prob_is_no_evidence(serve, model, monkeypatch):
     server = serve(model)
-    monkeypatch.setattr(server.fake, "_sample", lambda *_: (7, -9999.0, -9999.0))
+    monkeypatch.setattr(server.fake, "_sample", lambda *_: (7, -9999.0, -9999.0, [7]))
     with pytest.raises(ServerError, match="2 tokens for conversation 'c', and not each with a log-prob"):
         asyncio.run(server.generate([1, 2], SamplingParams(2), "c"))
 

@@ -77,7 +77,7 @@ class SGLangFake(ThreadingHTTPServer):
         if wrong := (set(request) - REQUEST) | (set(sampling) - SAMPLING):
             raise ValueError(f"unknown fields {wrong}")
         rid, context, ids = request["rid"], list(request["input_ids"]), []
-        logprobs, kept, spans, reason = [], [], [], {"type": "length", "length": sampling["max_new_tokens"]}
+        logprobs, kept, masks, spans, reason = [], [], [], [], {"type": "length", "length": sampling["max_new_tokens"]}
         self._running[rid] = False
         while len(ids) < sampling["max_new_tokens"]:
             self._may_run.wait()
@@ -87,7 +87,7 @@ class SGLangFake(ThreadingHTTPServer):
             if sampling["max_new_tokens"] >= LONG:
                 time.sleep(STEP_S)
             with self._lock:
-                token, full, truncated = self._sample(request["extra_key"], context, sampling)
+                token, full, truncated, mask = self._sample(request["extra_key"], context, sampling)
                 self.num_sampled += 1
                 if not spans or spans[-1]["version"] != self.version:
                     spans.append({"version": self.version, "start": len(ids), "end": len(ids)})
@@ -96,6 +96,7 @@ class SGLangFake(ThreadingHTTPServer):
             spans[-1]["end"] = len(ids)
             logprobs.append([full, token, None])
             kept.append(truncated)
+            masks.append(mask)
             if token in sampling["stop_token_ids"]:
                 reason = {"type": "stop", "matched": token}
                 break
@@ -106,18 +107,18 @@ class SGLangFake(ThreadingHTTPServer):
         found = {"id": rid, "finish_reason": reason, "weight_version": self.version, "completion_tokens": len(ids)}
         found |= {"output_token_logprobs": logprobs, "weight_versions": spans}
         if request["return_sampling_mask"]:
-            found["output_token_sampling_logprobs"] = kept
+            found |= {"output_token_sampling_logprobs": kept, "output_token_sampling_mask": masks}
         return {"text": "", "output_ids": ids, "meta_info": found}
 
-    def _sample(self, key: str, context: list[int], sampling: dict[str, Any]) -> tuple[int, float, float]:
-        """A token, its log-prob over the whole vocabulary at the temperature, and the one among those that can be drawn."""
+    def _sample(self, key: str, context: list[int], sampling: dict[str, Any]) -> tuple[int, float, float, list[int]]:
+        """A token, its log-prob at the temperature over the whole vocabulary, over what can be drawn, and the ids of that."""
         at = key, tuple(context)
         if at not in self._logits:
             with torch.no_grad():
                 self._logits[at] = self.model(torch.tensor([context])).logits[0, -1].double()
         logits = self._logits[at]
         if sampling["temperature"] == 0:
-            return int(logits.argmax()), 0.0, 0.0
+            return int(logits.argmax()), 0.0, 0.0, [int(logits.argmax())]
         full = torch.log_softmax(logits / sampling["temperature"], -1)
         order = full.argsort(descending=True)
         if sampling["top_k"] > 0:
@@ -128,7 +129,7 @@ class SGLangFake(ThreadingHTTPServer):
         drawn = torch.log_softmax(full[order], -1)
         generator = torch.Generator().manual_seed(hash((sampling["sampling_seed"], len(context))) % 2**63)
         index = int(torch.multinomial(drawn.exp(), 1, generator=generator))
-        return int(order[index]), float(full[order[index]]), float(drawn[index])
+        return int(order[index]), float(full[order[index]]), float(drawn[index]), order.tolist()
 
     def abort(self, rid: str) -> None:
         if rid in self._running:

@@ -28,7 +28,7 @@ from turnwise.models.runtime_info import bare_model, loaded_model
 from turnwise.protocols import MemoryKind, NamedTensors, Suspension
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import PolicyInfo, ServerInfo
-from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun
+from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun, join_kept
 
 _AGAIN_S = 0.1
 """Seconds after which an abort is repeated: an engine ignores one that overtakes its request."""
@@ -45,6 +45,8 @@ class Sampled(NamedTuple):
     logprobs: Sequence[float]
     reason: FinishReason
     versions: Sequence[tuple[str, int]] = ()
+    kept: Sequence[Sequence[int]] = ()
+    """The ids that each token was drawn from, if the engine tells them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -203,7 +205,9 @@ class EngineServer(ABC):
     def info(self) -> ServerInfo:
         return self._served
 
-    def _describe(self, engine: str, max_concurrency: int, cache_bytes: int, sleeps: Iterable[MemoryKind]) -> None:
+    def _describe(
+        self, engine: str, max_concurrency: int, cache_bytes: int, sleeps: Iterable[MemoryKind], sampling_mask: bool
+    ) -> None:
         """Notes what is served, once the engine is there."""
         own: Any = {"num_trainable": 0, "dtype": self._policy.dtype, "attention": engine, "device": self._device}
         self._served = ServerInfo(
@@ -213,6 +217,7 @@ class EngineServer(ABC):
             max_concurrency=max_concurrency,
             cache_bytes=cache_bytes,
             sleeps=frozenset(sleeps),
+            sampling_mask=sampling_mask,
         )
 
     def _check_weights(self, shapes: Mapping[str, torch.Size]) -> None:
@@ -248,7 +253,8 @@ class EngineServer(ABC):
         token_ids, logprobs = np.array(sampled.token_ids, np.int64), np.array(sampled.logprobs, np.float32)
         if request.sampling.is_greedy:
             logprobs = np.zeros(len(token_ids), np.float32)
-        if len(logprobs) != len(token_ids) or not (np.isfinite(logprobs) & (logprobs > _MISSING_LOGPROB)).all():
+        is_whole = len(logprobs) == len(token_ids) and len(sampled.kept) in (0, len(token_ids))
+        if not is_whole or not (np.isfinite(logprobs) & (logprobs > _MISSING_LOGPROB)).all():
             raise ServerError(
                 f"{self.name} gave {len(token_ids)} tokens for conversation {request.request_id!r}, and not each with a "
                 "log-prob; a policy can't be trained on them"
@@ -262,7 +268,8 @@ class EngineServer(ABC):
         for label, count in zip(labels, counts, strict=True):
             left = length - sum(run.num_tokens for run in versions)
             versions = append_run(versions, label, min(count, left))
-        return Completion(token_ids[:length], logprobs[:length], reason, versions, generate_s)
+        kept = [(np.array(ids, np.int32), np.array([0, len(ids)]), 1) for ids in sampled.kept[:length]]
+        return Completion(token_ids[:length], logprobs[:length], reason, versions, generate_s, *join_kept(kept))
 
     def _stop_across(self, request: Request, token_ids: np.ndarray) -> int | None:
         """The number of tokens up to a stop string that began among the partial ones, which the engine takes for prompt."""

@@ -60,7 +60,7 @@ class SGLangServer(EngineServer):
         require_version("SGLang", found["version"], LOWEST, HIGHEST)
         self._sleeps = bool(found.get("enable_memory_saver"))
         sleeps: tuple[MemoryKind, ...] = ("kv_cache", "weights") if self._sleeps else ("kv_cache",)
-        self._describe(f"SGLang {found['version']}", found.get("max_running_requests") or 0, 0, sleeps)
+        self._describe(f"SGLang {found['version']}", found.get("max_running_requests") or 0, 0, sleeps, True)
         # A server that ran before may have prefixes of other weights under our marks.
         http.ask_now("/flush_cache", {}, is_read=False)
 
@@ -150,7 +150,8 @@ class SGLangServer(EngineServer):
             else:
                 logprobs = [logprob for logprob, *_ in found.get("output_token_logprobs", [])]
             spans = [(span["version"], span["end"] - span["start"]) for span in found.get("weight_versions", [])]
-            return Sampled(token_ids, logprobs, _REASONS[found["finish_reason"]["type"]], spans)
+            kept = found.get("output_token_sampling_mask", []) if sampling.keeps_ids else []
+            return Sampled(token_ids, logprobs, _REASONS[found["finish_reason"]["type"]], spans, kept)
         except (KeyError, TypeError, ValueError) as error:
             raise ServerError(f"{self._http.url} answered something else than SGLang {HIGHEST} does: {error!r}") from error
 

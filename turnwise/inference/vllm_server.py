@@ -58,7 +58,8 @@ class VLLMServer(EngineServer):
         cache_bytes = engine.vllm_config.cache_config.kv_cache_memory_bytes or 0
         sleeps: tuple[MemoryKind, ...] = ("kv_cache", "weights") if self._sleeps else ("kv_cache",)
         max_concurrency = engine.vllm_config.scheduler_config.max_num_seqs
-        self._describe(f"vLLM {self._vllm.__version__}", max_concurrency, cache_bytes, sleeps)
+        has_mask = bool(engine.vllm_config.model_config.return_sampling_mask)
+        self._describe(f"vLLM {self._vllm.__version__}", max_concurrency, cache_bytes, sleeps, has_mask)
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
@@ -148,7 +149,8 @@ class VLLMServer(EngineServer):
         [output] = answer.outputs
         logprobs = [entry[token].logprob for entry, token in zip(output.logprobs or (), output.token_ids, strict=True)]
         versions = [(span.version, span.end - span.start) for span in output.weight_versions or ()]
-        return Sampled(output.token_ids, logprobs, _REASONS[output.finish_reason], versions)
+        kept = output.sampling_mask.token_ids if output.sampling_mask and sampling.keeps_ids else ()
+        return Sampled(output.token_ids, logprobs, _REASONS[output.finish_reason], versions, kept)
 
     async def _abort(self, engine_id: str) -> None:
         await self._engine.abort(engine_id)
