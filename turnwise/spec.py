@@ -281,6 +281,7 @@ REWARDS: dict[str, str] = {
     "step": "turnwise.data.math_rewards:step",
     "format": "turnwise.data.math_rewards:format_reward",
     "combined": "turnwise.data.math_rewards:combined",
+    "gsm8k": "turnwise.data.reward_functions:gsm8k",
     "reward_model": "",
 }
 """Registered names of `data.reward`; others are `module:function`. `reward_model` is the model of the `reward` role."""
@@ -288,7 +289,7 @@ REWARDS: dict[str, str] = {
 AGENTS: dict[str, str] = {
     "env_agent": "turnwise.agents.env_agent:EnvAgent",
     "single_turn_agent": "turnwise.agents.single_turn_agent:SingleTurnAgent",
-    "tool_agent": "",
+    "tool_agent": "turnwise.agents.tool_agent:ToolAgent",
     "react_agent": "",
 }
 AGENT_ALIASES: dict[str, str] = {
@@ -308,6 +309,14 @@ TOOL_PARSERS: dict[str, tuple[str, str]] = {
 }
 """The forms of tool calls: a class of `protocols.ToolCallParser`, and the text in a chat template that tells the form; the
 first that is found holds. Nothing tells `python_tag` from `llama3_json`, so it must be asked for."""
+
+TOOLS: dict[str, str] = {
+    "calculator": "turnwise.tools.calculator:calculator",
+    "calc_gsm8k_reward": "turnwise.tools.gsm8k:Gsm8kTool",
+}
+"""Registered tools, classes of `protocols.Tool` or functions. A tool file names others `module:Class` or `module:function`."""
+TOOL_ALIASES: dict[str, str] = {"verl.tools.gsm8k_tool.Gsm8kTool": "calc_gsm8k_reward"}
+"""`class_name` of a published tool file → our name."""
 
 ENVS: dict[str, str] = {
     "frozen_lake": "turnwise.envs.frozen_lake.env:FrozenLakeEnv",

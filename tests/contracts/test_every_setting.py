@@ -34,6 +34,7 @@ from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.tracking.jsonl import read_metrics
 
+_NOTES = "toy_tools.Notebook"
 LIVE: dict[Kind, tuple[Live, ...]] = {AgenticConfig: AGENTIC, SFTConfig: SFT}
 LEAVES: dict[Kind, dict[str, Leaf]] = {kind: {leaf.key: leaf for leaf in leaves(kind)} for kind in KINDS}
 
@@ -204,6 +205,18 @@ def bench(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         ]
         rows.append(rows[0] | {"prompt": "a long one, too long for some", "asker": ""})
         Path(paths[name]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    half = """def half(x: float) -> float:
+    '''Halves.
+
+    Args:
+        x: A number.
+    '''
+    return x / 2
+"""
+    tools = {name: f"tools: [{{class_name: {entry}}}]" for name, entry in (("$tools", "calculator"), ("$other_tools", _NOTES))}
+    for name, text in (tools | {"$functions": half}).items():
+        paths[name] = str(folder / f"{name[1:]}.py")
+        Path(paths[name]).write_text(text)
     for name in ("$score_model", "$other_score_model"):
         torch.manual_seed(len(name))
         model = load_value_model(tiny_model)

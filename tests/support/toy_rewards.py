@@ -6,9 +6,11 @@ import time
 from typing import Any
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
+from turnwise.agents.tool_agent import ToolAgentLimits
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import OpenConversation, RewardResult
-from turnwise.types import Group, SamplingParams, Task, Trajectory
+from turnwise.tools.session import ToolBox
+from turnwise.types import Group, SamplingParams, Task, Trajectory, derive_seed
 
 
 def length(completions: list[str], power: float = 1.0) -> list[float]:
@@ -68,6 +70,20 @@ class AskTwice:
         messages: Any = prompt_of(task.payload, self._settings.prompt_key)
         await conversation.generate(messages)
         await conversation.generate(messages[-1:])
+        return [Trajectory(task=task, sibling=sibling, turns=conversation.turns)]
+
+
+class TellsTools:
+    """Asks for the number that its tools and limits hash to."""
+
+    def __init__(self, settings: RowAgentSettings, tools: ToolBox, limits: ToolAgentLimits, extra: str = "") -> None:
+        self.number = derive_seed(repr((settings, tools.names, tools.timeout_s, limits)), extra) % 1000
+
+    async def run(
+        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+    ) -> list[Trajectory]:
+        conversation = open_conversation(sampling)
+        await conversation.generate([{"role": "user", "content": str(self.number)}])
         return [Trajectory(task=task, sibling=sibling, turns=conversation.turns)]
 
 

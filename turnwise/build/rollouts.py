@@ -189,7 +189,8 @@ class Agents:
     def __call__(self, task: Task) -> AgentLoop:
         key = ("" if task.row is not None else task.tag, task.agent)
         if key not in self._agents:
-            self._agents[key] = build_row_agent(self._config, self._split, task.agent)
+            policy = self._policy
+            self._agents[key] = build_row_agent(self._config, self._split, task.agent, policy.watchdog, policy.stopwatch)
         return self._agents[key]
 
     def _of_environment(self, tag: str) -> AgentLoop:

@@ -14,10 +14,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
+from turnwise.agents.tool_agent import ToolAgentLimits
 from turnwise.build.reward_model import build_reward_model
+from turnwise.build.tools import build_tools, check_tools_of_rows
+from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig
 from turnwise.config.data import RewardFunction
+from turnwise.config.tools import LoopEntry, read_loop_file
 from turnwise.data.demonstrations import message_problem
 from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, prompt_of
 from turnwise.data.tables import TableRow, read_tables
@@ -44,11 +48,17 @@ def rows_plug_ins(
     """The checks of `data`: a key, and a function that raises a TurnwiseError if its value is wrong. Files that `may_miss` may
     not exist yet."""
     yield ("data", "reward"), partial(load_rewards, config)
+    if not may_miss or all(map(_is_there, (config.agent.tool_config_path, config.agent.function_tool_path))):
+        yield ("agent", "tool_config_path"), partial(build_tools, config)
     for split in _SPLITS:
         files = (config.data.train_files if split == "train" else config.data.val_files) or []
         is_there = not may_miss or all(Path(name).exists() or not Path(name).suffix for name in files)
         if config.env_manager(split).has_rows and (split == "train" or config.uses_validation) and is_there:
             yield ("data", f"{split}_files"), partial(load_rows, config, split)
+
+
+def _is_there(path: str | None) -> bool:
+    return path is None or Path(path).expanduser().exists()
 
 
 def load_rows(config: AgenticConfig, split: Split) -> list[TableRow]:
@@ -59,7 +69,7 @@ def load_rows(config: AgenticConfig, split: Split) -> list[TableRow]:
     """
     data = config.data
     files = data.train_files if split == "train" else data.val_files
-    rows = read_tables(files or (), f"data.{split}_files")
+    rows, loops = read_tables(files or (), f"data.{split}_files"), _own_loops(config)
     for row in rows:
         if data.prompt_key not in row.columns:
             hint = nearest(data.prompt_key, row.columns)
@@ -69,7 +79,8 @@ def load_rows(config: AgenticConfig, split: Split) -> list[TableRow]:
             )
         if problem := _prompt_problem(row.columns[data.prompt_key]):
             raise DataError(f"{row.place}: column {data.prompt_key!r} {problem}; a prompt is a text or a list of messages")
-        _agent_of(config, row)
+        _agent_of(config, row, loops)
+    check_tools_of_rows(config, rows)
     for weighted in load_rewards(config):
         if isinstance(weighted.reward, FunctionReward):
             weighted.reward.check(rows)
@@ -84,15 +95,22 @@ def _prompt_problem(prompt: Any) -> str:
     return next(filter(None, (message_problem(index, message) for index, message in enumerate(prompt))), "")
 
 
-def _agent_of(config: AgenticConfig, row: TableRow) -> str:
+def _own_loops(config: AgenticConfig) -> Mapping[str, LoopEntry]:
+    path = config.agent.agent_config_path
+    return read_loop_file(path) if path else {}
+
+
+def _agent_of(config: AgenticConfig, row: TableRow, loops: Mapping[str, LoopEntry]) -> str:
     """Raises:
     DataError: there is no such agent.
     NotAvailableError: it is one of a later version.
     """
     name = row.columns.get(config.data.agent_name_key) or config.data.default_agent
     name = AGENT_ALIASES.get(str(name), str(name))
+    if name in loops:
+        return name
     if name not in AGENTS and ":" not in name:
-        known = ", ".join(AGENTS)
+        known = ", ".join([*AGENTS, *loops])
         raise DataError(f"{row.place}: agent {name!r} isn't one of {known}, nor module:Class.{nearest(name, AGENTS)}")
     if AGENTS.get(name) == "":
         raise NotAvailableError(f"{row.place}: the agent {name} isn't in this version")
@@ -125,7 +143,10 @@ def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate) -> lis
     room = config.sequence_length - config.max_new_tokens(split, ROWS_TAG)
     # Where a response may take all of the context, a prompt may take half of it.
     limit = data.max_prompt_length or (room if room > 0 else config.sequence_length // 2)
-    fitting = [row for row in rows if _fits(row.columns, data.prompt_key, template, limit)]
+    schemas, loops = build_tools(config).schemas, _own_loops(config)
+    agents = {row.place: _agent_of(config, row, loops) for row in rows}
+    shown = {agent: schemas if agent == "tool_agent" else [] for agent in agents.values()}
+    fitting = [row for row in rows if _fits(row.columns, data.prompt_key, template, limit, shown[agents[row.place]])]
     key = "data.max_prompt_length" if data.max_prompt_length else "sequence_length without max_new_tokens"
     if not fitting:
         raise DataError(
@@ -141,15 +162,16 @@ def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate) -> lis
             limit,
             key,
         )
-    return [DataRow(_tag_of(row), _agent_of(config, row), row.columns) for row in fitting]
+    return [DataRow(_tag_of(row), agents[row.place], row.columns) for row in fitting]
 
 
-def _fits(columns: Mapping[str, Any], prompt_key: str, template: ChatTemplate, limit: int) -> bool:
+def _fits(columns: Mapping[str, Any], prompt_key: str, template: ChatTemplate, limit: int, tools: Tools) -> bool:
     prompt = columns[prompt_key]
     num_messages = 1 if isinstance(prompt, str) else len(prompt)
-    if len(json.dumps(prompt, ensure_ascii=False).encode()) + _TEMPLATE_BYTES * num_messages <= limit:
+    num_bytes = len(json.dumps(prompt, ensure_ascii=False).encode()) + _TEMPLATE_BYTES * num_messages
+    if not tools and num_bytes <= limit:
         return True  # no tokenizer makes more tokens than there are bytes
-    return len(template.start(prompt_of(columns, prompt_key))) <= limit
+    return len(template.start(prompt_of(columns, prompt_key), tools)) <= limit
 
 
 def _tag_of(row: TableRow) -> str:
@@ -169,24 +191,40 @@ def say_shared_prompts(config: AgenticConfig) -> None:
         )
 
 
-def build_row_agent(config: AgenticConfig, split: Split, name: str) -> AgentLoop:
-    """The agent of rows that name it, made with those of `settings`, `split` and `seed` that its constructor has.
+def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Watchdog, stopwatch: Stopwatch) -> AgentLoop:
+    """The agent of rows that name it: made with those of `settings`, `split`, `seed`, `tools` and `limits` that its constructor
+    has, and with the arguments that agent.agent_config_path gives it.
 
     Raises:
         ConfigError: it asks for something else.
     """
-    found = load_class(AGENTS.get(name) or name, "data.default_agent", ConfigError)
-    settings = RowAgentSettings(config.data.prompt_key, config.max_new_tokens(split, ROWS_TAG))
-    offered: dict[str, Any] = {"settings": settings, "split": split, "seed": config.seed}
+    own = _own_loops(config).get(name)
+    found = load_class(own.target if own else AGENTS.get(name) or name, "data.default_agent", ConfigError)
+    agent = config.agent
+    offered: dict[str, Any] = {
+        "settings": RowAgentSettings(config.data.prompt_key, config.max_new_tokens(split, ROWS_TAG)),
+        "split": split,
+        "seed": config.seed,
+        "tools": build_tools(config, watchdog, stopwatch),
+        "limits": ToolAgentLimits(
+            agent.max_parallel_calls,
+            agent.max_assistant_turns,
+            agent.max_tool_response_length,
+            agent.tool_response_truncate_side,
+        ),
+        **((own.model_extra or {}) if own else {}),
+    }
     asked = [p for p in inspect.signature(found).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     if missing := [p.name for p in asked if p.default is p.empty and p.name not in offered]:
         raise ConfigError(
             f"data.default_agent {name}: its constructor asks for {', '.join(missing)}, and agents of rows are offered "
             f"{', '.join(offered)}; an agent that plays an environment is the agent_name of its tag in custom_envs"
         )
+    if own and (unknown := [key for key in own.model_extra or {} if key not in {p.name for p in asked}]):
+        raise ConfigError(f"agent.agent_config_path {agent.agent_config_path}: {unknown[0]} is no parameter of {name}")
     with Foreign(f"the agent {name}: making it", "at the start", are_faults=True):
-        agent: AgentLoop = found(**{p.name: offered[p.name] for p in asked if p.name in offered})
-    return agent
+        made: AgentLoop = found(**{p.name: offered[p.name] for p in asked if p.name in offered})
+    return made
 
 
 def load_rewards(

@@ -59,27 +59,27 @@ class Data(Section):
 
 
 class Agent(Section):
-    """Limits of tool agents."""
+    """Agents of rows: tools, their limits, and loops of your own."""
 
     tool_config_path: str | None = None
-    """File that describes tools."""
+    """YAML file of tools: `tools`, a list of {class_name, config, tool_schema}."""
     function_tool_path: str | None = None
-    """Python file whose functions are tools."""
+    """Python file whose public functions are tools."""
     interaction_config_path: str | None = None
     """File that describes simulated users."""
     agent_config_path: str | None = None
-    """File that registers your own agent loops."""
+    """YAML file of your own agent loops: a list of {name, _target_, and its arguments}."""
     tool_parser: str = "hermes"
     """Form of the tool calls in the model's text."""
     max_assistant_turns: PositiveCount | None = None
-    """Most responses of an episode."""
+    """Responses of an episode at most [what sequence_length holds]."""
     max_user_turns: PositiveCount | None = None
     """Messages of a simulated user at most."""
     max_parallel_calls: PositiveCount = 1
-    """Calls of one turn that are executed."""
+    """Calls of one response that are executed, at the same time; the model reads that the others weren't."""
     max_tool_response_length: PositiveCount = 1024
     """Characters of a tool's result that are shown."""
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
     """The part of a longer result that is removed."""
-    tool_timeout_s: Seconds | None = None
-    """Time of one call."""
+    tool_timeout_s: Seconds = 60.0
+    """Time of one call, and of making and releasing a tool's state."""

@@ -76,6 +76,10 @@ def _has_tasks(config: AgenticConfig) -> bool:
     return bool(config.data.train_files)
 
 
+def _has_tools(config: AgenticConfig) -> bool:
+    return not _has_tasks(config) or any(config.agent.is_set(key) for key in _TOOL_FILES)
+
+
 def _is_asynchronous(config: AgenticConfig) -> bool:
     return config.async_generation_ratio > 0
 
@@ -104,6 +108,16 @@ def _has_unlocked(config: AgenticConfig, split: Split) -> bool:
 
 _LOCKED = "its environments have use_thread_lock, which allows one call at a time"
 _ROWS = ("val_files", "prompt_key", "agent_name_key", "default_agent", "max_prompt_length", "shuffle")
+_TOOL_FILES = ("tool_config_path", "function_tool_path")
+_AGENT = (
+    *_TOOL_FILES,
+    "agent_config_path",
+    "max_assistant_turns",
+    "max_parallel_calls",
+    "max_tool_response_length",
+    "tool_response_truncate_side",
+    "tool_timeout_s",
+)
 _TRACE = ("trace.token2text", "trace.max_samples_per_step")
 
 REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
@@ -157,6 +171,8 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
         ("stale_groups", "stream_training", "on_weight_update", "cpu_split"), _is_asynchronous, "training is synchronous"
     ),
     Requirement(tuple(f"data.{key}" for key in _ROWS), _has_tasks, "there are no data.train_files"),
+    Requirement(tuple(f"agent.{key}" for key in _AGENT), _has_tasks, "there are no data.train_files, whose rows agents play"),
+    Requirement(tuple(f"agent.{key}" for key in _AGENT[3:]), _has_tools, "no file names tools"),
     Requirement(("data.shuffle",), lambda c: not c.data.curriculum, "data.curriculum draws the rows"),
     Requirement(("data.curriculum",), _has_choice, "a single environment has no other task to prefer"),
     Requirement(("data.reward_timeout_s",), lambda c: bool(c.data.reward), "there is no data.reward"),

@@ -57,7 +57,7 @@ COMBINATIONS: dict[Kind, tuple[dict[str, Any], ...]] = {
 
 _OTHER_VALUES: dict[str, Any] = {
     "group_filter": "non_zero_variance",
-    "default_agent": "tool_agent",
+    "default_agent": "react_agent",
     "data.reward.name": "exact_match",
     "device_mapping": [2],
     "checkpoint_config.type": "elsewhere",

@@ -80,6 +80,7 @@ _RAISING = {"custom_envs.<tag>.env_type": "odd_envs:RaisingEnv", "custom_envs.<t
 
 _ROWS = {"train_env_manager.tags": ["data"], "data.train_files": ["$rows"], "data.reward.name": "toy_rewards:length"}
 _VAL_ROWS = _ROWS | {"val_env_manager.tags": ["data"], "data.val_files": ["$rows"]} | _VALIDATED
+_TOOLS = _ROWS | {"data.default_agent": "toy_rewards:TellsTools", "agent.tool_config_path": "$tools"}
 _SCORED = {"data.reward.name": "reward_model", "reward_pretrain": "$score_model"}
 
 RUN = (
@@ -288,6 +289,14 @@ AGENTIC: tuple[Live, ...] = (
     Live("data.reward_timeout_s", 0.01, "error", {"data.reward.name": "toy_rewards:slow"}),
     Live("data.max_prompt_length", 24, "rollouts", _ROWS),
     Live("data.shuffle", False, "rollouts", _ROWS),
+    Live("agent.tool_config_path", "$other_tools", "rollouts", _TOOLS),
+    Live("agent.function_tool_path", "$functions", "rollouts", _TOOLS),
+    Live("agent.agent_config_path", "nowhere.yaml", "error", _ROWS),
+    Live("agent.max_assistant_turns", 2, "rollouts", _TOOLS),
+    Live("agent.max_parallel_calls", 2, "rollouts", _TOOLS),
+    Live("agent.max_tool_response_length", 2, "rollouts", _TOOLS),
+    Live("agent.tool_response_truncate_side", "left", "rollouts", _TOOLS),
+    Live("agent.tool_timeout_s", 2.0, "rollouts", _TOOLS),
     # Environments
     Live("custom_envs.<tag>.env_type", "turnwise.testing.toy_envs:BanditEnv", "rollouts"),
     Live("custom_envs.<tag>.env_config", {"num_turns": 1}, "rollouts"),

@@ -393,7 +393,7 @@ def test_evaluation_needs_less_than_training() -> None:
                     "train_files": "x.jsonl",
                     "val_files": "x.jsonl",
                     "reward": "exact_match",
-                    "default_agent": "tool_agent",
+                    "default_agent": "react_agent",
                 }
             },
             "data.default_agent",

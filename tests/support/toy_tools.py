@@ -1,0 +1,101 @@
+"""Tools for tests; some go wrong on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from turnwise.errors import ToolError
+from turnwise.types import Observation, Task
+
+
+def schema(name: str) -> dict[str, Any]:
+    """A tool of one text."""
+    properties = {"text": {"type": "string", "description": "A text."}}
+    parameters = {"type": "object", "properties": properties, "required": ["text"]}
+    return {"type": "function", "function": {"name": name, "description": "A toy.", "parameters": parameters}}
+
+
+class Notebook:
+    """Notes texts of one trajectory, and rewards each of them. `num_open` counts the states that aren't released."""
+
+    has_hung = False
+
+    def __init__(self, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None) -> None:
+        self.schema = tool_schema or schema("note")
+        self.reward = (config or {}).get("reward", 0.25)
+        self.num_open = 0
+
+    async def create(self, task: Task) -> list[str]:
+        self.num_open += 1
+        return []
+
+    async def execute(self, state: list[str], arguments: Mapping[str, Any]) -> str | Observation:
+        text = arguments["text"]
+        match text:
+            case "hang":
+                await asyncio.sleep(5)
+                self.has_hung = True
+            case "raise":
+                raise RuntimeError("the service is down")
+            case "mistake":
+                raise ToolError("no such page")
+            case "exit":
+                sys.exit(3)
+            case "bytes":
+                return b"\xff"  # type: ignore[return-value]
+            case "large":
+                return "x" * 10_000_000
+            case "half":
+                return "a\ud800"
+        await asyncio.sleep(0)
+        state.append(text)
+        return ", ".join(state)
+
+    async def calc_reward(self, state: list[str]) -> float:
+        return self.reward * len(state)
+
+    async def release(self, state: list[str]) -> None:
+        self.num_open -= 1
+
+
+def divide(a: float, b: float) -> float:
+    """Divides two numbers.
+
+    Args:
+        a: The dividend.
+        b: The divisor.
+    """
+    return a / b
+
+
+async def greet(name: str, times: int = 1) -> dict[str, Any]:
+    """Greets somebody.
+
+    Args:
+        name: Whom to greet.
+        times: How often.
+    """
+    return {"said": [f"Hello {name}"] * times}
+
+
+def leaving(code: int) -> str:
+    """Ends the interpreter.
+
+    Args:
+        code: Its status.
+    """
+    sys.exit(code)
+
+
+def blocking(path: str) -> str:
+    """Reads a pipe.
+
+    Args:
+        path: The pipe, which nobody writes.
+    """
+    with os.fdopen(os.open(path, os.O_RDWR)) as pipe:
+        return pipe.readline()

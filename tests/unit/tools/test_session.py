@@ -1,0 +1,227 @@
+"""Calls of tools: what the model reads, what fails the episode, and that every state is released."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from toy_tools import Notebook, divide, greet, leaving, schema
+
+from turnwise.errors import ConfigError, EnvironmentFault
+from turnwise.tools.calculator import calculator
+from turnwise.tools.function_tool import FunctionTool
+from turnwise.tools.gsm8k import Gsm8kTool
+from turnwise.tools.session import OfferedTool, ToolBox, ToolFault, ToolResult, ToolSession
+from turnwise.types import Task
+
+TASK = Task(id="train/data/0", tag="data", split="train", seed=0)
+
+
+def box_of(*tools: Any, timeout_s: float = 60.0) -> ToolBox:
+    return ToolBox([OfferedTool(tool if hasattr(tool, "schema") else FunctionTool(tool)) for tool in tools], timeout_s)
+
+
+def called(box: ToolBox, name: str, /, **arguments: Any) -> tuple[ToolResult, ToolSession]:
+    async def main() -> tuple[ToolResult, ToolSession]:
+        async with box.open(TASK) as session:
+            return await session.call(name, arguments), session
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "text"),
+    [
+        (divide, {"a": 3, "b": 2}, "1.5"),
+        (greet, {"name": "Ann"}, '{"said": ["Hello Ann"]}'),
+        (calculator, {"expression": "123 * (4 + 5)"}, "1107"),
+        (Notebook(), {"text": "half"}, "a?"),
+    ],
+)
+def test_a_result_is_a_text(tool: Any, arguments: dict[str, Any], text: str) -> None:
+    box = box_of(tool)
+    assert called(box, *box.names, **arguments)[0] == ToolResult(text)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        (divide, {"a": 1, "b": 0}, "Error executing 'divide': division by zero"),
+        (divide, {"a": 1}, "Invalid arguments for 'divide': 'b' is a required property"),
+        (divide, {"a": 1, "b": "2"}, "Invalid arguments for 'divide': '2' is not of type 'number'"),
+        (divide, {"a": 1, "b": 2, "c": 3}, "Invalid arguments for 'divide': Additional properties are not allowed"),
+        (calculator, {"expression": "__import__('os')"}, "Error executing 'calculator'"),
+        (calculator, {"expression": "9 ** 9 ** 9"}, "the power is too large"),
+        (calculator, {"expression": "(" * 900}, "is no arithmetic expression"),
+        (Notebook(), {"text": "mistake"}, "Error executing 'note': no such page"),
+    ],
+)
+def test_a_mistake_of_the_model_becomes_an_error_that_it_reads(tool: Any, arguments: dict[str, Any], said: str) -> None:
+    box = box_of(tool)
+    result, session = called(box, *box.names, **arguments)
+    assert result.is_error and said in result.text
+    assert list(session.num_errors.values()) == list(session.num_calls.values()) == [1]
+
+
+def test_an_unknown_tool_is_answered_with_the_known_ones() -> None:
+    assert called(box_of(divide, Notebook()), "nothing")[0] == ToolResult(
+        "Unknown function 'nothing'. Available tools: divide, note", is_error=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ("hang", ToolFault, "an episode of data waited 0.05 s for note.execute; raise agent.tool_timeout_s"),
+        ("raise", RuntimeError, "the service is down"),
+        ("exit", EnvironmentFault, r"note.execute called sys.exit\(3\)"),
+        ("bytes", ToolFault, "the tool note returned a bytes"),
+    ],
+)
+def test_what_is_no_fault_of_the_model_fails_the_episode_and_releases_the_state(text: str, kind: type, said: str) -> None:
+    tool = Notebook()
+    with pytest.raises(kind, match=said):
+        called(box_of(tool, timeout_s=0.05), "note", text=text)
+    assert tool.num_open == 0
+
+
+def test_a_function_in_a_thread_that_exits_the_interpreter_fails_the_episode() -> None:
+    with pytest.raises(EnvironmentFault, match=r"leaving called sys.exit\(4\)"):
+        called(box_of(leaving), "leaving", code=4)
+
+
+def test_a_cancelled_episode_releases_every_state_even_if_one_release_fails() -> None:
+    class Clumsy(Notebook):
+        async def release(self, state: list[str]) -> None:
+            await super().release(state)
+            raise RuntimeError("it broke")
+
+    tools = [Notebook(), Clumsy(tool_schema=schema("clumsy")), Notebook(tool_schema=schema("third"))]
+
+    async def main() -> None:
+        async with box_of(*tools).open(TASK) as session:
+            await session.call("note", {"text": "hang"})
+
+    async def cancelled() -> None:
+        episode = asyncio.create_task(main())
+        await asyncio.sleep(0.01)
+        assert [tool.num_open for tool in tools] == [1, 1, 1]
+        episode.cancel()
+        await episode
+
+    with pytest.raises(RuntimeError, match="it broke"):
+        asyncio.run(cancelled())
+    assert [tool.num_open for tool in tools] == [0, 0, 0]
+
+
+def test_a_state_is_released_if_another_one_can_not_be_made() -> None:
+    class Absent(Notebook):
+        async def create(self, task: Task) -> list[str]:
+            raise OSError("no disk")
+
+    tool = Notebook()
+    with pytest.raises(OSError, match="no disk"):
+        called(box_of(tool, Absent(tool_schema=schema("absent"))), "note", text="a")
+    assert tool.num_open == 0
+
+
+def test_at_most_so_many_calls_of_a_tool_go_on() -> None:
+    most = 0
+
+    class Counting(Notebook):
+        num_calls = 0
+
+        async def execute(self, state: Any, arguments: Any) -> str:
+            nonlocal most
+            self.num_calls += 1
+            most = max(most, self.num_calls)
+            await asyncio.sleep(0)
+            self.num_calls -= 1
+            return ""
+
+    async def main() -> None:
+        box = ToolBox([OfferedTool(Counting(), max_concurrency=2)])
+        async with box.open(TASK) as session:
+            await asyncio.gather(*(session.call("note", {"text": ""}) for _ in range(8)))
+
+    asyncio.run(main())
+    assert most == 2
+
+
+def test_rewards_of_tools_are_those_of_their_states() -> None:
+    async def main() -> list[dict[str, float]]:
+        found = []
+        for texts in (["a", "b"], []):
+            async with box_of(Notebook(), divide).open(TASK) as session:
+                for text in texts:
+                    await session.call("note", {"text": text})
+                found.append(await session.rewards())
+        return found
+
+    assert asyncio.run(main()) == [{"note": 0.5}, {}]
+
+
+def test_a_reward_that_is_no_number_is_a_fault_of_the_tool() -> None:
+    async def main() -> None:
+        async with box_of(Notebook({"reward": float("nan")})).open(TASK) as session:
+            await session.rewards()
+
+    with pytest.raises(ToolFault, match=r"note.calc_reward returned nan"):
+        asyncio.run(main())
+
+
+def test_a_row_may_select_tools() -> None:
+    task = Task(id="0", tag="data", split="train", seed=0, payload={"extra_info": {"tool_selection": ["note"]}})
+
+    async def main() -> list[str]:
+        async with box_of(Notebook(), divide).open(task) as session:
+            return [schema["function"]["name"] for schema in session.schemas]
+
+    assert asyncio.run(main()) == ["note"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({}, "has no function with a name"),
+        ({"function": {"name": "a", "parameters": {"type": "objekt"}}}, "the tool a: parameters is no JSON schema"),
+    ],
+)
+def test_a_schema_that_is_none_is_refused(wrong: dict[str, Any], said: str) -> None:
+    tool = Notebook()
+    tool.schema = wrong
+    with pytest.raises(ConfigError, match=said):
+        OfferedTool(tool)
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two tools are called note"):
+        box_of(Notebook(), Notebook())
+
+
+def test_a_function_without_a_description_of_its_parameters_is_refused() -> None:
+    def bare(x: int) -> int:
+        """Nothing about x."""
+        return x
+
+    with pytest.raises(ConfigError, match=r"the tool bare: .* docstring with `Args:`"):
+        FunctionTool(bare)
+
+
+def test_the_published_tool_says_whether_an_answer_is_right_and_punishes_what_improves_nothing() -> None:
+    kwargs = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "72"}}}
+    task = Task(id="0", tag="data", split="train", seed=0, payload={"extra_info": {"tools_kwargs": kwargs}})
+
+    async def main() -> tuple[list[str], dict[str, float]]:
+        async with box_of(Gsm8kTool({}, None)).open(task) as session:
+            texts = [(await session.call("calc_gsm8k_reward", {"answer": answer})).text for answer in ("7", "#### 72", "72")]
+            return texts, await session.rewards()
+
+    texts, rewards = asyncio.run(main())
+    assert texts == [
+        "Current parsed answer='7' reward=0.0",
+        "Current parsed answer='72' reward=1.0",
+        "Current parsed answer='72' reward=1.0",
+    ]
+    assert rewards == {"calc_gsm8k_reward": -0.1}

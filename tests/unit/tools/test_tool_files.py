@@ -1,0 +1,155 @@
+"""Tools and agent loops that files name, and rows that fit them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_rewards import TellsTools
+from toy_tools import Notebook, schema
+
+from turnwise.build.rows import build_row_agent, load_rows
+from turnwise.build.tools import build_tools
+from turnwise.config import AgenticConfig, parse_config
+from turnwise.errors import ConfigError, DataError, EnvironmentFault
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.tools.gsm8k import Gsm8kTool
+from turnwise.types import Task
+
+HALF = '''
+import math
+
+def half(x: float) -> float:
+    """Halves a number.
+
+    Args:
+        x: The number.
+    """
+    return _halved(x)
+
+def _halved(x):
+    return x / 2
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config_of(tools: Any = None, rows: list[dict[str, Any]] | None = None, **changes: Any) -> AgenticConfig:
+    agent = {}
+    if tools is not None:
+        Path("tools.yaml").write_text(tools if isinstance(tools, str) else json.dumps(tools))
+        agent["tool_config_path"] = "tools.yaml"
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows or [{"prompt": "1"}]))
+    data = {"train_files": ["rows.jsonl"], "reward": ["toy_rewards:length"], **changes.pop("data", {})}
+    values = {"pretrain": "model", "data": data, "agent": agent | changes.pop("agent", {}), "eval_steps": 0}
+    return parse_config(values | changes, AgenticConfig)[0]
+
+
+def test_a_tool_file_in_the_published_form(folder: Path) -> None:
+    tools = [
+        {"class_name": "toy_tools.Notebook", "config": {"reward": 2.0}, "tool_schema": schema("pad"), "max_concurrency": 3},
+        {"class_name": "verl.tools.gsm8k_tool.Gsm8kTool", "config": {"type": "native"}},
+        {"class_name": "calculator", "timeout_s": 2.0},
+        {"class_name": "toy_tools:divide"},
+    ]
+    box = build_tools(config_of({"tools": tools}))
+    assert box.names == ["pad", "calc_gsm8k_reward", "calculator", "divide"]
+    pad, gsm8k, calculator, _ = box.tools
+    assert isinstance(pad.tool, Notebook) and (pad.tool.reward, pad.max_concurrency) == (2.0, 3)
+    assert isinstance(gsm8k.tool, Gsm8kTool) and calculator.timeout_s == 2.0
+
+
+def test_public_functions_of_a_file_are_tools(folder: Path) -> None:
+    (folder / "own.py").write_text(HALF)
+    box = build_tools(config_of(agent={"function_tool_path": "own.py"}))
+    assert box.names == ["half"]
+
+    async def main() -> str:
+        async with box.open(Task(id="0", tag="data", split="train", seed=0)) as session:
+            return (await session.call("half", {"x": 3})).text
+
+    assert asyncio.run(main()) == "1.5"
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ("[1, 2", "tools.yaml"),
+        ("tools: 3", "expected tools, a list of"),
+        ({"tools": [{"config": {}}]}, r"tools\[0\].class_name: Field required; expected tools, a list of"),
+        ({"tools": [{"class_name": "calculater"}]}, "isn't one of calculator, .* Did you mean 'calculator'"),
+        ({"tools": [{"class_name": "no_such_module.Tool"}]}, "no module 'no_such_module'"),
+        ({"tools": [{"class_name": "toy_tools.Nothing"}]}, "toy_tools has no object 'Nothing'"),
+        ({"tools": [{"class_name": "toy_tools.Any"}]}, "Any"),
+        ({"tools": [{"class_name": "calculator", "config": {"a": 1}}]}, "is a function, which takes no config"),
+        ({"tools": [{"class_name": "calculator", "tool_schema": {"type": "function"}}]}, "has no function with a name"),
+        ({"tools": [{"class_name": "calculator", "timeout": 1}]}, r"tools\[0\].timeout: Extra inputs are not permitted"),
+        ({"tools": [{"class_name": "calculator"}, {"class_name": "calculator"}]}, "two tools are called calculator"),
+    ],
+)
+def test_a_wrong_tool_file_is_refused(tools: Any, said: str, folder: Path) -> None:
+    with pytest.raises((ConfigError, EnvironmentFault), match=said):
+        build_tools(config_of(tools))
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "is no Python file"), ("x = 1", "no public function"), ("1/0", "division")])
+def test_a_wrong_file_of_functions_is_refused(text: str | None, said: str, folder: Path) -> None:
+    if text is not None:
+        (folder / "own.py").write_text(text)
+    with pytest.raises((ConfigError, EnvironmentFault), match=said):
+        build_tools(config_of(agent={"function_tool_path": "own.py"}))
+
+
+CALCULATOR = {"tools": [{"class_name": "calculator"}]}
+
+
+@pytest.mark.parametrize(
+    ("tools", "row", "said"),
+    [
+        (CALCULATOR, {}, r"rows.jsonl.* the tools calculator are configured, and this row would be played without them"),
+        (None, {"agent_name": "tool_agent"}, "tool_agent needs tools"),
+        (CALCULATOR, {"agent_name": "tool_agnet"}, "agent 'tool_agnet' isn't one of .* Did you mean 'tool_agent'"),
+        (
+            CALCULATOR,
+            {"agent_name": "tool_agent", "extra_info": {"tools_kwargs": {"python": {}, "calculator": None}}},
+            "extra_info names the tool 'python'; there are calculator",
+        ),
+        (CALCULATOR, {"agent_name": "tool_agent_loop", "extra_info": {"tool_selection": ["search"]}}, "the tool 'search'"),
+    ],
+)
+def test_a_row_that_does_not_fit_the_tools_is_refused(tools: Any, row: dict[str, Any], said: str, folder: Path) -> None:
+    with pytest.raises(DataError, match=said):
+        load_rows(config_of(tools, [{"prompt": "1", **row}]), "train")
+
+
+@pytest.mark.parametrize(
+    ("row", "data"),
+    [
+        ({"agent_name": "tool_agent_loop"}, {}),
+        ({"agent_name": "single_turn_agent"}, {}),
+        ({}, {"default_agent": "single_turn_agent"}),
+        ({}, {"default_agent": "tool_agent_loop"}),
+    ],
+)
+def test_a_row_that_says_how_it_is_played_is_taken(row: dict[str, Any], data: dict[str, Any], folder: Path) -> None:
+    assert load_rows(config_of(CALCULATOR, [{"prompt": "1", **row}], data=data), "train")
+
+
+def test_a_loop_of_a_user_by_its_name(folder: Path) -> None:
+    loops = [{"name": "teller", "_target_": "toy_rewards.TellsTools", "extra": "a"}]
+    (folder / "loops.yaml").write_text(json.dumps(loops))
+    config = config_of(CALCULATOR, [{"prompt": "1", "agent_name": "teller"}], agent={"agent_config_path": "loops.yaml"})
+    assert load_rows(config, "train")
+    agent = build_row_agent(config, "train", "teller", Watchdog(), Stopwatch())
+    assert isinstance(agent, TellsTools)
+    (folder / "loops.yaml").write_text(json.dumps([loops[0] | {"extras": "a"}]))
+    with pytest.raises(ConfigError, match=r"loops.yaml: extras is no parameter of teller"):
+        build_row_agent(config, "train", "teller", Watchdog(), Stopwatch())

@@ -1,0 +1,152 @@
+"""Answers the prompt of a row with tools: generate, execute the calls, show their results, until an answer has no call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Literal
+
+from turnwise.agents.single_turn_agent import RowAgentSettings
+from turnwise.data.rewards import prompt_of
+from turnwise.protocols import Conversation, OpenConversation
+from turnwise.tools.session import ToolBox, ToolResult, ToolSession
+from turnwise.types import Limit, Message, SamplingParams, Task, Trajectory
+
+logger = logging.getLogger(__name__)
+
+Side = Literal["left", "middle", "right"]
+_MARK = "(truncated)"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAgentLimits:
+    """Limits of an episode with tools. Reaching one is an outcome."""
+
+    max_parallel_calls: int = 1
+    """Calls of one response that are executed, at the same time; the model reads that the others weren't."""
+    max_assistant_turns: int | None = None
+    """Most responses; None = as many as the context holds."""
+    max_tool_response_length: int = 1024
+    """Characters of a result that the model is shown."""
+    tool_response_truncate_side: Side = "middle"
+    """The part of a longer result that is removed."""
+
+
+class ToolAgent:
+    """Plays a row in one context. Tools of a row are created once, and released however the episode ends.
+
+    What the model gets wrong, it is told. A tool that hangs or crashes raises, and the scheduler plays the episode anew.
+    """
+
+    def __init__(self, settings: RowAgentSettings, *, tools: ToolBox, limits: ToolAgentLimits) -> None:
+        self._settings = settings
+        self._tools = tools
+        self._limits = limits
+
+    async def run(
+        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+    ) -> list[Trajectory]:
+        """One trajectory: finished by a response without calls, or truncated by a limit.
+
+        Raises:
+            ToolFault: a tool hung, or returned what is no text.
+            Exception: a tool raised it.
+        """
+        async with self._tools.open(task) as session:
+            # A tool's result is text from outside: it must not forge a turn.
+            conversation = open_conversation(sampling, tools=session.schemas, encode_special_tokens=False)
+            limit = await self._converse(session, conversation, prompt_of(task.payload, self._settings.prompt_key))
+            rewards = await session.rewards()
+        return [
+            Trajectory(
+                task=task,
+                sibling=sibling,
+                turns=conversation.turns,
+                status="truncated" if limit else "finished",
+                limit=limit,
+                outcome_rewards={f"tool/{name}": reward for name, reward in rewards.items()},
+                metrics=_metrics(session, conversation),
+            )
+        ]
+
+    async def _converse(self, session: ToolSession, conversation: Conversation, messages: Sequence[Message]) -> Limit | None:
+        for turn_idx in count(1):
+            reply = await conversation.generate(messages, max_new_tokens=self._settings.max_new_tokens)
+            # The results of the last calls leave no room, so the context ends before them.
+            if reply is None:
+                return "sequence_length"
+            turn = conversation.turns[-1]
+            calls, errors = reply.get("tool_calls") or (), reply.get("call_errors") or ()
+            turn.metrics = {"tool_calls": float(len(calls) + len(errors)), "unreadable_calls": float(len(errors))}
+            if turn.finish_reason == "length":
+                return "sequence_length"
+            if not calls and not errors:
+                return None
+            if turn_idx == self._limits.max_assistant_turns:
+                return "max_steps"
+            started = time.perf_counter()
+            messages = await self._answers(session, calls, errors)
+            turn.step_s = time.perf_counter() - started
+        raise AssertionError("count ends never")
+
+    async def _answers(self, session: ToolSession, calls: Sequence[Mapping[str, Any]], errors: Sequence[str]) -> list[Message]:
+        """A message of role `tool` for each call, in the order of the calls; unreadable ones come last."""
+        most = self._limits.max_parallel_calls
+        functions = [call["function"] for call in calls]
+        running = [asyncio.create_task(session.call(f["name"], f["arguments"])) for f in functions[:most]]
+        try:
+            results = await asyncio.gather(*running)
+        finally:
+            # Where one call fails the episode, no other may outlive it.
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        beyond = ToolResult(f"not executed: at most {most} call{'s' if most > 1 else ''} a turn", is_error=True)
+        results += [beyond] * (len(functions) - len(results))
+        answers = [
+            _message(function["name"], call["id"], self._shown(result.text))
+            for call, function, result in zip(calls, functions, results, strict=True)
+        ]
+        for number, error in enumerate(errors):
+            logger.info("Failed to decode tool call: %s", error)
+            answers.append(_message("error", f"error{number:04d}", self._shown(error)))
+        return answers
+
+    def _shown(self, text: str) -> str:
+        return shortened(text, self._limits.max_tool_response_length, self._limits.tool_response_truncate_side)
+
+
+def shortened(text: str, limit: int, side: Side) -> str:
+    """At most `limit` characters of a text, and a mark where the others were removed.
+
+    >>> shortened("abcdefgh", 4, "middle"), shortened("abcdefgh", 4, "left"), shortened("abcd", 4, "right")
+    ('ab...(truncated)...gh', '(truncated)...efgh', 'abcd')
+    """
+    if len(text) <= limit:
+        return text
+    match side:
+        case "left":
+            return f"{_MARK}...{text[-limit:]}"
+        case "right":
+            return f"{text[:limit]}...{_MARK}"
+        case "middle":
+            tail = limit - limit // 2
+            return f"{text[: limit // 2]}...{_MARK}...{text[-tail:]}"
+
+
+def _message(name: str, call_id: str, content: str) -> Message:
+    return {"role": "tool", "name": name, "tool_call_id": call_id, "content": content}
+
+
+def _metrics(session: ToolSession, conversation: Conversation) -> dict[str, float]:
+    turns = conversation.turns
+    found = {name: sum(turn.metrics[name] for turn in turns) for name in ("tool_calls", "unreadable_calls")}
+    for name in session.num_calls:
+        found[f"tool/{name}/calls"] = float(session.num_calls[name])
+        found[f"tool/{name}/errors"] = float(session.num_errors[name])
+        found[f"tool/{name}/seconds"] = session.seconds[name]
+    return found

@@ -1,0 +1,106 @@
+"""Builds tools from the files that a config names."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from turnwise.config import AgenticConfig
+from turnwise.config.tools import ToolEntry, read_tool_file
+from turnwise.data.tables import TableRow
+from turnwise.entry_points import load_object
+from turnwise.errors import ConfigError, DataError
+from turnwise.protocols import Tool
+from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.spec import AGENT_ALIASES, TOOLS
+from turnwise.tools.function_tool import FunctionTool
+from turnwise.tools.session import OfferedTool, ToolBox
+
+
+def build_tools(config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None) -> ToolBox:
+    """The tools that `agent` of a config names; none if it names no file.
+
+    Raises:
+        ConfigError: a file, class, function or schema is wrong, or two tools have one name.
+    """
+    agent = config.agent
+    tools = [_of_entry(entry, f"class_name of {agent.tool_config_path}") for entry in _entries(agent.tool_config_path)]
+    if agent.function_tool_path:
+        tools += [OfferedTool(FunctionTool(function)) for function in _functions(agent.function_tool_path)]
+    return ToolBox(tools, agent.tool_timeout_s, watchdog or Watchdog(), stopwatch or Stopwatch())
+
+
+def _entries(path: str | None) -> list[ToolEntry]:
+    return read_tool_file(path) if path else []
+
+
+def _of_entry(entry: ToolEntry, key: str) -> OfferedTool:
+    found = load_object(TOOLS.get(entry.class_name) or entry.class_name, key, ConfigError)
+    make: Callable[[], Tool]
+    if isinstance(found, type):
+        make = partial(found, entry.config, entry.tool_schema)
+    elif not callable(found):
+        raise ConfigError(f"{key} {entry.class_name}: is a {type(found).__name__}; a tool is a class or a function")
+    elif entry.config:
+        raise ConfigError(f"{key} {entry.class_name}: is a function, which takes no config; leave config out")
+    else:
+        make = partial(FunctionTool, found, entry.tool_schema)
+    with Foreign(f"{key} {entry.class_name}: making it", "at the start", are_faults=True):
+        tool = make()
+    lacking = [name for name in ("schema", "create", "execute", "calc_reward", "release") if not hasattr(tool, name)]
+    if lacking:
+        raise ConfigError(f"{key} {entry.class_name}: has no {', '.join(lacking)}; see Tool in turnwise/tool_protocols.py")
+    if not isinstance(tool.schema, Mapping):
+        raise ConfigError(f"{key} {entry.class_name}: its schema is a {type(tool.schema).__name__}, and tool_schema is unset")
+    return OfferedTool(tool, entry.timeout_s, entry.max_concurrency)
+
+
+def _functions(path: str) -> Sequence[Callable[..., Any]]:
+    """The public functions that a Python file defines, in their order."""
+    file, key = Path(path).expanduser(), f"agent.function_tool_path {path}"
+    name = f"turnwise_functions_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"{key}: is no Python file; name one whose public functions are tools")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    with Foreign(f"{key}: importing it", "at the start", are_faults=True):
+        spec.loader.exec_module(module)
+    own = [value for key, value in vars(module).items() if isinstance(value, FunctionType) and not key.startswith("_")]
+    functions = [function for function in own if function.__module__ == name]
+    if not functions:
+        raise ConfigError(f"{key}: defines no public function; each public function of that file is a tool")
+    return functions
+
+
+def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
+    """Checks that rows and tools fit.
+
+    Raises:
+        DataError: tools are configured and a row would be played without them, or the other way round, or it names a tool that
+            isn't there.
+    """
+    names, data = build_tools(config).names, config.data
+    for row in rows:
+        named = row.columns.get(data.agent_name_key)
+        agent = AGENT_ALIASES.get(str(named), named) or data.default_agent
+        if names and not named and not data.is_set("default_agent"):
+            raise DataError(
+                f"{row.place}: the tools {', '.join(names)} are configured, and this row would be played without them: give it "
+                f"the column {data.agent_name_key} (tool_agent), or set data.default_agent: tool_agent"
+            )
+        if agent == "tool_agent" and not names:
+            raise DataError(
+                f"{row.place}: tool_agent needs tools; name them in agent.tool_config_path or agent.function_tool_path"
+            )
+        extra = row.columns.get("extra_info") or {}
+        kwargs = [name for name, given in (extra.get("tools_kwargs") or {}).items() if given is not None]
+        for name in [*kwargs, *(extra.get("tool_selection") or ())] if agent == "tool_agent" else []:
+            if name not in names:
+                raise DataError(f"{row.place}: extra_info names the tool {name!r}; there are {', '.join(names)}")

@@ -1,0 +1,91 @@
+"""The files that `agent.tool_config_path` and `agent.agent_config_path` name, in the published form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+
+from turnwise.config.problems import Problem, config_error
+from turnwise.config.section import Name, PositiveCount, Seconds, Section, is_entry_point
+from turnwise.config.yaml_text import load_yaml, read_yaml
+from turnwise.errors import ConfigError, nearest
+from turnwise.spec import TOOL_ALIASES, TOOLS
+
+S = TypeVar("S", bound=Section)
+
+
+def _entry_point(name: Any) -> Any:
+    """`module:Class` of a name, which may also be written `module.Class`, as published files do."""
+    if not isinstance(name, str) or name in TOOLS:
+        return name
+    if name in TOOL_ALIASES:
+        return TOOL_ALIASES[name]
+    module, _, attribute = name.rpartition(".")
+    entry = name if ":" in name else f"{module}:{attribute}"
+    if not is_entry_point(entry):
+        raise ValueError(f"{name!r} isn't one of {', '.join(TOOLS)}, nor module:Class.{nearest(name, TOOLS)}")
+    return entry
+
+
+Target = Annotated[Name, BeforeValidator(_entry_point)]
+
+
+class ToolEntry(Section):
+    """One tool of a tool file."""
+
+    class_name: Target
+    config: dict[str, Any] = Field(default_factory=dict)
+    tool_schema: dict[str, Any] | None = None
+    timeout_s: Seconds | None = None
+    max_concurrency: PositiveCount | None = None
+
+
+class _ToolFile(Section):
+    tools: list[ToolEntry]
+
+
+class LoopEntry(Section):
+    """One agent loop of a user: its name in the column `agent_name`, its class, and arguments of the class."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Name
+    target: Target = Field(alias="_target_")
+
+
+class _LoopFile(Section):
+    loops: list[LoopEntry]
+
+
+def read_tool_file(path: str) -> list[ToolEntry]:
+    """The tools of the file that `agent.tool_config_path` names.
+
+    Raises:
+        ConfigError: it can't be read, or an entry isn't one; the message names the file and the key.
+    """
+    name, form = f"agent.tool_config_path {path}", "tools, a list of {class_name, config, tool_schema}"
+    return _read(name, _ToolFile, _content(path, name), form).tools
+
+
+def read_loop_file(path: str) -> dict[str, LoopEntry]:
+    """The loops of the file that `agent.agent_config_path` names, by name; raises as `read_tool_file`."""
+    name = f"agent.agent_config_path {path}"
+    found = _read(name, _LoopFile, {"loops": _content(path, name)}, "a list of {name, _target_}")
+    return {loop.name: loop for loop in found.loops}
+
+
+def _content(path: str, name: str) -> Any:
+    return load_yaml(read_yaml(Path(path).expanduser(), name), name)
+
+
+def _read(name: str, kind: type[S], content: Any, form: str) -> S:
+    if not isinstance(content, dict) or not all(isinstance(value, list) for value in content.values()):
+        raise ConfigError(f"{name} holds {str(content)[:40]!r}; expected {form}")
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+    problems = [Problem(item["loc"], f"{item['msg'].removeprefix('Value error, ')}; expected {form}") for item in found]
+    raise config_error(name, problems, lambda path: "")

@@ -1,0 +1,65 @@
+"""The registered tool `calculator`."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from turnwise.errors import ToolError
+
+MAX_CHARACTERS = 1000
+MAX_BITS = 4096
+"""Size of a whole number, in between too: larger ones would take seconds."""
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+
+
+def calculator(expression: str) -> str:
+    """Computes an arithmetic expression.
+
+    Args:
+        expression: Numbers, parentheses and the operators + - * / // % **.
+    """
+    if len(expression) > MAX_CHARACTERS:
+        raise ToolError(f"the expression has {len(expression)} characters; at most {MAX_CHARACTERS} are read")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+        return str(_value(tree.body))
+    except (SyntaxError, RecursionError, MemoryError) as fault:
+        raise ToolError(f"{expression!r} is no arithmetic expression") from fault
+
+
+def _value(node: ast.expr) -> int | float:
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return number
+        case ast.UnaryOp(op, operand) if type(op) in _UNARY:
+            return _bounded(_UNARY[type(op)](_value(operand)))
+        case ast.BinOp(left, op, right) if type(op) in _BINARY:
+            first, second = _value(left), _value(right)
+            if isinstance(op, ast.Pow) and abs(second) * max(_bits(first), 1) > MAX_BITS:
+                raise ToolError("the power is too large")
+            return _bounded(_BINARY[type(op)](first, second))
+    raise ToolError(f"{ast.unparse(node)!r} isn't a number, nor one of the operators + - * / // % **")
+
+
+def _bits(number: float) -> int:
+    return abs(int(number)).bit_length()
+
+
+def _bounded(number: Any) -> int | float:
+    if isinstance(number, complex) or (isinstance(number, int) and number.bit_length() > MAX_BITS):
+        raise ToolError("the result is too large, or no real number")
+    result: int | float = number
+    return result

@@ -1,0 +1,79 @@
+"""A plain function as a tool: its schema comes from its signature and docstring."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+
+from turnwise.errors import ConfigError
+from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.threads import DaemonPool
+from turnwise.types import Observation, Task
+
+
+class FunctionTool:
+    """A function without state. A coroutine function is awaited, another one runs in a thread. A result that is no text is
+    shown as JSON.
+
+    Raises:
+        ConfigError: the function lacks type hints, or Google's form of docstring, which describes each parameter.
+
+    >>> def add(a: int, b: int) -> int:
+    ...     '''Adds two numbers.
+    ...
+    ...     Args:
+    ...         a: The first number.
+    ...         b: The second number.
+    ...     '''
+    ...     return a + b
+    >>> FunctionTool(add).schema["function"]["parameters"]["required"]
+    ['a', 'b']
+    """
+
+    def __init__(self, function: Callable[..., Any], schema: Mapping[str, Any] | None = None) -> None:
+        self.schema = schema or schema_of(function)
+        self._function = function
+        self._name = str(function.__name__)
+        self._pool = DaemonPool(self._name)
+
+    async def create(self, task: Task) -> None: ...
+
+    async def execute(self, state: None, arguments: Mapping[str, Any]) -> str | Observation:
+        if inspect.iscoroutinefunction(self._function):
+            result = await self._function(**arguments)
+        else:
+            result = await self._pool.call(partial(self._called, arguments))
+        return result if isinstance(result, str | Observation) else json.dumps(result, ensure_ascii=False)
+
+    async def calc_reward(self, state: None) -> float:
+        return 0.0
+
+    async def release(self, state: None) -> None: ...
+
+    def _called(self, arguments: Mapping[str, Any]) -> Any:
+        with Foreign(self._name):
+            return self._function(**arguments)
+
+
+def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """OpenAI's schema of a function.
+
+    Raises:
+        ConfigError: its signature or docstring doesn't say enough.
+    """
+    try:
+        schema: dict[str, Any] = get_json_schema(function)
+    except (DocstringParsingException, TypeHintParsingException, TypeError, NameError) as fault:
+        raise ConfigError(
+            f"the tool {function.__name__}: {fault}; a function that is a tool has type hints, and a docstring with `Args:` "
+            "that describes each parameter"
+        ) from fault
+    # No family's template shows what a function returns.
+    schema["function"].pop("return", None)
+    return schema

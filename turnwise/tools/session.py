@@ -1,0 +1,215 @@
+"""The tools of one episode: their state, their calls with deadlines, and who is to blame when one goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, best_match
+
+from turnwise.errors import ConfigError, EnvironmentFault, ToolError
+from turnwise.protocols import Tool
+from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.types import Observation, Task
+
+TRACK = "tools"
+"""The stopwatch's track of tool calls, which overlap."""
+MISTAKES = (ToolError, ValueError, ArithmeticError)
+"""What a tool raises for wrong arguments. Everything else is the tool's own fault."""
+
+
+class ToolFault(EnvironmentFault):
+    """A tool hung, crashed, or returned what is no result. The model isn't to blame, so the episode fails."""
+
+
+class ToolResult(NamedTuple):
+    """The answer to one call."""
+
+    text: str
+    is_error: bool = False
+    """Whether the model made a mistake."""
+
+
+@dataclass(slots=True)
+class OfferedTool:
+    """A tool and the limits of its calls, which all episodes of a split share.
+
+    Raises:
+        ConfigError: its schema isn't one.
+    """
+
+    tool: Tool
+    timeout_s: float | None = None
+    """Seconds of one call; None = `agent.tool_timeout_s`."""
+    max_concurrency: int | None = None
+    """Most calls at the same time; None = any number."""
+    name: str = field(init=False)
+    _arguments: Draft202012Validator = field(init=False)
+    _places: asyncio.Semaphore | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        function = self.tool.schema.get("function")
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+            form = '{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}'
+            raise ConfigError(
+                f"the schema of {type(self.tool).__name__} has no function with a name; a tool's schema is {form}"
+            )
+        self.name = function["name"]
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        try:
+            Draft202012Validator.check_schema(parameters)
+        except SchemaError as fault:
+            raise ConfigError(f"the schema of the tool {self.name}: parameters is no JSON schema: {fault.message}") from fault
+        if isinstance(parameters, Mapping) and "additionalProperties" not in parameters:
+            parameters = {**parameters, "additionalProperties": False}
+        self._arguments = Draft202012Validator(parameters)
+        if self.max_concurrency:
+            self._places = asyncio.Semaphore(self.max_concurrency)
+
+    def problem_of(self, arguments: Any) -> str:
+        """Why the schema refuses the arguments; empty if it allows them."""
+        found = best_match(self._arguments.iter_errors(arguments))
+        return "" if found is None else str(found.message)[:500]
+
+    async def in_turn(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """The call's result, as soon as it may begin."""
+        if self._places is None:
+            return await call()
+        async with self._places:
+            return await call()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolBox:
+    """The tools that episodes may open.
+
+    Raises:
+        ConfigError: two tools have one name.
+    """
+
+    tools: Sequence[OfferedTool]
+    timeout_s: float | None = None
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+
+    def __post_init__(self) -> None:
+        names = [offered.name for offered in self.tools]
+        if doubled := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(
+                f"two tools are called {', '.join(sorted(doubled))}; a call names one tool, so rename one of them"
+            )
+
+    @property
+    def names(self) -> list[str]:
+        return [offered.name for offered in self.tools]
+
+    @property
+    def schemas(self) -> list[Mapping[str, Any]]:
+        return [offered.tool.schema for offered in self.tools]
+
+    def open(self, task: Task) -> ToolSession:
+        """The tools of one episode: all, or those of the row's `extra_info.tool_selection`."""
+        selection = (task.payload.get("extra_info") or {}).get("tool_selection")
+        return ToolSession(self, [offered for offered in self.tools if not selection or offered.name in selection], task)
+
+
+class ToolSession:
+    """The tools of one episode. Entering it creates their states, and leaving it releases them, however it is left.
+
+    `num_calls`, `num_errors` and `seconds` count by the tool's name; a call that no tool could take counts under "".
+    """
+
+    def __init__(self, box: ToolBox, tools: Sequence[OfferedTool], task: Task) -> None:
+        self._box, self._task = box, task
+        self._tools = {offered.name: offered for offered in tools}
+        self._states: dict[str, Any] = {}
+        self._stack = AsyncExitStack()
+        self.num_calls = dict.fromkeys(self._tools, 0)
+        self.num_errors = dict.fromkeys(self._tools, 0)
+        self.seconds = dict.fromkeys(self._tools, 0.0)
+
+    @property
+    def schemas(self) -> list[Mapping[str, Any]]:
+        return [offered.tool.schema for offered in self._tools.values()]
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            for name, offered in self._tools.items():
+                state = await self._answer(offered, "create", self._task)
+                self._states[name] = state
+                stack.push_async_callback(partial(self._answer, offered, "release", state))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exception: Any) -> None:
+        await self._stack.__aexit__(*exception)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """The answer to a call of the model, whose mistakes are answered with an error that it can read.
+
+        Raises:
+            ToolFault: the tool took too long, or returned what is no text.
+            Exception: the tool raised it.
+        """
+        offered = self._tools.get(name)
+        if offered is None:
+            return ToolResult(f"Unknown function {name!r}. Available tools: {', '.join(self._tools) or 'none'}", is_error=True)
+        self.num_calls[name] += 1
+        started = self._box.stopwatch.now()
+        try:
+            result = await self._executed(offered, arguments)
+        finally:
+            self._box.stopwatch.add(TRACK, name, started)
+            self.seconds[name] += self._box.stopwatch.now() - started
+        self.num_errors[name] += result.is_error
+        return result
+
+    async def rewards(self) -> dict[str, float]:
+        """The reward that each tool gives this episode, where it isn't 0.
+
+        Raises:
+            ToolFault: a reward is no finite number.
+        """
+        found: dict[str, float] = {}
+        for name, offered in self._tools.items():
+            reward = await self._answer(offered, "calc_reward", self._states[name])
+            if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+                raise ToolFault(f"{name}.calc_reward returned {reward!r:.80}; a tool's reward is one finite number")
+            found[name] = float(reward)
+        return {name: reward for name, reward in found.items() if reward}
+
+    async def _executed(self, offered: OfferedTool, arguments: Mapping[str, Any]) -> ToolResult:
+        if problem := offered.problem_of(arguments):
+            return ToolResult(f"Invalid arguments for {offered.name!r}: {problem}", is_error=True)
+        execute = partial(self._answer, offered, "execute", self._states[offered.name], arguments)
+        try:
+            result = await offered.in_turn(execute)
+        except MISTAKES as mistake:
+            return ToolResult(f"Error executing {offered.name!r}: {mistake}", is_error=True)
+        text = result.text if isinstance(result, Observation) else result
+        if not isinstance(text, str) or (isinstance(result, Observation) and result.media):
+            what = "pictures" if isinstance(text, str) else f"a {type(text).__name__}"
+            raise ToolFault(f"the tool {offered.name} returned {what}; a tool of this version returns a text")
+        # Half a surrogate pair is no text that a tokenizer takes.
+        return ToolResult(text.encode(errors="replace").decode())
+
+    async def _answer(self, offered: OfferedTool, method: str, *arguments: Any) -> Any:
+        """The result of a tool's method."""
+        what = f"{offered.name}.{method}"
+        waiter = f"an episode of {self._task.tag}"
+        own = offered.timeout_s
+        timeout_s, setting = (self._box.timeout_s, "agent.tool_timeout_s") if own is None else (own, "timeout_s of the tool")
+        limit = self._box.watchdog.waiting(waiter, what, timeout_s, setting, ToolFault)
+        with Foreign(what, self._task.id):
+            async with limit:
+                result = getattr(offered.tool, method)(*arguments)
+                return await result if inspect.isawaitable(result) else result
