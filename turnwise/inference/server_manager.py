@@ -18,11 +18,14 @@ from turnwise.types import Completion, Media, SamplingParams
 logger = logging.getLogger(__name__)
 
 _SETTING = "deadlines.request_s"
+_MAX_IMBALANCE = 1.1
+"""A conversation leaves its replica if that has so many times the tokens of the least loaded one, with its own on top."""
 
 
 class LLMServerManager:
     """Routes requests over replicas: a conversation stays with the replica that has its cache, a new one goes to the least
-    loaded replica.
+    loaded replica. One moves to that, where its context is computed again, if its own has clearly more to do: lengths differ
+    so much that they would never even out (`benchmarks/balance.py`).
 
     Load is the number of tokens, prompt and budget, of running and waiting requests. A broken replica is dead: its requests are
     retried elsewhere with the same prompt and seed. `request_s` bounds every wait for a replica, in seconds: one that doesn't
@@ -100,7 +103,11 @@ class LLMServerManager:
         num_tokens = len(prompt_ids) + sampling.max_new_tokens
         more = {"partial_ids": partial_ids} if partial_ids else {}
         while True:
-            replica = self._route(request_id)
+            before = self._replica_of.get(request_id)
+            replica = self._route(request_id, num_tokens)
+            if before in self._servers and before != replica:
+                who = f"conversation {request_id!r}"
+                await self._ask(before, self._servers[before], who, "release its cache", lambda old: old.release(request_id))
             self._tokens_in_flight[replica] += num_tokens
             who, awaited = f"conversation {request_id!r}", f"inference replica {replica} to answer"
             try:
@@ -170,24 +177,37 @@ class LLMServerManager:
         raise self._all_dead()
 
     async def _ask_all(self, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[None]]) -> None:
-        async def ask_one(replica: int, server: InferenceServer) -> None:
-            try:
-                async with self._deadline(who, what, replica):
-                    await ask(server)
-            except TurnwiseError:
-                raise
-            except Exception as error:  # boundary: any other exception means that the replica is broken
-                self._bury(replica, error)
+        await asyncio.gather(*(self._ask(replica, server, who, what, ask) for replica, server in self._servers.items()))
 
-        await asyncio.gather(*(ask_one(replica, server) for replica, server in self._servers.items()))
+    async def _ask(
+        self, replica: int, server: InferenceServer, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[None]]
+    ) -> None:
+        try:
+            async with self._deadline(who, what, replica):
+                await ask(server)
+        except TurnwiseError:
+            raise
+        except Exception as error:  # boundary: any other exception means that the replica is broken
+            self._bury(replica, error)
 
-    def _route(self, request_id: str) -> int:
+    def join(self, server: InferenceServer) -> None:
+        """Adds a replica, between weight updates; it must have the weights of the others."""
+        index = max(self._tokens_in_flight) + 1
+        self._servers[index], self._tokens_in_flight[index] = server, 0
+
+    async def leave(self, server: InferenceServer) -> None:
+        """Takes a replica out. Its requests are finished there; their conversations go on elsewhere."""
+        self._servers = {index: other for index, other in self._servers.items() if other is not server}
+        await server.suspend()
+
+    def _route(self, request_id: str, num_tokens: int) -> int:
         if not self._servers:
             raise self._all_dead() from self._last_error
         replica = self._replica_of.get(request_id)
-        if replica not in self._servers:
-            replica = min(self._servers, key=lambda index: (self._tokens_in_flight[index], index))
-            self._replica_of[request_id] = replica
+        load = self._tokens_in_flight
+        least = min(self._servers, key=lambda index: (load[index], index))
+        if replica not in self._servers or load[replica] > _MAX_IMBALANCE * load[least] + num_tokens:
+            replica = self._replica_of[request_id] = least
         self._replica_of.move_to_end(request_id)
         if len(self._replica_of) > self._max_conversations:
             self._replica_of.popitem(last=False)

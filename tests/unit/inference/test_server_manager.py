@@ -164,7 +164,7 @@ def test_every_call_has_a_deadline_that_names_who_waits_for_whom(name: str) -> N
 
     async def scenario() -> None:
         manager = LLMServerManager([StuckServer(0)], request_s=0.01)
-        manager._route("c")
+        manager._route("c", 1)
         with pytest.raises(DeadlineError, match=re.escape(message)) as caught:
             await call(manager)
         assert "raise deadlines.request_s" in str(caught.value)
@@ -313,5 +313,91 @@ def test_a_replica_that_breaks_in_an_update_is_left_and_the_others_go_on() -> No
         await manager.suspend()
         await manager.resume(1)
         assert manager.servers == (servers[1],) and await ask(manager, "c") == 1
+
+    asyncio.run(scenario())
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_a_conversation_leaves_a_replica_with_clearly_more_to_do_and_its_cache_is_released() -> None:
+    async def scenario() -> None:
+        slow, _ = servers = [FakeServer(0), FakeServer(1)]
+        manager = LLMServerManager(servers)
+        assert [await ask(manager, name) for name in ("a", "b", "c")] == [0, 0, 0]
+        slow.gate.clear()
+        held = [asyncio.create_task(ask(manager, name, 20)) for name in ("a", "b")]
+        await settle()
+        assert len(slow.seen) == 5, "25 tokens aren't enough more than none, with 25 on top"
+        assert await ask(manager, "c", 10) == 1
+        assert slow.calls == ["release c"]
+        slow.gate.set()
+        assert await asyncio.gather(*held) == [0, 0]
+        assert await ask(manager, "c", 10) == 1, "it stays where its context is now"
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_breaks_while_a_conversation_leaves_it_is_buried() -> None:
+    class Unreleasing(FakeServer):
+        async def release(self, request_id: str) -> None:
+            raise ConnectionError("gone")
+
+    async def scenario() -> None:
+        servers = [Unreleasing(0), FakeServer(1)]
+        manager = LLMServerManager(servers)
+        await ask(manager, "a")
+        await ask(manager, "b")
+        servers[0].gate.clear()
+        held = asyncio.create_task(ask(manager, "a", 100))
+        await settle()
+        assert await ask(manager, "b") == 1
+        assert manager.servers == (servers[1],)
+        held.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_dies_in_the_middle_comes_back_by_joining() -> None:
+    async def scenario() -> None:
+        servers = [FakeServer(0), FakeServer(1)]
+        manager = LLMServerManager(servers)
+        servers[0].gate.clear()
+        asked = [asyncio.create_task(ask(manager, name)) for name in ("a", "b")]
+        await settle()
+        servers[0].failure = ConnectionError("gone")
+        servers[0].gate.set()
+        assert await asyncio.gather(*asked) == [1, 1]
+        servers[0].failure = None
+        manager.join(servers[0])
+        servers[1].gate.clear()
+        held = asyncio.create_task(ask(manager, "b", 50))
+        await settle()
+        assert await ask(manager, "new") == 0
+        servers[1].gate.set()
+        await held
+        await manager.suspend()
+        assert [server.calls for server in servers] == [["suspend finish"]] * 2, "updates reach it too"
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_leaves_finishes_its_requests_and_gets_no_others() -> None:
+    async def scenario() -> None:
+        servers = [FakeServer(0), FakeServer(1)]
+        manager = LLMServerManager(servers)
+        servers[0].gate.clear()
+        held = asyncio.create_task(ask(manager, "a"))
+        await settle()
+        leaving = asyncio.create_task(manager.leave(servers[0]))
+        await settle()
+        assert await ask(manager, "b") == 1 and not leaving.done()
+        servers[0].gate.set()
+        await leaving
+        assert await held == 0
+        assert await ask(manager, "a") == 1
+        assert manager.servers == (servers[1],)
 
     asyncio.run(scenario())
