@@ -93,13 +93,17 @@ async def keeps_requests_over_an_update(server: VLLMServer, model: PreTrainedMod
 
 async def aborts_leave_partial_tokens(server: VLLMServer, model: PreTrainedModel) -> None:
     sampling = SamplingParams(400, seed=6)
-    tasks = [asyncio.create_task(server.generate([5, 6, 7], sampling, f"a{index}")) for index in range(4)]
-    await asyncio.sleep(0.5)
-    await server.suspend("abort")
-    for cut in await asyncio.gather(*tasks):
-        assert cut.finish_reason == "aborted" and 0 < len(cut.token_ids) < 400
-        contract.assert_logprobs(model, [5, 6, 7], cut, sampling)
-    await server.resume(0)
+    for wait_s in (0.3, 1.0, 3.0):  # Who else uses the processor decides which of these meets a response in the middle.
+        tasks = [asyncio.create_task(server.generate([5, 6, 7], sampling, f"a{index}")) for index in range(4)]
+        await asyncio.sleep(wait_s)
+        await server.suspend("abort")
+        await server.resume(0)
+        cuts = [cut for cut in await asyncio.gather(*tasks) if cut.finish_reason == "aborted" and len(cut.token_ids)]
+        for cut in cuts:
+            contract.assert_logprobs(model, [5, 6, 7], cut, sampling)
+        if cuts:
+            return
+    raise AssertionError("no response was met in the middle")
 
 
 async def a_continuation_draws_anew(server: VLLMServer, model: PreTrainedModel) -> None:
