@@ -18,13 +18,14 @@ from turnwise.build.rows import build_reward_stage, build_row_agent, build_tasks
 from turnwise.build.servers import build_servers
 from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
+from turnwise.chat.tool_calls import find_parser
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
 from turnwise.envs.registry import takes_split
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.load import load_tokenizer, policy_info
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures
-from turnwise.protocols import AgentLoop
+from turnwise.protocols import AgentLoop, ToolCallParser
 from turnwise.replay_log import ReplayLog
 from turnwise.rollout.group_filter import load_group_filter
 from turnwise.rollout.scheduler import RolloutScheduler
@@ -162,7 +163,9 @@ def build_scheduler(
         run_async=policy.run_apart if is_alone else policy.event_loop.run,
         tasks=tasks or build_tasks(config, split, policy.template),
         agents=Agents(config, split, policy, pictures),
-        contexts=partial(TokenContexts, policy.template, policy.servers, config.sequence_length),
+        contexts=partial(
+            TokenContexts, policy.template, policy.servers, config.sequence_length, parser=parser_of(config, policy.template)
+        ),
         sampling=sampling or sampling_params(config, split),
         settings=settings or scheduler_settings(config, split),
         is_fixed=split == "val",
@@ -172,6 +175,16 @@ def build_scheduler(
         stopwatch=policy.stopwatch,
         watchdog=policy.watchdog,
     )
+
+
+def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser | None:
+    """Reads the calls off responses; None without tools.
+
+    Raises:
+        ConfigError: the chat template writes calls in no known form, and agent.tool_parser names none.
+    """
+    agent = config.agent
+    return find_parser(agent.tool_parser, template) if agent.tool_config_path or agent.function_tool_path else None
 
 
 class Agents:

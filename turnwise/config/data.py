@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from turnwise.config.environments import AgentName
 from turnwise.config.section import Names, OneOf, PositiveCount, Seconds, Section
-from turnwise.spec import REWARDS
+from turnwise.spec import REWARDS, TOOL_PARSERS
 
 
 class RewardFunction(Section):
@@ -69,8 +69,8 @@ class Agent(Section):
     """File that describes simulated users."""
     agent_config_path: str | None = None
     """YAML file of your own agent loops: a list of {name, _target_, and its arguments}."""
-    tool_parser: str = "hermes"
-    """Form of the tool calls in the model's text."""
+    tool_parser: Annotated[str, AfterValidator(OneOf(TOOL_PARSERS, own="module:Class"))] | None = None
+    """Form of the tool calls in the model's text [the one that its chat template writes]."""
     max_assistant_turns: PositiveCount | None = None
     """Responses of an episode at most [what sequence_length holds]."""
     max_user_turns: PositiveCount | None = None

@@ -41,7 +41,6 @@ def _set(key: str, what: str) -> Missing[S]:
 MISSING_IN_PLAY: tuple[Missing[AgenticConfig], ...] = (
     _set("agent.interaction_config_path", "a simulated user"),
     _set("agent.max_user_turns", "a simulated user"),
-    _set("agent.tool_parser", "another form of calls than hermes"),
     _set("trace.backend", "tracing"),
 )
 """Features that evaluation needs as well as training."""

@@ -14,6 +14,13 @@ from turnwise.spec import ENVS
 ROLES = ("actor_train", "actor_infer", "critic", "reference", "reward")
 MANAGERS = ("train_env_manager", "val_env_manager")
 _KINDS = dict.fromkeys(ROLES, "<role>") | dict.fromkeys(MANAGERS, "<manager>")
+_SERVER = ("actor_infer", "strategy_args", "strategy_name")
+_SECOND_SYSTEM = (
+    (("rollout_name",), _SERVER),
+    (("actor_rollout_ref", "rollout", "name"), _SERVER),
+    (("actor_rollout_ref", "rollout", "multi_turn", "tool_config_path"), ("agent", "tool_config_path")),
+)
+"""Keys of the second system that are taken; the others are refused with ours named."""
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
 
 
@@ -182,6 +189,11 @@ def _answer_second_system(translation: Translation) -> None:
     if rollout.get("mode") == "async":
         translation.notes.append("actor_rollout_ref.rollout.mode: always async here")
         del rollout["mode"]
+    for source, target in _SECOND_SYSTEM:
+        if isinstance(translation.section(*source[:-1]).get(source[-1]), str):
+            translation.move(source, target, translation.section(*source[:-1])[source[-1]])
+    if rollout.get("multi_turn") == {}:
+        del rollout["multi_turn"]
     actor = translation.raw.get("actor_rollout_ref")
     if isinstance(actor, dict) and not rollout and set(actor) <= {"rollout"}:
         del translation.raw["actor_rollout_ref"]

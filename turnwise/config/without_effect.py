@@ -112,6 +112,7 @@ _TOOL_FILES = ("tool_config_path", "function_tool_path")
 _AGENT = (
     *_TOOL_FILES,
     "agent_config_path",
+    "tool_parser",
     "max_assistant_turns",
     "max_parallel_calls",
     "max_tool_response_length",

@@ -12,10 +12,10 @@ from turnwise.errors import DataError, nearest
 
 
 def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """`(path, value)` of every column, and of everything in nested ones."""
+    """`(path, value)` of every column, and of everything in nested ones but `tools_kwargs`, which are for tools."""
     for name, value in columns.items():
         yield (*path, str(name)), value
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and name != "tools_kwargs":
             yield from leaves(value, (*path, str(name)))
 
 

@@ -80,7 +80,11 @@ _RAISING = {"custom_envs.<tag>.env_type": "odd_envs:RaisingEnv", "custom_envs.<t
 
 _ROWS = {"train_env_manager.tags": ["data"], "data.train_files": ["$rows"], "data.reward.name": "toy_rewards:length"}
 _VAL_ROWS = _ROWS | {"val_env_manager.tags": ["data"], "data.val_files": ["$rows"]} | _VALIDATED
-_TOOLS = _ROWS | {"data.default_agent": "toy_rewards:TellsTools", "agent.tool_config_path": "$tools"}
+_TOOLS = _ROWS | {
+    "data.default_agent": "toy_rewards:TellsTools",
+    "agent.tool_config_path": "$tools",
+    "agent.tool_parser": "hermes",
+}
 _SCORED = {"data.reward.name": "reward_model", "reward_pretrain": "$score_model"}
 
 RUN = (
@@ -292,6 +296,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("agent.tool_config_path", "$other_tools", "rollouts", _TOOLS),
     Live("agent.function_tool_path", "$functions", "rollouts", _TOOLS),
     Live("agent.agent_config_path", "nowhere.yaml", "error", _ROWS),
+    Live("agent.tool_parser", "toy_tools:NoParser", "error", _TOOLS),
     Live("agent.max_assistant_turns", 2, "rollouts", _TOOLS),
     Live("agent.max_parallel_calls", 2, "rollouts", _TOOLS),
     Live("agent.max_tool_response_length", 2, "rollouts", _TOOLS),

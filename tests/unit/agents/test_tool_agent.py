@@ -11,6 +11,10 @@ from toy_tools import Notebook, divide
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits, shortened
+from turnwise.chat.episode import TokenContexts
+from turnwise.chat.template import ChatTemplate
+from turnwise.chat.tool_calls import find_parser
+from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.testing.scripted_conversation import ScriptedConversation
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.session import OfferedTool, ToolBox
@@ -127,3 +131,21 @@ def test_a_tool_that_crashes_ends_the_other_calls_and_raises() -> None:
     with pytest.raises(RuntimeError, match="the service is down"):
         play(conversation, tool, max_parallel_calls=2)
     assert tool.num_open == 0 and not tool.has_hung
+
+
+def test_tokens_calls_and_results_go_through_a_real_context() -> None:
+    text = (
+        "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}{% for m in messages %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+        "{% endif %}"
+    )
+    template = ChatTemplate(byte_tokenizer(), text)
+    said = ['<tool_call>{"name": "divide", "arguments": {"a": 6, "b": 3}}</tool_call>', "<tool_call>{", "It is 2."]
+    server = ScriptedServer([template.respond(response) for response in said])
+    contexts = TokenContexts(template, server, 4096, "episode", parser=find_parser("hermes", template))
+    tools = ToolBox([OfferedTool(FunctionTool(divide))], timeout_s=60.0)
+    agent = ToolAgent(RowAgentSettings(), tools=tools, limits=ToolAgentLimits())
+    [trajectory] = asyncio.run(agent.run(TASK, 0, contexts, SamplingParams(max_new_tokens=256)))
+    contexts.verify()
+    assert (trajectory.status, [turn.text for turn in trajectory.turns]) == ("finished", said)
+    assert trajectory.turns[1].observation == "2.0" and trajectory.metrics["unreadable_calls"] == 1

@@ -191,5 +191,15 @@ def test_the_second_systems_overrides() -> None:
     config, notes = parse_config(MINIMAL | {"data": {"return_raw_chat": True}, "actor_rollout_ref": rollout})
     assert [note.partition(":")[2] for note in notes] == [" always so here", " always async here"]
     assert unavailable(config) == []
+    data = {"train_files": "rows.jsonl", "reward": "gsm8k"}
+    rollout = {"name": "hf", "mode": "async", "multi_turn": {"tool_config_path": "tools.yaml"}}
+    config, _ = parse_config(MINIMAL | {"data": data, "eval_steps": 0, "actor_rollout_ref": {"rollout": rollout}})
+    assert config.actor_infer.strategy_args.strategy_name == "hf" and config.agent.tool_config_path == "tools.yaml"
+    config, _ = parse_config(MINIMAL | {"rollout_name": "hf"})
+    assert config.actor_infer.strategy_args.strategy_name == "hf"
+    with pytest.raises(
+        ConfigError, match=r"multi_turn.max_parallel_calls: unknown key. Did you mean 'agent.max_parallel_calls'"
+    ):
+        parse_config(MINIMAL | {"actor_rollout_ref": {"rollout": {"multi_turn": {"max_parallel_calls": 2}}}})
     with pytest.raises(ConfigError, match=r"actor_rollout_ref.rollout.mode: unknown key"):
         parse_config(MINIMAL | {"actor_rollout_ref": {"rollout": {"mode": "sync"}}})
