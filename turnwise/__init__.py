@@ -1,7 +1,7 @@
 """turnwise: reinforcement learning of language-model agents, turn by turn.
 
-`Trainer` trains from Python, `RLTrainingTool` is told dicts. They are imported when they are first asked for, so that
-`import turnwise` takes no time.
+`Trainer` trains from Python; `RLTrainingTool` is told dicts, `AgenticRLPipeline` a file. They are imported when they are
+first asked for, so that `import turnwise` takes no time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from turnwise.rl_tool.pipeline import AgenticRLPipeline as AgenticRLPipeline
     from turnwise.rl_tool.tool import RLTrainingTool as RLTrainingTool
     from turnwise.trainer.trainer import Trainer as Trainer
 
@@ -24,4 +25,8 @@ def __getattr__(name: str) -> object:
         from turnwise.rl_tool.tool import RLTrainingTool
 
         return RLTrainingTool
+    if name == "AgenticRLPipeline":
+        from turnwise.rl_tool.pipeline import AgenticRLPipeline
+
+        return AgenticRLPipeline
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

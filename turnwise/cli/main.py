@@ -138,6 +138,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     compare = _verb(verbs, "compare", "compare_command", "compare runs: results, settings in which they differ, curves")
     _compare_arguments(compare)
+    _tool_verbs(verbs)
 
     make = _verb(verbs, "make-model", "make_model_command", "make a model folder with random weights and its tokenizer")
     make.add_argument("--size", default="tiny", help=f"one of {', '.join(PRESETS)} (default: tiny)")
@@ -173,6 +174,15 @@ def _verb(verbs: argparse._SubParsersAction, name: str, module: str, help_text: 
     parser = verbs.add_parser(name, help=help_text, description=help_text)
     parser.set_defaults(module=module, verb=name)
     return parser
+
+
+def _tool_verbs(verbs: argparse._SubParsersAction) -> None:
+    tool = _verb(verbs, "tool", "tool_command", "one action of the tool: train, load_dataset, create_reward, evaluate, export")
+    tool.add_argument("action", metavar="ACTION")
+    tool.add_argument("parameters", nargs=argparse.REMAINDER, metavar="--NAME VALUE", help="parameters (docs/rl_tool.md)")
+
+    pipeline = _verb(verbs, "pipeline", "tool_command", "data, sft, evaluation, grpo, evaluation and a report, from one file")
+    pipeline.add_argument("config", metavar="FILE", help="YAML or JSON (docs/rl_tool.md)")
 
 
 def _compare_arguments(compare: argparse.ArgumentParser) -> None:

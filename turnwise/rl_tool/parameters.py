@@ -86,6 +86,8 @@ class Train(RowChoice):
     """Write TensorBoard files into the run's folder."""
     use_wandb: bool = False
     """Send metrics to Weights & Biases."""
+    wandb_project: str | None = None
+    """Its project there [run]."""
     seed: Annotated[int, Field(ge=0)] = 42
     """Everything random follows from it."""
     resume: bool = False

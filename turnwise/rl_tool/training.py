@@ -15,6 +15,7 @@ from turnwise.errors import ConfigError
 from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NOTHING, base_of_adapter, check_model
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.parameters import Train
+from turnwise.rl_tool.presets import estimate_seconds
 from turnwise.rl_tool.rewards import reward_sections
 from turnwise.trainer.trainer import Trainer
 
@@ -40,7 +41,8 @@ def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any])
     check_model(asked.model_name)
     _require_free(asked, out)
     name, rows = data.load(asked, "sft" if is_sft else "rl", datasets)
-    print(f"dataset: {name}, {len(rows)} rows", flush=True)
+    estimated_s = estimate_seconds(asked, [data.formatted(row) for row in rows], num_generations(asked))
+    print(f"dataset: {name}, {len(rows)} rows; this training takes about {estimated_s:,.0f} s here, loading aside", flush=True)
     if is_sft:
         config = sft_config(asked)
         checkpoint = Trainer.sft(asked.model_name, [{"messages": row["messages"]} for row in rows], **config)
@@ -74,6 +76,7 @@ def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any])
         "metrics": metrics,
         "trainable_parameters": trainable,
         "total_parameters": total,
+        "estimated_s": estimated_s,
         "duration_s": time.perf_counter() - started,
     }
 
@@ -96,6 +99,7 @@ def _common(asked: Train) -> dict[str, Any]:
         "seed": asked.seed,
         "save_steps": 50,
         "track_with": [*trackers, "stdout"],
+        "tracker_kwargs": {"wandb": {"project": asked.wandb_project}} if asked.use_wandb and asked.wandb_project else {},
         "resume_from_checkpoint": asked.resume,
     }
 

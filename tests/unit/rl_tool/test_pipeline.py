@@ -1,0 +1,98 @@
+"""The pipeline of six stages, and both commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from turnwise import AgenticRLPipeline, RLTrainingTool
+from turnwise.cli.main import main
+from turnwise.errors import ConfigError
+
+
+@pytest.fixture
+def write(word_model, tmp_path):
+    def write(**changes):
+        small = {"num_epochs": 1, "batch_size": 2, "use_lora": True}
+        sections = {
+            "model": {"base_model": word_model},
+            "data": {"max_samples": 4},
+            "sft": {"output_dir": "out/sft", **small},
+            "grpo": {"output_dir": "out/grpo", "num_generations": 2, "max_new_tokens": 16, **small},
+            "eval": {"max_samples": 3, "max_new_tokens": 16},
+            "monitoring": {"use_tensorboard": False},
+            "output_dir": "out",
+        }
+        file = tmp_path / "config.json"
+        file.write_text(
+            json.dumps(
+                {key: {**value, **changes.get(key, {})} if key != "output_dir" else value for key, value in sections.items()}
+            )
+        )
+        return file
+
+    return write
+
+
+def test_six_stages_then_nothing_is_done_twice(write, capsys):
+    answer = AgenticRLPipeline(write()).run()
+    assert answer["status"] == "success", answer
+    results = json.loads(Path("out/training_results.json").read_text())
+    assert isinstance(results["grpo_evaluation"]["accuracy"], float) and results["data"]["dataset"] == "generated"
+    report = Path("out/report.html").read_text()
+    assert report.count("data:image/png;base64") == 2 and "Answers after sft and after grpo" in report
+    assert results["grpo_training"]["model"] == "out/sft"
+    assert Path(results["grpo_training"]["base_model"]).is_dir(), "new adapters are put onto the merged model"
+
+    capsys.readouterr()
+    assert main(["pipeline", "config.json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("done already") == 6 and json.loads(printed.out)["status"] == "success"
+    write(sft={"num_epochs": 2})
+    assert main(["pipeline", "config.json"]) == 1
+    assert "was done with other parameters" in json.loads(capsys.readouterr().out)["message"]
+
+
+def test_a_model_below_the_gate_isn_t_trained_on(write):
+    answer = AgenticRLPipeline(write(eval={"sft_accuracy_threshold": 1.0})).run()
+    assert answer["status"] == "error" and answer["code"] == "stage" and "sft_accuracy_threshold" in answer["message"]
+    assert "sft_evaluation" in json.loads(Path("out/training_results.json").read_text()) and not Path("out/grpo").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sft": {"num_epoch": 3}}, "Did you mean 'num_epochs'"),
+        ({"grpo": {"output_dir": "out/sft"}}, "a folder of its own"),
+        ({"eval": {"max_sample": 3}}, "Did you mean 'max_samples'"),
+    ],
+)
+def test_a_wrong_file_is_refused_before_anything_runs(write, changes, said):
+    with pytest.raises(ConfigError, match=said):
+        AgenticRLPipeline(write(**changes))
+
+
+def test_the_command_prints_json_and_ends_with_1_after_an_error(capsys, word_model):
+    assert main(["tool", "create_reward", "--reward-type", "step", "--step_bonus=0.5"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_bonus"] == 0.5
+    assert main(["tool", "train", "--algorithm", "grop", "--model_name", word_model]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["status"] == "error" and "algorithm: " in answer["message"]
+    assert main(["tool", "load_dataset", "max_samples"]) == 1
+
+
+def test_ppo_full_parameters_overwrite_and_export(word_model):
+    tool = RLTrainingTool()
+    ppo = {"action": "train", "algorithm": "ppo", "model_name": word_model, "output_dir": "ppo", "use_lora": False}
+    ppo |= {"max_samples": 3, "num_epochs": 1, "batch_size": 2, "max_new_tokens": 8, "use_tensorboard": False}
+    first = tool.run_dict(ppo)
+    assert first["status"] == "success", first
+    assert first["trainable_parameters"] == first["total_parameters"] and first["num_steps"] == 2
+    assert tool.run_dict(ppo)["code"] == "exists"
+    lora = tool.run_dict({**ppo, "algorithm": "sft", "use_lora": True, "overwrite": True, "max_new_tokens": None})
+    assert lora["status"] == "success", lora
+    assert not Path("ppo/config.json").exists() and Path("ppo/adapter_config.json").exists()
+    exported = tool.run_dict({"action": "export", "model_path": "ppo", "output_dir": "exported"})
+    assert exported["status"] == "success" and Path("exported/config.json").exists(), exported

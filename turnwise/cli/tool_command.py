@@ -1,0 +1,52 @@
+"""`turnwise tool ACTION --parameter value …` and `turnwise pipeline CONFIG`: JSON on standard output, progress on the other."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from turnwise.config.yaml_text import load_yaml
+from turnwise.errors import ConfigError, TurnwiseError
+
+EXIT_REFUSED = 1
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does what was asked; the status is 1 where the answer is an error."""
+    with contextlib.redirect_stdout(sys.stderr):
+        from turnwise.rl_tool.pipeline import AgenticRLPipeline
+        from turnwise.rl_tool.tool import RLTrainingTool, error_answer
+
+        try:
+            if options.verb == "pipeline":
+                answer = AgenticRLPipeline(options.config).run()
+            else:
+                answer = json.loads(RLTrainingTool().run({"action": options.action, **_parameters(options.parameters)}))
+        except TurnwiseError as error:
+            answer = error_answer(error, options.verb)
+    print(json.dumps(answer, ensure_ascii=False, indent=2))
+    return 0 if answer["status"] == "success" else EXIT_REFUSED
+
+
+def _parameters(words: Sequence[str]) -> dict[str, Any]:
+    """`--name value`, `--name=value`, or `--name` alone for true; values are read as YAML.
+
+    Raises:
+        ConfigError: a value without a name.
+    """
+    found: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = load_yaml(value, word) if value else True
+        elif name and found[name] is True:
+            found[name] = load_yaml(word, f"--{name}")
+        else:
+            raise ConfigError(f"{word!r} belongs to no parameter; write --name value, and a list as --name '[a, b]'")
+    return found

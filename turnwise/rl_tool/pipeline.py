@@ -1,0 +1,151 @@
+"""`AgenticRLPipeline`: data, imitation, evaluation, reinforcement, evaluation and results, from one file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from turnwise.config.yaml_text import load_yaml, read_yaml
+from turnwise.errors import ConfigError, TurnwiseError, nearest
+from turnwise.rl_tool.html_report import write_report
+from turnwise.rl_tool.parameters import Evaluate, LoadDataset, Train, parse
+from turnwise.rl_tool.presets import with_preset
+from turnwise.rl_tool.tool import RLTrainingTool, error_answer
+
+SECTIONS = ("model", "data", "sft", "grpo", "eval", "monitoring", "output_dir")
+RESULTS = "training_results.json"
+THRESHOLD = "sft_accuracy_threshold"
+
+
+class StageError(TurnwiseError):
+    """A stage that ended with an error, or a gate that a model didn't pass."""
+
+
+class AgenticRLPipeline:
+    """The six stages of a file with the sections `model`, `data`, `sft`, `grpo`, `eval`, `monitoring` (`docs/rl_tool.md`).
+
+    A stage that is recorded in `training_results.json` isn't done again; a training that was interrupted goes on.
+
+    Raises:
+        ConfigError: an unknown key, or two stages with one folder.
+    """
+
+    def __init__(self, config_path: str | Path) -> None:
+        text = read_yaml(Path(config_path))
+        self.config: dict[str, Any] = dict(load_yaml(text, str(config_path)))
+        if unknown := [key for key in self.config if key not in SECTIONS]:
+            raise ConfigError(f"{config_path}: unknown section {unknown[0]!r}.{nearest(unknown[0], SECTIONS)}")
+        if "base_model" not in self._section("model"):
+            raise ConfigError(f"{config_path}: model.base_model is needed: a folder, or a name of the hub")
+        self.rl_tool = RLTrainingTool()
+        self.output_dir = Path(self.config.get("output_dir", "./output/pipeline"))
+        folders = [self._training(kind, "model")["output_dir"] for kind in ("sft", "grpo")]
+        for kind in ("sft", "grpo"):
+            parse(Train, with_preset(_without_action(self._training(kind, "model"))))
+        parse(Evaluate, _without_action(self._evaluation("model")))
+        if Path(folders[0]).resolve() == Path(folders[1]).resolve():
+            raise ConfigError(f"sft.output_dir and grpo.output_dir are both {folders[0]}; give each stage a folder of its own")
+        file = self.output_dir / RESULTS
+        self.results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+    def run(self) -> dict[str, Any]:
+        """All stages in their order; returns the results, or the error that ended them."""
+        try:
+            self.stage1_prepare_data()
+            sft_model = self.stage2_sft_training()
+            self.check_gate(self.stage3_sft_evaluation(sft_model))
+            self.stage5_grpo_evaluation(self.stage4_grpo_training(sft_model))
+        except (TurnwiseError, OSError) as error:
+            self.stage6_save_results()
+            return error_answer(error, "pipeline")
+        self.stage6_save_results()
+        return {"status": "success", "action": "pipeline", "output_dir": str(self.output_dir), **self.results}
+
+    def stage1_prepare_data(self) -> dict[str, Any]:
+        """Loads and examines the rows in both formats."""
+        rows = parse(LoadDataset, self._rows()).model_dump(exclude_unset=True)
+        found = self._stage("data", {"action": "load_dataset", **rows, "format": "sft"})
+        self._stage("rl_data", {"action": "load_dataset", **rows, "format": "rl"})
+        return found
+
+    def stage2_sft_training(self) -> str:
+        """Imitation; returns the folder of its model."""
+        return str(self._stage("sft_training", self._training("sft", self._section("model")["base_model"]))["output_dir"])
+
+    def stage3_sft_evaluation(self, model_path: str) -> dict[str, Any]:
+        """The figures of the model after imitation."""
+        return self._stage("sft_evaluation", self._evaluation(model_path))
+
+    def check_gate(self, evaluation: Mapping[str, Any]) -> None:
+        """Raises:
+        StageError: the accuracy is below `eval.sft_accuracy_threshold`.
+        """
+        least = self._section("eval").get(THRESHOLD, 0.0)
+        if evaluation["accuracy"] < least:
+            raise StageError(
+                f"accuracy after sft is {evaluation['accuracy']:.3f}, below eval.{THRESHOLD} {least}, so grpo doesn't start; "
+                "train longer in the section sft with another output_dir, or lower the threshold"
+            )
+
+    def stage4_grpo_training(self, sft_model_path: str) -> str:
+        """Reinforcement; returns the folder of its model."""
+        return str(self._stage("grpo_training", self._training("grpo", sft_model_path))["output_dir"])
+
+    def stage5_grpo_evaluation(self, model_path: str) -> dict[str, Any]:
+        """The figures of the model after reinforcement."""
+        return self._stage("grpo_evaluation", self._evaluation(model_path))
+
+    def stage6_save_results(self) -> str:
+        """Writes the results and a report with curves and answers; returns the file of the results."""
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        file = self.output_dir / RESULTS
+        file.write_text(json.dumps(self.results, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        write_report(self.output_dir / "report.html", self.results)
+        return str(file)
+
+    def _stage(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+        """The result of a stage, recorded from now on.
+
+        Raises:
+            StageError: it ended with an error, or was recorded with other parameters.
+        """
+        recorded = self.results.get(name)
+        if recorded is not None:
+            if recorded["parameters"] != asked:
+                raise StageError(
+                    f"{name} was done with other parameters in {self.output_dir}; give this run another output_dir"
+                )
+            print(f"{name}: done already", flush=True)
+            return dict(recorded)
+        print(f"{name}: begins", flush=True)
+        out = Path(asked.get("output_dir", ""))
+        goes_on = asked["action"] == "train" and any((out / "run").glob("*/checkpoints/checkpoint-*"))
+        has_result = any((out / file).exists() for file in ("config.json", "adapter_config.json"))
+        result = json.loads(self.rl_tool.run({**asked, **({"resume": True} if goes_on and not has_result else {})}))
+        if result["status"] != "success":
+            raise StageError(f"{name}: {result['message']}")
+        self.results[name] = {**result, "parameters": asked}
+        self.stage6_save_results()
+        return dict(self.results[name])
+
+    def _section(self, name: str) -> dict[str, Any]:
+        return dict(self.config.get(name) or {})
+
+    def _rows(self) -> dict[str, Any]:
+        return self._section("data")
+
+    def _training(self, kind: str, model: str) -> dict[str, Any]:
+        common = {"algorithm": kind, "model_name": model, "output_dir": str(self.output_dir / kind)}
+        monitored = {"use_tensorboard": True, **self._section("monitoring")}
+        return {"action": "train", **common, **self._rows(), **monitored, **self._section(kind)}
+
+    def _evaluation(self, model_path: str) -> dict[str, Any]:
+        own = {key: value for key, value in self._section("eval").items() if key != THRESHOLD}
+        rows = {key: value for key, value in self._rows().items() if key == "dataset"}
+        return {"action": "evaluate", "model_path": model_path, **rows, "return_details": True, **own}
+
+
+def _without_action(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in asked.items() if key != "action"}
