@@ -190,7 +190,7 @@ def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser |
 class Agents:
     """The agent that plays a task, by its tag and its agent's name; made for the first such task."""
 
-    def __init__(self, config: AgenticConfig, split: Split, policy: ServedPolicy, pictures: Pictures | None) -> None:
+    def __init__(self, config: AgenticConfig, split: Split, policy: Policy, pictures: Pictures | None) -> None:
         self._config = config
         self._split: Split = split
         self._policy = policy

@@ -11,19 +11,25 @@ from typing import Literal
 from turnwise.algorithms.controllers import make_kl_controller
 from turnwise.build.agentic import build_algorithm
 from turnwise.build.rollouts import (
+    Agents,
     ServedPolicy,
     build_pictures,
     build_scheduler,
     check_rollouts,
+    open_policy,
     open_served_policy,
     sampling_params,
     scheduler_settings,
 )
 from turnwise.build.run_table import applied_play, log_applied
+from turnwise.chat.episode import TokenContexts
 from turnwise.config import AgenticConfig, Applied, require, unavailable_to_play
 from turnwise.config.describe import most_sampled, sampling
 from turnwise.pipelines.collect import Collection
 from turnwise.pipelines.evaluate import Evaluation, evaluate
+from turnwise.protocols import PolicyServer
+from turnwise.rollout.journal import read_journal
+from turnwise.rollout.recorded import replay
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.tracking.terminal import progress_on_terminal
 from turnwise.types import SamplingParams, Split
@@ -126,6 +132,31 @@ def collect_rollouts(
         on_start(applied_play(config, policy.servers, scheduler, split, sampling(config, split)))
         with progress_on_terminal(policy.stopwatch, most_sampled(config)) as begin_phase:
             collection.play(scheduler, num_batches, size, begin_phase)
+
+
+def replay_rollouts(config: AgenticConfig, path: Path, split: Split = "train", model_path: str | None = None) -> int:
+    """Puts the trajectories of a `rollouts.jsonl` through their loops with the recorded tokens, and returns their number.
+    Failed ones are left out. No model is loaded.
+
+    Raises:
+        RolloutError: the first difference.
+        DataError: the file can't be read.
+    """
+    check_rollouts(config)
+    policy = open_policy(config, model_path)
+
+    def contexts(server: PolicyServer, episode_id: str) -> TokenContexts:
+        return TokenContexts(policy.template, server, config.sequence_length, episode_id)
+
+    agents, num_replayed = Agents(config, split, policy, pictures=None), 0
+    try:
+        for _, trajectory in read_journal(path):
+            if trajectory.status != "failed":
+                policy.event_loop.run(replay(trajectory, agents, contexts, sampling_params(config, split)))
+                num_replayed += 1
+    finally:
+        policy.close()
+    return num_replayed
 
 
 @contextmanager

@@ -109,13 +109,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     _demos_arguments(_verb(verbs, "demos", "demos_command", "play demonstrations for sft, by a player that needs no model"))
 
-    rollout = _verb(verbs, "rollout", "rollout_command", "play batches without training, write them to a file and sum them up")
-    _config_arguments(rollout)
-    rollout.add_argument("--model", metavar="DIR", help="the model that plays (default: the config's pretrain)")
-    rollout.add_argument("--out", default="rollouts.jsonl", metavar="FILE", help="a new file (default: rollouts.jsonl)")
-    rollout.add_argument("--batches", "--steps", type=int, default=1, metavar="N", help="number of batches (default: 1)")
-    rollout.add_argument("--split", choices=("train", "val"), default="train", help="whose tasks (default: train)")
-    rollout.add_argument("--json", action="store_true", help="print the summary as JSON")
+    _rollout_arguments(
+        _verb(verbs, "rollout", "rollout_command", "play batches without training, write them to a file and sum them up")
+    )
 
     evaluate = _verb(verbs, "eval", "eval_command", "success of saved models on a config's validation tasks")
     _config_arguments(evaluate)
@@ -203,6 +199,18 @@ def _env_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _tokenizer_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", metavar="DIR", help="model whose tokenizer counts (default: the config's pretrain)")
+
+
+def _rollout_arguments(rollout: argparse.ArgumentParser) -> None:
+    _config_arguments(rollout)
+    rollout.add_argument("--model", metavar="DIR", help="the model that plays (default: the config's pretrain)")
+    rollout.add_argument("--out", default="rollouts.jsonl", metavar="FILE", help="a new file (default: rollouts.jsonl)")
+    rollout.add_argument("--batches", "--steps", type=int, default=1, metavar="N", help="number of batches (default: 1)")
+    rollout.add_argument("--split", choices=("train", "val"), default="train", help="whose tasks (default: train)")
+    rollout.add_argument("--json", action="store_true", help="print the summary as JSON")
+    rollout.add_argument(
+        "--replay", metavar="FILE", help="put the trajectories of this rollouts.jsonl through the loop; stop at a difference"
+    )
 
 
 def _demos_arguments(demos: argparse.ArgumentParser) -> None:

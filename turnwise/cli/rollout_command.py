@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from turnwise.build.applied_table import print_applied
 from turnwise.build.envs import plug_in_problems
@@ -20,6 +21,14 @@ def run(options: argparse.Namespace) -> int:
     )
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
+    if options.replay:
+        require(unavailable_to_play(config, options.split))
+        with ends_at_once():
+            from turnwise.build.saved import replay_rollouts
+
+        num_replayed = replay_rollouts(config, Path(options.replay), options.split, options.model)
+        print(f"replayed   {options.replay}: {num_replayed:,} trajectories, all as recorded")
+        return 0
     file = new_file(options.out, "--out")
     require(unavailable_to_play(config, options.split))
     # torch takes seconds to import; a wrong config has been refused by now.

@@ -186,3 +186,33 @@ def test_a_cut_file_is_used_as_far_as_it_goes(job, capsys):
     said = capsys.readouterr().err
     assert "1 of 16 lines can't be read" in said and "train/Letters/3 (3 of 4 trajectories)" in said
     assert "training ends after 1 of 2 steps" in said
+
+
+def test_a_replay_goes_through_the_loop_and_stops_at_the_first_difference(job, capsys):
+    config = job()
+    assert main(["rollout", config, "--out", "played.jsonl"]) == 0
+    capsys.readouterr()
+    assert main(["rollout", config, "--replay", "played.jsonl"]) == 0
+    assert "8 trajectories, all as recorded" in capsys.readouterr().out
+    lines = Path("played.jsonl").read_text().splitlines()
+
+    def complaint(change):
+        record = json.loads(lines[2])
+        change(record["turns"])
+        record["score"] = sum(turn["reward"] for turn in record["turns"])
+        Path("changed.jsonl").write_text("\n".join([*lines[:2], json.dumps(record)]))
+        assert main(["rollout", config, "--replay", "changed.jsonl"]) != 0
+        return f"{record['task']['id']}, sibling {record['sibling']}, ", " ".join(capsys.readouterr().err.split())
+
+    def another_id(turns):
+        turns[0]["prompt_ids"][3] += 1
+
+    def another_reward(turns):
+        turns[0]["reward"] += 2.0
+
+    where, said = complaint(another_id)
+    assert f"{where}turn 1, position 3: expected [" in said and ", got [" in said
+    where, said = complaint(another_reward)
+    assert f"{where}turn 1, reward: expected" in said
+    where, said = complaint(lambda turns: turns.append(turns[-1]))
+    assert ", the loop ended before it, and the record goes on" in said and where in said

@@ -1,0 +1,93 @@
+"""Plays a recorded trajectory again: the loop, its environment and the template run, the tokens are the recorded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnwise.errors import RolloutError
+from turnwise.protocols import AgentLoop
+from turnwise.rollout.player import EpisodeContexts
+from turnwise.rollout.tasks import sibling_sampling
+from turnwise.types import Completion, Media, SamplingParams, Task, Trajectory, Turn
+
+
+class RecordedServer:
+    """Answers with the turns of a trajectory, in their order, if it is asked with the recorded context. It does of
+    `PolicyServer` what one conversation needs."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self._trajectory = trajectory
+        self._contexts: list[np.ndarray[Any, Any]] = []
+        """The ids of each turn's context, its response included."""
+        self.num_turns = 0
+        """Turns asked for so far."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
+    ) -> Completion:
+        """The next turn.
+
+        Raises:
+            RolloutError: the context isn't the recorded one, or there is no further turn.
+        """
+        number, turns = self.num_turns, self._trajectory.turns
+        if number == len(turns):
+            raise difference(self._trajectory, number, "the loop asks for another turn, and the record has none")
+        turn = turns[number]
+        expected, got = np.concatenate((self._before(turn, number), turn.prompt_ids)), np.asarray(prompt_ids, np.int64)
+        if not np.array_equal(expected, got):
+            length = min(len(expected), len(got))
+            position = next(iter(np.flatnonzero(expected[:length] != got[:length]).tolist()), length)
+            shown = (f"{ids[position : position + 5].tolist()}… of {len(ids)} ids" for ids in (expected, got))
+            raise difference(self._trajectory, number, "position {}: expected {}, got {}".format(position, *shown))
+        self._contexts.append(np.concatenate((expected, turn.response_ids)))
+        self.num_turns += 1
+        kept = turn.kept_ids, turn.kept_offsets
+        return Completion(turn.response_ids, turn.logprobs, turn.finish_reason, turn.versions, 0.0, *kept)
+
+    async def release(self, request_id: str) -> None:
+        return None
+
+    def _before(self, turn: Turn, number: int) -> np.ndarray[Any, Any]:
+        if turn.starts_context or number == 0:
+            return np.zeros(0, np.int64)
+        return self._contexts[number - 1 if turn.parent is None else turn.parent]
+
+
+async def replay(
+    trajectory: Trajectory,
+    agents: Callable[[Task], AgentLoop],
+    contexts: Callable[[Any, str], EpisodeContexts],
+    sampling: SamplingParams,
+) -> None:
+    """Puts a trajectory through its loop; `contexts` opens those of an episode over a server.
+
+    Raises:
+        RolloutError: something differs from the record; the message names task, turn and position.
+    """
+    task, server = trajectory.task, RecordedServer(trajectory)
+    opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
+    try:
+        played = await agents(task).run(task, trajectory.sibling, opened, sibling_sampling(sampling, task, trajectory.sibling))
+    finally:
+        await opened.close()
+    turns = [turn for part in played for turn in part.turns]
+    for number, turn in enumerate(trajectory.turns):
+        if number == len(turns):
+            raise difference(trajectory, number, "the loop ended before it, and the record goes on")
+        for name in ("observation", "action", "reward"):
+            expected, got = getattr(turn, name), getattr(turns[number], name)
+            if expected != got:
+                raise difference(trajectory, number, f"{name}: expected {expected!r}, got {got!r}")
+    if played[0].status != trajectory.status:
+        raise difference(trajectory, len(turns) - 1, f"status: expected {trajectory.status}, got {played[0].status}")
+
+
+def difference(trajectory: Trajectory, number: int, what: str) -> RolloutError:
+    """The error of the first difference, in turn `number`, from 0."""
+    return RolloutError(
+        f"the replay differs from the record: {trajectory.task.id}, sibling {trajectory.sibling}, turn {number + 1}, {what}"
+    )
