@@ -13,7 +13,7 @@ ENGINES = Path(__file__).parent
 sys.path.insert(0, str(ENGINES))
 from environment import EXTRAS, engine_python  # noqa: E402
 
-TIMEOUT_S = 600
+TIMEOUT_S = 1200
 PATHS = (ENGINES, ENGINES.parent / "support", ENGINES.parents[1])
 
 
