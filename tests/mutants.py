@@ -4,7 +4,8 @@ A mutant is a piece of the package's code and what stands there instead (`mutant
 however the lines are broken. Each is applied to a copy of the package in a temporary folder, and its tests run against the copy
 in a process of their own, forked off one that has imported the libraries.
 A mutant that its tests let pass has survived: a test is missing. `--check` only looks whether every piece is in the source, and
-`--changed REVISION` chooses the mutants of files that have changed since then, or whose tests have.
+`--changed REVISION` chooses the mutants of files that have changed since then, or whose tests have. `--sample N` chooses N of
+them, others at each revision.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import importlib
 import io
 import os
+import random
 import re
 import shutil
 import signal
@@ -214,12 +216,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*", help="parts of names; all where none is given")
     parser.add_argument("--check", action="store_true", help="run nothing")
     parser.add_argument("--changed", metavar="REVISION", help="only mutants of what has changed since")
+    parser.add_argument("--sample", metavar="N", type=int, help="only so many, drawn by the revision")
     options = parser.parse_args(arguments)
     mutants = read_mutants((Path(__file__).parent / "mutants.txt").read_text(encoding="utf-8"))
     chosen = [mutant for mutant in mutants if not options.names or any(name in mutant.name for name in options.names)]
     if options.changed:
         chosen = changed(chosen, options.changed)
-    problems = stale(chosen) or ([] if options.check or not chosen else run(chosen))
+    if options.sample and options.sample < len(chosen):
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        chosen = random.Random(head).sample(chosen, options.sample)
+    problems = stale(mutants) or ([] if options.check or not chosen else run(chosen))
     print("\n".join(problems) or f"{len(chosen)} mutants: {'all pieces are there' if options.check else 'all killed'}")
     return int(bool(problems))
 
