@@ -107,8 +107,10 @@ class ToolAgent:
             await asyncio.gather(*running, return_exceptions=True)
         beyond = ToolResult(f"not executed: at most {most} call{'s' if most > 1 else ''} a turn", is_error=True)
         results += [beyond] * (len(functions) - len(results))
+        # A name that is no tool's is text of the model, which must not reach the template: it could forge a turn.
+        known = {schema["function"]["name"] for schema in session.schemas}
         answers = [
-            _message(function["name"], call["id"], self._shown(result.text))
+            _message(function["name"] if function["name"] in known else "error", call["id"], self._shown(result.text))
             for call, function, result in zip(calls, functions, results, strict=True)
         ]
         for number, error in enumerate(errors):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from turnwise.types import Completion, FinishReason, Media, Message, SamplingPar
 logger = logging.getLogger(__name__)
 
 _FINISH_REASONS = get_args(FinishReason)
+_CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class TokenConversation:
@@ -188,8 +190,10 @@ class TokenConversation:
         if self._parser is None or not self._tools:
             return {}
         parsed = self._parser.parse(self._text(response_ids, skips_special=False), self._tools)
-        # Nine letters and digits, since Mistral's template takes no other id.
-        ids = [call.id or f"t{len(self.turns):03d}c{index:04d}" for index, call in enumerate(parsed.tool_calls)]
+        # Nine letters and digits, since Mistral's template takes no other id. What the model wrote is kept where it is one.
+        said = [call.id for call in parsed.tool_calls]
+        is_kept = all(_CALL_ID.fullmatch(call_id) for call_id in said) and len(set(said)) == len(said)
+        ids = said if is_kept else [f"t{len(self.turns):03d}c{index:04d}" for index in range(len(said))]
         calls = [
             {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
             for call_id, call in zip(ids, parsed.tool_calls, strict=True)

@@ -70,10 +70,9 @@ class MarkedCallParser(ABC):
         >>> HermesParser().parse('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', []).tool_calls
         (ToolCall(name='add', arguments={'a': 1}, id=''),)
         """
-        thinking, end_of_thinking, said = text.rpartition("</think>")
-        if not end_of_thinking and "<think>" in text:
-            return ParsedResponse(text)
-        content, calls, errors, position = [thinking + end_of_thinking], list[ToolCall](), list[str](), 0
+        thinking = self._thinking(text)
+        said = text[len(thinking) :]
+        content, calls, errors, position = [thinking], list[ToolCall](), list[str](), 0
         while mark := self.opening.search(said, position):
             content.append(said[position : mark.start()])
             try:
@@ -90,6 +89,13 @@ class MarkedCallParser(ABC):
         for mark_around in self.dropped:
             around = around.replace(mark_around, "")
         return ParsedResponse(around.strip(), tuple(calls), tuple(errors))
+
+    def _thinking(self, text: str) -> str:
+        """What a response begins with that is no answer yet, up to the end of its thinking. The header may have opened it; then
+        its end stands before the first call."""
+        opened, mark = text.lstrip().startswith("<think>"), self.opening.search(text)
+        before, end, _ = (text if opened or mark is None else text[: mark.start()]).partition("</think>")
+        return before + end if opened or end else ""
 
     @abstractmethod
     def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
@@ -134,6 +140,8 @@ class Llama3JsonParser(MarkedCallParser):
 
     def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
         value, end = _json_at(text, mark.end())
+        if isinstance(value, dict) and not value.keys() & {"parameters", "arguments", "function"}:
+            return [], end  # an answer in JSON
         follower = _skip_space(text, end)
         return [_call(value)], follower + 1 if text.startswith(";", follower) else end
 
@@ -244,8 +252,16 @@ def _json_at(text: str, position: int) -> tuple[Any, int]:
     """The JSON value that begins here, and the position after it."""
     try:
         return _JSON.raw_decode(text, _skip_space(text, position))
-    except (json.JSONDecodeError, RecursionError) as error:
-        problem = error.msg if isinstance(error, json.JSONDecodeError) else "it is nested too deeply"
+    except (ValueError, RecursionError) as error:
+        # An integer of more than 4,300 digits is a plain ValueError.
+        deep = isinstance(error, RecursionError)
+        problem = (
+            "it is nested too deeply"
+            if deep
+            else error.msg
+            if isinstance(error, json.JSONDecodeError)
+            else "a number is too long"
+        )
         raise _Unreadable(f"its JSON is wrong ({problem})") from None
 
 
@@ -292,8 +308,8 @@ def _typed(text: str, wanted: Any) -> Any:
     if wanted == "string":
         return text
     try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+        return _JSON.decode(text)
+    except (ValueError, RecursionError, _Unreadable):
         return text
 
 

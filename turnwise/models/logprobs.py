@@ -42,7 +42,7 @@ class Kept(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """Of N tokens: log-probs over the whole vocabulary, over the kept ids, and entropies; None if not asked for."""
+    """Results for N tokens: log-probs over the whole vocabulary, over the kept ids, and entropies; None if not asked for."""
 
     full: Tensor
     kept: Tensor | None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from turnwise.data.gsm8k import GENERATED, HUB_NAME, generate_problems, local_files, rl_row, sft_row
 from turnwise.data.math_rewards import answer_of
@@ -16,6 +19,7 @@ from turnwise.errors import ConfigError, DataError, NotAvailableError, nearest
 from turnwise.rl_tool.parameters import RowChoice
 
 NUM_GENERATED = 1000
+_CONNECT_S = 3.0
 LONGEST = 2048
 """Tokens, or a fourth of the characters, from which a row is called over-long."""
 _FORMATS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {"sft": sft_row, "rl": rl_row}
@@ -71,10 +75,14 @@ def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping
 
 @lru_cache(maxsize=4)
 def _tables(name: str) -> list[TableRow]:
-    """The rows of a hub's name, none where the hub can't be reached: it is asked once."""
+    """The rows of a hub's name, none where the hub can't be reached: it is asked once, since retries take half a minute."""
+    from huggingface_hub.constants import ENDPOINT
+
     try:
+        if "https" not in getproxies():
+            socket.create_connection((urlsplit(ENDPOINT).hostname or "", 443), timeout=_CONNECT_S).close()
         return read_tables([name], "dataset")
-    except (DataError, NotAvailableError):
+    except (DataError, NotAvailableError, OSError):
         return []
 
 

@@ -152,7 +152,7 @@ class _TurnRecord(_Record):
     generate_s: float
     step_s: float
     kept_ids: list[_TokenIds] | None = None
-    """Of each sampled token."""
+    """Kept ids of each sampled token."""
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:

@@ -88,7 +88,7 @@ def test_what_can_not_be_read_is_answered_counted_and_said(caplog: pytest.LogCap
     trajectory = play(conversation)
     assert results(conversation) == [
         ("error", "error0000", "the call isn't closed"),
-        ("nothing", "a", "Unknown function 'nothing'. Available tools: divide, note"),
+        ("error", "a", "Unknown function 'nothing'. Available tools: divide, note"),
     ]
     assert trajectory.metrics["unreadable_calls"] == 1 and trajectory.metrics["tool_calls"] == 2
     assert "Failed to decode tool call: the call isn't closed" in caplog.text

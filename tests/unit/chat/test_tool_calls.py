@@ -216,6 +216,7 @@ def test_an_id_of_the_model_is_kept():
         ),
         (HermesParser, '<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>', "NaN is no number of JSON"),
         (HermesParser, "<tool_call>" + "[" * 100_000, "it is nested too deeply"),
+        (HermesParser, '<tool_call>{"name": "a", "arguments": {"x": ' + "7" * 5000 + "}}</tool_call>", "a number is too long"),
         (Qwen3CoderParser, "<tool_call>\n<function=weather>\n<parameter=town>\nRome", "it isn't closed by </function>"),
         (Qwen3CoderParser, '<tool_call>\n{"name": "weather"}\n</tool_call>', "it names no function"),
         (Llama3JsonParser, '{"name": "weather", "parameters": {"name": "Rome"', "its JSON is wrong"),
@@ -321,3 +322,32 @@ def test_without_tools_nothing_is_parsed():
     contexts = TokenContexts(template, ScriptedServer([template.respond("<tool_call>no")]), 512, "episode", HermesParser())
     reply = asyncio.run(contexts(SamplingParams(max_new_tokens=50)).generate([{"role": "user", "content": "Hi"}]))
     assert reply == {"role": "assistant", "content": "<tool_call>no"}
+
+
+def test_an_end_of_thinking_inside_a_call_is_its_argument():
+    call = '<tool_call>{"name": "say", "arguments": {"text": "</think>"}}</tool_call>'
+    for text in (call, f"<think>hm</think>{call}", f"hm</think>{call}"):
+        assert [c.arguments for c in HermesParser().parse(text, []).tool_calls] == [{"text": "</think>"}]
+
+
+def test_an_answer_in_json_is_no_call_of_llama():
+    assert Llama3JsonParser().parse('{"name": "Bob", "age": 3}', []) == ("", (), ())
+
+
+def test_values_of_qwen3_coder_that_are_no_json_stay_texts():
+    text = f"<function=weather><parameter=days>{'7' * 5000}</parameter><parameter=where>NaN</parameter></function>"
+    [call] = Qwen3CoderParser().parse(text, [WEATHER]).tool_calls
+    assert call.arguments == {"days": "7" * 5000, "where": "NaN"}
+
+
+@pytest.mark.parametrize(
+    ("ids", "kept"), [(("a1b2c3d4e", "f1b2c3d4e"), True), (("a1b2c3d4e",) * 2, False), (("x", "f1b2c3d4e"), False)]
+)
+def test_ids_of_the_model_are_kept_where_templates_take_them(ids, kept):
+    template = ChatTemplate(byte_tokenizer(), CHATML)
+    said = "".join(f"[TOOL_CALLS]a[CALL_ID]{call_id}[ARGS]{{}}" for call_id in ids)
+    contexts = TokenContexts(template, ScriptedServer([template.respond(said)]), 2048, "episode", MistralParser())
+    conversation = contexts(SamplingParams(max_new_tokens=400), tools=[WEATHER])
+    reply = asyncio.run(conversation.generate([{"role": "user", "content": "?"}]))
+    found = tuple(call["id"] for call in reply["tool_calls"])
+    assert (found == ids) == kept and len(set(found)) == 2 and all(len(call_id) == 9 for call_id in found)
