@@ -35,7 +35,8 @@ OPTIONAL = ("/dev/null", "/dev/urandom", "/etc/ld.so.cache", "/usr/share/zoneinf
 MIN_LANDLOCK = 3
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 SCRATCH = 1 << 1 | READ_FILE | READ_DIR | 1 << 5 | 1 << 8 | 1 << 12 | 1 << 14
-"""In its folder the code may also write, delete, make files and symbolic links, and truncate; a flat folder is quick to measure."""
+"""In its folder the code may also write, delete, make files and symbolic links, and truncate. A flat folder is quickly
+measured."""
 ALL_ACCESS = (1 << 15) - 1
 
 MACHINES = {"x86_64": 0, "aarch64": 1}

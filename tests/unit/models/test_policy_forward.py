@@ -55,5 +55,5 @@ def test_heads_that_change_their_logits_are_found() -> None:
 
 
 def test_values_come_from_a_value_head_alone() -> None:
-    with pytest.raises(NotAvailableError, match=r"gives entropy and logprobs, but no values.*critic"):
+    with pytest.raises(NotAvailableError, match=r"gives entropy and full_logprobs and logprobs, but no values.*critic"):
         PolicyForward(toy_model())(toy_batches(SAMPLES)[0].map(torch.as_tensor), frozenset({"values"}))
