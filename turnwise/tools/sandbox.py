@@ -122,11 +122,14 @@ async def _run(scratch: str, limits: Limits) -> PythonResult:
             ended = await _watched(ending, scratch, limits)
         finally:
             ending.cancel()
+            await asyncio.wait([ending])
     finally:
         # Process.kill would ask for the exit status first, and take it from the event loop.
         with suppress(ProcessLookupError):
             if process.returncode is None:
                 os.kill(process.pid, signal.SIGKILL)
+        while await process.stdout.read(1 << 20):
+            continue  # while there is unread output, `wait` doesn't end
         await process.wait()
     status, text = process.returncode, output.text
     outcome: Literal["ok", "error", "timeout", "disk", "killed"]
