@@ -8,7 +8,10 @@ import pytest
 
 from turnwise.errors import ConfigError
 from turnwise.protocols import Tool
+from turnwise.tools import jail
 from turnwise.tools.python_tool import PythonTool
+
+pytestmark = pytest.mark.skipif(jail.libc.syscall(444, None, 0, 1) < jail.MIN_LANDLOCK, reason="this kernel has no Landlock")
 
 
 def answer(code: str, **config) -> str:

@@ -20,6 +20,8 @@ from turnwise.tools.sandbox import Limits, PythonResult, run_python
 
 ATTEMPTS = Path(__file__).parents[2] / "support" / "escape_attempts.py"
 
+pytestmark = pytest.mark.skipif(jail.libc.syscall(444, None, 0, 1) < jail.MIN_LANDLOCK, reason="this kernel has no Landlock")
+
 
 def run(code: str, **limits) -> PythonResult:
     return asyncio.run(run_python(code, Limits(**limits)))
