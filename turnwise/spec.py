@@ -292,6 +292,8 @@ AGENTS: dict[str, str] = {
     "tool_agent": "turnwise.agents.tool_agent:ToolAgent",
     "react_agent": "",
 }
+ROW_AGENTS = ("single_turn_agent", "tool_agent")
+"""The registered agents that play rows of a data set; they play no environment."""
 AGENT_ALIASES: dict[str, str] = {
     "tool_agent_loop": "tool_agent",
     "RectAgentLoop": "react_agent",

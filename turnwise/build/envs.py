@@ -25,7 +25,7 @@ from turnwise.rollout.group_filter import load_group_filter
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.spec import AGENTS, ENVS, ESTIMATORS, PG_VARIANTS
+from turnwise.spec import AGENTS, ENVS, ESTIMATORS, PG_VARIANTS, ROW_AGENTS
 from turnwise.types import Split, Task
 
 
@@ -117,6 +117,11 @@ def build_agent(
     `make_env` and `settings` take the place of the tag's `env_factory` and `agent_settings`.
     """
     name = config.custom_envs[tag].agent_name
+    if name in ROW_AGENTS:
+        raise ConfigError(
+            f"custom_envs.{tag}.agent_name: {name} plays rows of data.train_files, and no environment; leave agent_name out "
+            "(env_agent plays environments), or name your own as module:Class"
+        )
     found = load_class(AGENTS.get(name) or name, f"custom_envs.{tag}.agent_name", ConfigError)
     agent: AgentLoop = found(make_env or env_factory(config, tag, split), settings or agent_settings(config, tag, split))
     env = config.custom_envs[tag]

@@ -79,6 +79,7 @@ BAD = [
     (["adv_estimator=own_parts:Unready"], "adv_estimator: own_parts:Unready: making it raised KeyError: 'lambda'"),
     (["adv_estimator=own_parts:Estimator"], "adv_estimator: own_parts:Estimator has no loss, value_loss, running, credit"),
     (["custom_envs.Lake.agent_name=own_parts:Agent"], "agent_name: own_parts:Agent: making it raised TypeError"),
+    (["custom_envs.Lake.agent_name=tool_agent"], "agent_name: tool_agent plays rows of data.train_files, and no environment"),
     (["custom_envs.Lake.agent_name=own_parts:NoAgent"], "agent_name: own_parts:NoAgent has no method `run`"),
     ([f"{ENV}.size=-4"], "FrozenLake: got size -4"),
     ([f"{ENV}.siz=4"], "got an unexpected keyword argument 'siz'"),
