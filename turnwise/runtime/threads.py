@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -68,11 +69,12 @@ class DaemonThread:
 
 
 class DaemonPool:
-    """Threads for calls of one kind: as many as go on at the same time, each used again."""
+    """Threads for calls of one kind: as many as go on at the same time, each used again. They end when the pool is dropped."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._idle: list[DaemonThread] = []
+        weakref.finalize(self, _end_all, self._idle).atexit = False
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """The result of a call in a thread. One that is given up, cancelled or past its deadline, is interrupted."""
@@ -88,6 +90,11 @@ class DaemonPool:
             raise
         self._idle.append(thread)
         return result
+
+
+def _end_all(threads: list[DaemonThread]) -> None:
+    for thread in threads:
+        thread.end()
 
 
 class DaemonExecutor(ThreadPoolExecutor):
