@@ -19,13 +19,32 @@ MARKER_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
 ROLES = ("system", "user", "assistant")
 
 CHAT_TEMPLATE = """\
+{%- if tools -%}
+{{- '<|im_start|>system\\n' -}}
+{%- if messages[0]['role'] == 'system' -%}
+{{- messages[0]['content'] + '\\n' -}}
+{%- endif -%}
+{{- 'Tools:\\n' -}}
+{%- for tool in tools -%}
+{{- (tool | tojson) + '\\n' -}}
+{%- endfor -%}
+{{- 'Call a tool as <tool_call>{"name": NAME, "arguments": {NAME: VALUE}}</tool_call><|im_end|>\\n' -}}
+{%- endif -%}
 {%- for message in messages -%}
-{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
+{%- if not (tools and loop.first and message['role'] == 'system') -%}
+{{- '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') -}}
+{%- for call in message['tool_calls'] or [] -%}
+{{- '<tool_call>' + ({'name': call['function']['name'], 'arguments': call['function']['arguments']} | tojson) -}}
+{{- '</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
 {{- '<|im_start|>assistant\\n' -}}
 {%- endif -%}
 """
+"""ChatML. Calls are JSON in `<tool_call>`, as Hermes 2 Pro writes them, and a result is a message of the role `tool`."""
 
 _WORDS = Regex(r" ?[^\s\p{N}]\p{N}+,\p{N}+| ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|[^\S\n]+(?!\S)|[^\S\n]+")
 """A symbol with its place (`O1,2`); words with their leading space; a digit, a symbol and a capital that starts no word stand
@@ -39,8 +58,8 @@ token even where it is rare (the goal reached, once an episode) and made of seve
 
 
 def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer with at most `vocab_size` tokens and a ChatML template; the same corpus gives the same one. A filled one has
-    exactly so many: strings of letters that no text is encoded to make up for what the corpus doesn't give.
+    """A tokenizer with at most `vocab_size` tokens and a ChatML template that shows tools; equal corpora give equal ones. A
+    filled one has exactly so many: strings of letters that no text is encoded to make up for what the corpus doesn't give.
 
     Raises:
         ModelError: `vocab_size` doesn't hold the 256 bytes and the special tokens.

@@ -15,6 +15,7 @@ from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.errors import ChatTemplateError, DataError
+from turnwise.models.tokenizer import CHAT_TEMPLATE
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.types import SamplingParams
 
@@ -98,9 +99,10 @@ def result(text, number=0):
     return {"role": "tool", "name": "add", "tool_call_id": f"call{number:05d}", "content": text}
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3", "mistral-nemo-instruct"])
+@pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3", "mistral-nemo-instruct", "made here"])
 def test_calls_are_taught_as_the_template_writes_them_and_read_again(name):
-    template = ChatTemplate(byte_tokenizer(), (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"))
+    text = CHAT_TEMPLATE if name == "made here" else (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    template = ChatTemplate(byte_tokenizer(), text)
     parser = find_parser(None, template)
     asked = {"role": "assistant", "content": None, "tool_calls": [call(3, 4), call(5, 6, 1)]}
     messages = [user("3 + 4, 5 + 6?"), asked, result("7"), result("11", 1), assistant("7 and 11")]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import warnings
 
+import forked
 import pytest
 
 from turnwise.cli.main import exit_status
@@ -113,8 +112,7 @@ def test_a_broken_environment_is_one_warning_on_the_terminal(tmp_path):
         "train_env_manager: {num_env_groups: 4, group_size: 4, max_failed_fraction: 1.0}\n"
     )
     for command in (["make-model", "--out", "m"], ["rollout", "c.yaml", "--out", "r.jsonl"]):
-        script = [sys.executable, "-c", "import sys; from turnwise.cli.main import main; sys.exit(main())", *command]
-        done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        done = forked.run(command, cwd=tmp_path)
     assert done.returncode == 2 and "max_failed_fraction" in done.stderr
     failures = [line for line in done.stderr.splitlines() if "attempt" in line and "failed" in line]
     assert 1 <= len(failures) <= 3, "dozens of attempts fail alike"

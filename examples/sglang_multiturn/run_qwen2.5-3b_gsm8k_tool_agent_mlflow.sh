@@ -1,0 +1,14 @@
+#!/bin/bash
+# GRPO on GSM8K with Qwen2.5-3B-Instruct as an agent with a tool, on one node of eight GPUs with SGLang, followed in MLflow:
+#   pip install 'turnwise[mlflow]'
+#   python examples/data_preprocess/gsm8k_tool_agent_loop.py      # once: writes ~/data/gsm8k with the column agent_name
+#   bash examples/sglang_multiturn/run_qwen2.5-3b_gsm8k_tool_agent_mlflow.sh
+#   mlflow ui -h 0.0.0.0 -p 5000 --backend-store-uri sqlite:////tmp/mlruns.db
+# `rollout_name=vllm bash …` takes vLLM. Further arguments are overrides (key=value), such as those for a laptop in the first
+# lines of qwen2.5-3b_gsm8k_tool_agent_mlflow.yaml.
+set -e
+
+FOLDER=$(cd "$(dirname "$0")" && pwd)
+export MLFLOW_TRACKING_URI=${MLFLOW_TRACKING_URI:-sqlite:////tmp/mlruns.db}
+turnwise train "$FOLDER/qwen2.5-3b_gsm8k_tool_agent_mlflow.yaml" "rollout_name=${rollout_name:-sglang}" \
+  "actor_rollout_ref.rollout.multi_turn.tool_config_path=$FOLDER/config/tool_config/gsm8k_tool_config.yaml" "$@"
