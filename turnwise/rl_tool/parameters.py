@@ -19,10 +19,21 @@ PYTHON_ONLY = ("custom_reward",)
 """Parameters that only Python can give."""
 
 
+_OF_REWARD = ("reward_type", "reward_config", "custom_reward")
+_OF_SAMPLES = ("num_generations", "kl_coef", "clip_range", "max_new_tokens", "temperature", *_OF_REWARD)
+
+
 class Action(BaseModel):
     """Parameters of one action; unknown ones are refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), frozen=True)
+
+    def without_effect(self) -> list[str]:
+        """The given parameters that nothing reads, each with the reason."""
+        return [f"{name}: {reason}" for name, reason in self._unread().items() if name in self.model_fields_set]
+
+    def _unread(self) -> dict[str, str]:
+        return {}
 
 
 class RowChoice(Action):
@@ -95,6 +106,14 @@ class Train(RowChoice):
     overwrite: bool = False
     """Replace the result that is in output_dir."""
 
+    def _unread(self) -> dict[str, str]:
+        found = {} if self.custom_reward is None else {"reward_type": "custom_reward is in its place"}
+        if self.algorithm == "sft":
+            found |= dict.fromkeys(_OF_SAMPLES, "sft trains on demonstrations and samples no answers")
+        if not self.use_lora:
+            found |= dict.fromkeys(("lora_rank", "lora_alpha", "lora_target_modules"), "use_lora is false")
+        return found if self.use_wandb else found | {"wandb_project": "use_wandb is false"}
+
 
 class LoadDataset(RowChoice):
     """Loads rows, shows three as the model will see them, and says what is wrong with them."""
@@ -105,10 +124,10 @@ class LoadDataset(RowChoice):
     """A model whose tokenizer measures the rows for the report [characters are counted]."""
 
 
-class CreateReward(BaseModel):
+class CreateReward(Action):
     """Makes a reward function. Further parameters are the reward's own."""
 
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="allow")
 
     reward_type: str = "accuracy"
     """accuracy, length_penalty, step, format, combined, or a registered name."""
@@ -134,6 +153,9 @@ class Evaluate(RowChoice):
     seed: Annotated[int, Field(ge=0)] = 42
     """Everything random follows from it."""
 
+    def _unread(self) -> dict[str, str]:
+        return {"temperature": "k is 1, and one answer is greedy"} if self.k == 1 else {}
+
 
 class Export(Action):
     """Writes a plain Hugging Face folder, with a LoRA adapter merged."""
@@ -146,14 +168,14 @@ class Export(Action):
     """Dtype of the weights."""
 
 
-ACTIONS: dict[str, type[BaseModel]] = {
+ACTIONS: dict[str, type[Action]] = {
     "train": Train,
     "load_dataset": LoadDataset,
     "create_reward": CreateReward,
     "evaluate": Evaluate,
     "export": Export,
 }
-P = TypeVar("P", bound=BaseModel)
+P = TypeVar("P", bound=Action)
 
 
 def parse(kind: type[P], values: Mapping[str, Any]) -> P:
@@ -168,7 +190,7 @@ def parse(kind: type[P], values: Mapping[str, Any]) -> P:
         raise ConfigError("; ".join(_sentence(kind, item) for item in error.errors(include_url=False))) from error
 
 
-def _sentence(kind: type[BaseModel], item: Mapping[str, Any]) -> str:
+def _sentence(kind: type[Action], item: Mapping[str, Any]) -> str:
     name = str(item["loc"][0])
     if item["type"] == "extra_forbidden":
         return f"{name}: unknown parameter.{nearest(name, kind.model_fields) or ' Known are ' + ', '.join(kind.model_fields)}"

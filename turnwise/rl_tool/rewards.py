@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -87,5 +87,14 @@ def create(reward_type: str, arguments: Mapping[str, Any], registered: Mapping[s
         "reward_type": reward_type,
         "description": formula,
         **{**defaults, **arguments},
-        "reward_function": partial(function, **arguments),
+        "reward_function": partial(_on_its_columns, function, arguments),
     }
+
+
+def _on_its_columns(
+    function: Callable[..., Any], arguments: Mapping[str, Any], completions: Sequence[str], **columns: Any
+) -> Any:
+    """The rewards of completions; columns of the rows that the function doesn't take are left out."""
+    parameters = inspect.signature(function).parameters
+    takes_all = function is not combined and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return function(completions, **{k: v for k, v in columns.items() if takes_all or k in parameters}, **arguments)

@@ -49,6 +49,9 @@ def load(choice: RowChoice, kind: str, registered: Mapping[str, Any], split: str
 
 def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping[str, Any]) -> tuple[str, Sequence[TableRow]]:
     asked = choice.dataset
+    is_python = asked is not None and not isinstance(asked, str | Path)
+    if choice.split and (is_python or (isinstance(asked, str) and asked in registered)):
+        raise ConfigError("split: rows given in Python have none; leave split out, or give the rows of the split")
     if isinstance(asked, str) and asked in registered:
         return asked, _of_python(registered[asked], asked)
     if asked is None or asked == "gsm8k":
@@ -60,7 +63,7 @@ def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping
     if asked == GENERATED:
         problems = generate_problems(number or NUM_GENERATED, split)
         return GENERATED, _of_python(problems, GENERATED)
-    if not isinstance(asked, str | Path):
+    if is_python:
         return "python", _of_python(asked, "dataset")
     files = local_files(split, asked) if Path(asked).is_dir() else []
     if not files and choice.split and not Path(asked).is_dir():

@@ -12,7 +12,16 @@ from turnwise.data.math_rewards import FORMULAS
 from turnwise.errors import ConfigError, TurnwiseError, nearest
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.evaluation import evaluate
-from turnwise.rl_tool.parameters import ACTIONS, CreateReward, Evaluate, Export, LoadDataset, Train, function_schema, parse
+from turnwise.rl_tool.parameters import (
+    ACTIONS,
+    CreateReward,
+    Evaluate,
+    Export,
+    LoadDataset,
+    Train,
+    function_schema,
+    parse,
+)
 from turnwise.rl_tool.presets import with_preset
 from turnwise.rl_tool.rewards import create
 from turnwise.rl_tool.training import train
@@ -65,7 +74,8 @@ class RLTrainingTool:
             if action not in ACTIONS:
                 raise ConfigError(f"action {action!r} isn't one of {', '.join(ACTIONS)}.{nearest(str(action), ACTIONS)}")
             asked = parse(ACTIONS[action], with_preset(given) if action == "train" else given)
-            return {"status": "success", "action": action, **self._answer(asked)}
+            unread = {"without_effect": found} if (found := asked.without_effect()) else {}
+            return {"status": "success", "action": action, **unread, **self._answer(asked)}
         except (TurnwiseError, OSError) as error:
             return error_answer(error, action)
 

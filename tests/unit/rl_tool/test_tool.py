@@ -19,50 +19,7 @@ from turnwise.trainer.trainer import Trainer
 ROWS = [{"question": "What is 3 + 4?", "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}] * 4
 
 
-def at(config, path):
-    for part in path.split("."):
-        config = config[int(part)] if part.isdigit() else config[part]
-    return config
-
-
-@pytest.mark.parametrize(
-    ("parameter", "value", "path", "expected"),
-    [
-        ("num_epochs", 2, "data.num_epochs", 2),
-        ("num_epochs", 2, "max_steps", 6),
-        ("batch_size", 3, "train_env_manager.num_env_groups", 3),
-        ("output_dir", "out", "output_dir", "out"),
-        ("use_lora", False, "actor_train.model_args", {}),
-        ("lora_rank", 4, "actor_train.model_args.lora_rank", 4),
-        ("lora_alpha", 3.0, "actor_train.model_args.lora_alpha", 3.0),
-        ("lora_target_modules", ["q_proj"], "actor_train.model_args.lora_target", ["q_proj"]),
-        ("learning_rate", 0.5, "actor_train.training_args.learning_rate", 0.5),
-        ("warmup_ratio", 0.1, "actor_train.training_args.warmup_ratio", 0.1),
-        ("weight_decay", 0.1, "actor_train.training_args.weight_decay", 0.1),
-        ("num_generations", 5, "train_env_manager.group_size", 5),
-        ("kl_coef", 0.0, "use_kl_loss", False),
-        ("kl_coef", 0.7, "kl_loss_coef", 0.7),
-        ("clip_range", 0.3, "pg_clip", 0.3),
-        ("max_new_tokens", 9, "actor_infer.generating_args.max_new_tokens", 9),
-        ("temperature", 0.7, "actor_infer.generating_args.temperature", 0.7),
-        ("reward_type", {"format": 0.5, "accuracy": 2.0}, "data.reward.1", {"name": "format", "weight": 0.5, "args": {}}),
-        ("reward_type", "step", "data.reward.0", {"name": "accuracy", "weight": 0.0}),
-        ("reward_config", {}, "data.reward.0.args", {}),
-        ("custom_reward", len, "data.reward.0.name", len),
-        ("use_tensorboard", False, "track_with", ["stdout"]),
-        ("use_wandb", True, "track_with", ["tensorboard", "wandb", "stdout"]),
-        ("seed", 7, "seed", 7),
-        ("resume", True, "resume_from_checkpoint", True),
-        ("algorithm", "ppo", "algorithm", "gae"),
-    ],
-)
-def test_every_parameter_of_training_reaches_the_run(parameter, value, path, expected):
-    asked = parse(Train, {"model_name": "models/none", "algorithm": "grpo", parameter: value})
-    assert at(rl_config(asked, 10, {}), path) == expected
-    assert at(rl_config(parse(Train, {"model_name": "models/none", "algorithm": "grpo"}), 10, {}), "max_steps") == 9
-
-
-def test_imitation_has_the_same_parameters_and_safe_learning_rates():
+def test_safe_learning_rates():
     rates = {}
     for algorithm in ("sft", "grpo", "ppo"):
         for use_lora in (False, True):
@@ -89,6 +46,7 @@ REFUSED = [
     ({"model_name": "M", "dataset": "gsm9k"}, "config", "'gsm9k' isn't one of .* Did you mean 'gsm8k'"),
     ({"model_name": "M", "dataset": "none.jsonl"}, "data", "none.jsonl"),
     ({"model_name": "M", "dataset": []}, "data", "has no rows"),
+    ({"model_name": "M", "dataset": ROWS, "split": "test"}, "config", "split: rows given in Python have none"),
     ({"model_name": "M", "dataset": [{"text": "a"}]}, "data", "row 1: has the columns text"),
     ({"model_name": "M", "dataset": ROWS, "algorithm": "grpo", "num_generations": 1}, "config", "num_generations is 1"),
     ({"model_name": "M", "dataset": ROWS, "lora_target_modules": ["q_prj"]}, "config", "Did you mean 'q_proj'"),
