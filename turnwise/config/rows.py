@@ -45,6 +45,7 @@ def data_rows(config: AgenticConfig) -> Iterator[tuple[str, str]]:
         order = "in a new order each epoch" if config.data.shuffle else "in their order"
         order = "drawn by their success (curriculum)" if config.data.curriculum else order
         often = f", {counted(config.data.num_epochs, 'epoch')}" if config.data.num_epochs else ""
-        yield "data", f"rows of {', '.join(config.data.train_files or ())}, {order}{often}, by {config.data.default_agent}"
+        agent = f"{config.data.default_agent} unless a row's {config.data.agent_name_key} names another"
+        yield "data", f"rows of {', '.join(config.data.train_files or ())}, {order}{often}, by {agent}"
     if config.data.reward:
         yield "rewards", " + ".join(f"{reward.weight:g} × {reward.name}" for reward in config.data.reward)
