@@ -34,6 +34,9 @@ from turnwise.server_protocols import (
     WeightTransfer as WeightTransfer,
 )
 from turnwise.tool_protocols import (
+    Interaction as Interaction,
+)
+from turnwise.tool_protocols import (
     ParsedResponse as ParsedResponse,
 )
 from turnwise.tool_protocols import (
@@ -166,12 +169,6 @@ class AgentLoop(Protocol):
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]: ...
-
-
-class Interaction(Protocol):
-    """A simulated user between assistant turns: `(next user message or None at the end, reward)`."""
-
-    async def respond(self, messages: Sequence[Message]) -> tuple[str | None, float]: ...
 
 
 class RewardResult(NamedTuple):

@@ -320,6 +320,14 @@ TOOLS: dict[str, str] = {
 TOOL_ALIASES: dict[str, str] = {"verl.tools.gsm8k_tool.Gsm8kTool": "calc_gsm8k_reward"}
 """`class_name` of a published tool file → our name."""
 
+INTERACTIONS: dict[str, str] = {
+    "gsm8k": "turnwise.tools.gsm8k:Gsm8kInteraction",
+    "model": "turnwise.inference.model_user:ModelUser",
+}
+"""Registered simulated users, classes of `protocols.Interaction`. An interaction file names others `module:Class`."""
+INTERACTION_ALIASES: dict[str, str] = {"verl.interactions.gsm8k_interaction.Gsm8kInteraction": "gsm8k"}
+"""`class_name` of a published interaction file → our name."""
+
 ENVS: dict[str, str] = {
     "frozen_lake": "turnwise.envs.frozen_lake.env:FrozenLakeEnv",
     "sokoban": "turnwise.envs.sokoban.env:SokobanEnv",

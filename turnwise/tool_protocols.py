@@ -1,11 +1,11 @@
-"""The contracts of tools and of their calls: what a model may call, and how a call is read off its text."""
+"""The contracts of what answers a model: tools, how their calls are read off its text, and simulated users."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from turnwise.types import Observation, Task
+from turnwise.types import Message, Observation, Task
 
 
 class ToolCall(NamedTuple):
@@ -61,5 +61,36 @@ class Tool(Protocol):
         ...
 
     async def release(self, state: Any) -> None:
+        """Frees what the state holds. It is called on every path, also if the episode fails or is cancelled."""
+        ...
+
+
+@runtime_checkable
+class Interaction(Protocol):
+    """A simulated user, who may reply to the final answer of each of the model's turns. One object serves all conversations.
+
+    A class that an interaction file names is made as `Class(config)`: the mapping of the file, and its `name`. The keyword
+    arguments of a conversation are those of its row, `extra_info.interaction_kwargs`.
+    """
+
+    async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
+        """The state of one conversation, which the other methods get; None stands for the id itself."""
+        ...
+
+    async def generate_response(
+        self, state: Any, messages: Sequence[Message], **kwargs: Any
+    ) -> tuple[bool, str, float | None, Mapping[str, Any]]:
+        """`(should_terminate, text, score, metadata)` for the whole conversation so far, whose last message is the model's.
+
+        The text is the next message of the user, unless the conversation ends here. The score is the reward of the model's
+        turn, and the metadata's numbers are its metrics.
+        """
+        ...
+
+    async def calculate_score(self, state: Any) -> float:
+        """The score of the conversation as it stands, which is reported and no reward."""
+        ...
+
+    async def finalize_interaction(self, state: Any) -> None:
         """Frees what the state holds. It is called on every path, also if the episode fails or is cancelled."""
         ...

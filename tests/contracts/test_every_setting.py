@@ -214,7 +214,8 @@ def bench(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     return x / 2
 """
     tools = {name: f"tools: [{{class_name: {entry}}}]" for name, entry in (("$tools", "calculator"), ("$other_tools", _NOTES))}
-    for name, text in (tools | {"$functions": half}).items():
+    users = "interaction: [{name: gsm8k, class_name: gsm8k}]"
+    for name, text in (tools | {"$functions": half, "$users": users}).items():
         paths[name] = str(folder / f"{name[1:]}.py")
         Path(paths[name]).write_text(text)
     for name in ("$score_model", "$other_score_model"):

@@ -9,6 +9,7 @@ from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgentLimits
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import OpenConversation, RewardResult
+from turnwise.tools.interaction_session import Interactions
 from turnwise.tools.session import ToolBox
 from turnwise.types import Group, SamplingParams, Task, Trajectory, derive_seed
 
@@ -74,10 +75,12 @@ class AskTwice:
 
 
 class TellsTools:
-    """Asks for the number that its tools and limits hash to."""
+    """Asks for the number that its tools, users and limits hash to."""
 
-    def __init__(self, settings: RowAgentSettings, tools: ToolBox, limits: ToolAgentLimits, extra: str = "") -> None:
-        self.number = derive_seed(repr((settings, tools.names, tools.timeout_s, limits)), extra) % 1000
+    def __init__(
+        self, settings: RowAgentSettings, tools: ToolBox, limits: ToolAgentLimits, interactions: Interactions, extra: str = ""
+    ) -> None:
+        self.number = derive_seed(repr((settings, tools.names, tools.timeout_s, limits, [*interactions.by_name])), extra) % 1000
 
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import Conversation, OpenConversation
+from turnwise.tools.interaction_session import Interactions, InteractionSession
 from turnwise.tools.session import ToolBox, ToolResult, ToolSession
 from turnwise.types import Limit, Message, SamplingParams, Task, Trajectory
 
@@ -28,8 +29,6 @@ class ToolAgentLimits:
 
     max_parallel_calls: int = 1
     """Calls of one response that are executed, at the same time; the model reads that the others weren't."""
-    max_assistant_turns: int | None = None
-    """Most responses; None = as many as the context holds."""
     max_tool_response_length: int = 1024
     """Characters of a result that the model is shown."""
     tool_response_truncate_side: Side = "middle"
@@ -37,13 +36,17 @@ class ToolAgentLimits:
 
 
 class ToolAgent:
-    """Plays a row in one context. Tools of a row are created once, and released however the episode ends.
+    """Plays a row in one context. Tools of a row are created once, and released however the episode ends. A simulated user may
+    reply to each response without calls, where the row names one.
 
     What the model gets wrong, it is told. A tool that hangs or crashes raises, and the scheduler plays the episode anew.
     """
 
-    def __init__(self, settings: RowAgentSettings, *, tools: ToolBox, limits: ToolAgentLimits) -> None:
+    def __init__(
+        self, settings: RowAgentSettings, *, tools: ToolBox, limits: ToolAgentLimits, interactions: Interactions | None = None
+    ) -> None:
         self._settings = settings
+        self._interactions = interactions or Interactions()
         self._tools = tools
         self._limits = limits
 
@@ -53,14 +56,15 @@ class ToolAgent:
         """One trajectory: finished by a response without calls, or truncated by a limit.
 
         Raises:
-            ToolFault: a tool hung, or returned what is no text.
+            ToolFault: a tool hung, or returned what is no text; a simulated user did, or raised something.
             Exception: a tool raised it.
         """
-        async with self._tools.open(task) as session:
-            # A tool's result is text from outside: it must not forge a turn.
+        users = self._interactions
+        async with self._tools.open(task) as session, users.open(task, sibling, self._settings.max_user_turns) as user:
+            # A tool's result is text from outside, and a user's message too: it must not forge a turn.
             conversation = open_conversation(sampling, tools=session.schemas, encode_special_tokens=False)
-            limit = await self._converse(session, conversation, prompt_of(task.payload, self._settings.prompt_key))
-            rewards = await session.rewards()
+            limit = await self._converse(session, user, conversation, prompt_of(task.payload, self._settings.prompt_key))
+            rewards, metrics = await session.rewards(), await user.metrics()
         return [
             Trajectory(
                 task=task,
@@ -69,14 +73,17 @@ class ToolAgent:
                 status="truncated" if limit else "finished",
                 limit=limit,
                 outcome_rewards={f"tool/{name}": reward for name, reward in rewards.items()},
-                metrics=_metrics(session, conversation),
+                metrics=_metrics(session, conversation) | metrics,
             )
         ]
 
-    async def _converse(self, session: ToolSession, conversation: Conversation, messages: Sequence[Message]) -> Limit | None:
+    async def _converse(
+        self, session: ToolSession, user: InteractionSession, conversation: Conversation, messages: Sequence[Message]
+    ) -> Limit | None:
+        settings, said = self._settings, list[Message]()
         for turn_idx in count(1):
-            reply = await conversation.generate(messages, max_new_tokens=self._settings.max_new_tokens)
-            # The results of the last calls leave no room, so the context ends before them.
+            reply = await conversation.generate(messages, max_new_tokens=settings.max_new_tokens)
+            # The results of the last calls, or the user's last message, leave no room, so the context ends before them.
             if reply is None:
                 return "sequence_length"
             turn = conversation.turns[-1]
@@ -84,12 +91,16 @@ class ToolAgent:
             turn.metrics = {"tool_calls": float(len(calls) + len(errors)), "unreadable_calls": float(len(errors))}
             if turn.finish_reason == "length":
                 return "sequence_length"
-            if not calls and not errors:
-                return None
-            if turn_idx == self._limits.max_assistant_turns:
-                return "max_steps"
+            said += [*messages, reply]
             started = time.perf_counter()
-            messages = await self._answers(session, calls, errors)
+            if not calls and not errors:
+                messages = await user.reply(said, turn)
+                if not messages:
+                    return user.limit
+            if turn_idx == settings.max_assistant_turns:
+                return "max_steps"
+            if calls or errors:
+                messages = await self._answers(session, calls, errors)
             turn.step_s = time.perf_counter() - started
         raise AssertionError("count ends never")
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgentLimits
 from turnwise.build.reward_model import build_reward_model
-from turnwise.build.tools import build_tools, check_tools_of_rows
+from turnwise.build.tools import build_interactions, build_tools, check_tools_of_rows, check_users_of_rows
 from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig
@@ -50,6 +50,8 @@ def rows_plug_ins(
     yield ("data", "reward"), partial(load_rewards, config)
     if not may_miss or all(map(_is_there, (config.agent.tool_config_path, config.agent.function_tool_path))):
         yield ("agent", "tool_config_path"), partial(build_tools, config)
+    if not may_miss or _is_there(config.agent.interaction_config_path):
+        yield ("agent", "interaction_config_path"), partial(build_interactions, config)
     for split in _SPLITS:
         files = (config.data.train_files if split == "train" else config.data.val_files) or []
         is_there = not may_miss or all(Path(name).exists() or not Path(name).suffix for name in files)
@@ -81,6 +83,7 @@ def load_rows(config: AgenticConfig, split: Split) -> list[TableRow]:
             raise DataError(f"{row.place}: column {data.prompt_key!r} {problem}; a prompt is a text or a list of messages")
         _agent_of(config, row, loops)
     check_tools_of_rows(config, rows)
+    check_users_of_rows(config, rows)
     for weighted in load_rewards(config):
         if isinstance(weighted.reward, FunctionReward):
             weighted.reward.check(rows)
@@ -192,26 +195,26 @@ def say_shared_prompts(config: AgenticConfig) -> None:
 
 
 def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Watchdog, stopwatch: Stopwatch) -> AgentLoop:
-    """The agent of rows that name it: made with those of `settings`, `split`, `seed`, `tools` and `limits` that its constructor
-    has, and with the arguments that agent.agent_config_path gives it.
+    """The agent of rows that name it: made with those of `settings`, `split`, `seed`, `tools`, `limits` and `interactions` that
+    its constructor has, and with the arguments that agent.agent_config_path gives it.
 
     Raises:
         ConfigError: it asks for something else.
     """
     own = _own_loops(config).get(name)
     found = load_class(own.target if own else AGENTS.get(name) or name, "data.default_agent", ConfigError)
-    agent = config.agent
+    agent, max_new_tokens = config.agent, config.max_new_tokens(split, ROWS_TAG)
     offered: dict[str, Any] = {
-        "settings": RowAgentSettings(config.data.prompt_key, config.max_new_tokens(split, ROWS_TAG)),
+        "settings": RowAgentSettings(config.data.prompt_key, max_new_tokens, agent.max_assistant_turns, agent.max_user_turns),
         "split": split,
         "seed": config.seed,
         "tools": build_tools(config, watchdog, stopwatch),
         "limits": ToolAgentLimits(
             agent.max_parallel_calls,
-            agent.max_assistant_turns,
             agent.max_tool_response_length,
             agent.tool_response_truncate_side,
         ),
+        "interactions": build_interactions(config, watchdog, stopwatch),
         **((own.model_extra or {}) if own else {}),
     }
     asked = [p for p in inspect.signature(found).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

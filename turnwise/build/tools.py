@@ -1,4 +1,4 @@
-"""Builds tools from the files that a config names."""
+"""Builds tools and simulated users from the files that a config names."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from types import FunctionType
 from typing import Any
 
 from turnwise.config import AgenticConfig
-from turnwise.config.tools import ToolEntry, read_tool_file
+from turnwise.config.tools import ToolEntry, read_interaction_file, read_tool_file
 from turnwise.data.tables import TableRow
-from turnwise.entry_points import load_object
-from turnwise.errors import ConfigError, DataError
-from turnwise.protocols import Tool
+from turnwise.entry_points import load_class, load_object
+from turnwise.errors import ConfigError, DataError, nearest
+from turnwise.protocols import Interaction, Tool
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.spec import AGENT_ALIASES, TOOLS
+from turnwise.spec import AGENT_ALIASES, INTERACTIONS, ROW_AGENTS, TOOLS
 from turnwise.tools.function_tool import FunctionTool
+from turnwise.tools.interaction_session import Interactions, interaction_kwargs
 from turnwise.tools.session import OfferedTool, ToolBox
 
 
@@ -77,6 +78,51 @@ def _functions(path: str) -> Sequence[Callable[..., Any]]:
     if not functions:
         raise ConfigError(f"{key}: defines no public function; each public function of that file is a tool")
     return functions
+
+
+def build_interactions(
+    config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None
+) -> Interactions:
+    """The simulated users that `agent.interaction_config_path` names; none if it is unset.
+
+    Raises:
+        ConfigError: the file, a class or its config is wrong, or two users have one name.
+    """
+    path, users = config.agent.interaction_config_path, dict[str, Interaction]()
+    for entry in read_interaction_file(path) if path else []:
+        key = f"interaction {entry.name} of {path}"
+        if entry.name in users:
+            raise ConfigError(f"{key}: two have this name; rows choose by it, so rename one of them")
+        found = load_class(INTERACTIONS.get(entry.class_name) or entry.class_name, f"{key}: class_name", ConfigError)
+        try:
+            with Foreign(f"{key}: making it", "at the start", are_faults=True):
+                user = found({**entry.config, "name": entry.name})
+        except ConfigError as fault:
+            raise ConfigError(f"{key}: {fault}") from fault
+        if not isinstance(user, Interaction):
+            raise ConfigError(f"{key}: {entry.class_name} lacks a method of Interaction in turnwise/tool_protocols.py")
+        users[entry.name] = user
+    return Interactions(users, config.agent.tool_timeout_s, watchdog or Watchdog(), stopwatch or Stopwatch())
+
+
+def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
+    """Checks that rows and simulated users fit.
+
+    Raises:
+        DataError: a row names a user that isn't there, or names none where there are some.
+    """
+    names, data = list(build_interactions(config).by_name), config.data
+    for row in rows:
+        agent = str(row.columns.get(data.agent_name_key) or data.default_agent)
+        name = interaction_kwargs(row.columns).get("name")
+        if name is not None and name not in names:
+            known = f"there are {', '.join(names)}" if names else "agent.interaction_config_path names no file of them"
+            raise DataError(f"{row.place}: extra_info names the interaction {name!r}; {known}.{nearest(str(name), names)}")
+        if name is None and names and AGENT_ALIASES.get(agent, agent) in ROW_AGENTS:
+            raise DataError(
+                f"{row.place}: the interactions {', '.join(names)} are configured, and this row would be played without them: "
+                "give it the column extra_info.interaction_kwargs.name"
+            )
 
 
 def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:

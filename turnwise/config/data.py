@@ -59,14 +59,14 @@ class Data(Section):
 
 
 class Agent(Section):
-    """Agents of rows: tools, their limits, and loops of your own."""
+    """Agents of rows: tools and simulated users, their limits, and loops of your own."""
 
     tool_config_path: str | None = None
     """YAML file of tools: `tools`, a list of {class_name, config, tool_schema}."""
     function_tool_path: str | None = None
     """Python file whose public functions are tools."""
     interaction_config_path: str | None = None
-    """File that describes simulated users."""
+    """YAML file of simulated users: `interaction`, a list of {name, class_name, config}."""
     agent_config_path: str | None = None
     """YAML file of your own agent loops: a list of {name, _target_, and its arguments}."""
     tool_parser: Annotated[str, AfterValidator(OneOf(TOOL_PARSERS, own="module:Class"))] | None = None
@@ -74,7 +74,7 @@ class Agent(Section):
     max_assistant_turns: PositiveCount | None = None
     """Responses of an episode at most [what sequence_length holds]."""
     max_user_turns: PositiveCount | None = None
-    """Messages of a simulated user at most."""
+    """Messages of a simulated user at most [what sequence_length holds]."""
     max_parallel_calls: PositiveCount = 1
     """Calls of one response that are executed, at the same time; the model reads that the others weren't."""
     max_tool_response_length: PositiveCount = 1024
@@ -82,4 +82,4 @@ class Agent(Section):
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
     """The part of a longer result that is removed."""
     tool_timeout_s: Seconds = 60.0
-    """Time of one call, and of making and releasing a tool's state."""
+    """Time of one call of a tool or a simulated user, and of making and releasing its state."""

@@ -38,11 +38,7 @@ def _set(key: str, what: str) -> Missing[S]:
     return Missing(key, lambda section: section.departs(key), what)
 
 
-MISSING_IN_PLAY: tuple[Missing[AgenticConfig], ...] = (
-    _set("agent.interaction_config_path", "a simulated user"),
-    _set("agent.max_user_turns", "a simulated user"),
-    _set("trace.backend", "tracing"),
-)
+MISSING_IN_PLAY: tuple[Missing[AgenticConfig], ...] = (_set("trace.backend", "tracing"),)
 """Features that evaluation needs as well as training."""
 
 MISSING_IN_ENVS: tuple[Missing[CustomEnv], ...] = (_set("tools", "a tool in an environment"),)

@@ -18,7 +18,10 @@ _SERVER = ("actor_infer", "strategy_args", "strategy_name")
 _SECOND_SYSTEM = (
     (("rollout_name",), _SERVER),
     (("actor_rollout_ref", "rollout", "name"), _SERVER),
-    (("actor_rollout_ref", "rollout", "multi_turn", "tool_config_path"), ("agent", "tool_config_path")),
+    *(
+        (("actor_rollout_ref", "rollout", "multi_turn", key), ("agent", key))
+        for key in ("tool_config_path", "interaction_config_path")
+    ),
 )
 """Keys of the second system that are taken; the others are refused with ours named."""
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")

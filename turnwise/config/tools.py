@@ -1,7 +1,9 @@
-"""The files that `agent.tool_config_path` and `agent.agent_config_path` name, in the published form."""
+"""The files that `agent` of a config names, in the published form: tools, simulated users, agent loops."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -11,25 +13,25 @@ from turnwise.config.problems import Problem, config_error
 from turnwise.config.section import Name, PositiveCount, Seconds, Section, is_entry_point
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, nearest
-from turnwise.spec import TOOL_ALIASES, TOOLS
+from turnwise.spec import INTERACTION_ALIASES, INTERACTIONS, TOOL_ALIASES, TOOLS
 
 S = TypeVar("S", bound=Section)
 
 
-def _entry_point(name: Any) -> Any:
+def _entry_point(known: Mapping[str, str], aliases: Mapping[str, str], name: Any) -> Any:
     """`module:Class` of a name, which may also be written `module.Class`, as published files do."""
-    if not isinstance(name, str) or name in TOOLS:
+    if not isinstance(name, str) or name in known:
         return name
-    if name in TOOL_ALIASES:
-        return TOOL_ALIASES[name]
+    if name in aliases:
+        return aliases[name]
     module, _, attribute = name.rpartition(".")
     entry = name if ":" in name else f"{module}:{attribute}"
     if not is_entry_point(entry):
-        raise ValueError(f"{name!r} isn't one of {', '.join(TOOLS)}, nor module:Class.{nearest(name, TOOLS)}")
+        raise ValueError(f"{name!r} isn't one of {', '.join(known)}, nor module:Class.{nearest(name, known)}")
     return entry
 
 
-Target = Annotated[Name, BeforeValidator(_entry_point)]
+Target = Annotated[Name, BeforeValidator(partial(_entry_point, TOOLS, TOOL_ALIASES))]
 
 
 class ToolEntry(Section):
@@ -44,6 +46,18 @@ class ToolEntry(Section):
 
 class _ToolFile(Section):
     tools: list[ToolEntry]
+
+
+class InteractionEntry(Section):
+    """One simulated user of an interaction file: the name that rows choose it by, its class, and the class's config."""
+
+    name: Name
+    class_name: Annotated[Name, BeforeValidator(partial(_entry_point, INTERACTIONS, INTERACTION_ALIASES))]
+    config: dict[str, Any] = Field(default_factory=dict)
+
+
+class _InteractionFile(Section):
+    interaction: list[InteractionEntry]
 
 
 class LoopEntry(Section):
@@ -67,6 +81,12 @@ def read_tool_file(path: str) -> list[ToolEntry]:
     """
     name, form = f"agent.tool_config_path {path}", "tools, a list of {class_name, config, tool_schema}"
     return _read(name, _ToolFile, _content(path, name), form).tools
+
+
+def read_interaction_file(path: str) -> list[InteractionEntry]:
+    """The simulated users of the file that `agent.interaction_config_path` names; raises as `read_tool_file`."""
+    name, form = f"agent.interaction_config_path {path}", "interaction, a list of {name, class_name, config}"
+    return _read(name, _InteractionFile, _content(path, name), form).interaction
 
 
 def read_loop_file(path: str) -> dict[str, LoopEntry]:

@@ -76,8 +76,9 @@ def _has_tasks(config: AgenticConfig) -> bool:
     return bool(config.data.train_files)
 
 
-def _has_tools(config: AgenticConfig) -> bool:
-    return not _has_tasks(config) or any(config.agent.is_set(key) for key in _TOOL_FILES)
+def _names_file(*keys: str) -> Callable[[AgenticConfig], bool]:
+    """Whether `agent` names one of these files, where there are rows."""
+    return lambda config: not _has_tasks(config) or any(config.agent.is_set(key) for key in keys)
 
 
 def _is_asynchronous(config: AgenticConfig) -> bool:
@@ -109,16 +110,9 @@ def _has_unlocked(config: AgenticConfig, split: Split) -> bool:
 _LOCKED = "its environments have use_thread_lock, which allows one call at a time"
 _ROWS = ("val_files", "prompt_key", "agent_name_key", "default_agent", "max_prompt_length", "shuffle")
 _TOOL_FILES = ("tool_config_path", "function_tool_path")
-_AGENT = (
-    *_TOOL_FILES,
-    "agent_config_path",
-    "tool_parser",
-    "max_assistant_turns",
-    "max_parallel_calls",
-    "max_tool_response_length",
-    "tool_response_truncate_side",
-    "tool_timeout_s",
-)
+_OF_TOOLS = ("tool_parser", "max_parallel_calls", "max_tool_response_length", "tool_response_truncate_side")
+_OF_TURNS = ("max_assistant_turns", "tool_timeout_s")
+_AGENT = (*_TOOL_FILES, "interaction_config_path", "agent_config_path", *_OF_TOOLS, *_OF_TURNS, "max_user_turns")
 _TRACE = ("trace.token2text", "trace.max_samples_per_step")
 
 REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
@@ -173,7 +167,13 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
     ),
     Requirement(tuple(f"data.{key}" for key in _ROWS), _has_tasks, "there are no data.train_files"),
     Requirement(tuple(f"agent.{key}" for key in _AGENT), _has_tasks, "there are no data.train_files, whose rows agents play"),
-    Requirement(tuple(f"agent.{key}" for key in _AGENT[3:]), _has_tools, "no file names tools"),
+    Requirement(tuple(f"agent.{key}" for key in _OF_TOOLS), _names_file(*_TOOL_FILES), "no file names tools"),
+    Requirement(
+        tuple(f"agent.{key}" for key in _OF_TURNS),
+        _names_file(*_TOOL_FILES, "interaction_config_path"),
+        "no file names tools or simulated users",
+    ),
+    Requirement(("agent.max_user_turns",), _names_file("interaction_config_path"), "no file names simulated users"),
     Requirement(("data.shuffle",), lambda c: not c.data.curriculum, "data.curriculum draws the rows"),
     Requirement(("data.curriculum",), _has_choice, "a single environment has no other task to prefer"),
     Requirement(("data.reward_timeout_s",), lambda c: bool(c.data.reward), "there is no data.reward"),

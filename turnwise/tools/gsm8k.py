@@ -1,14 +1,14 @@
-"""The published tool `calc_gsm8k_reward`: the model submits an answer and is told whether it is right."""
+"""The published tool and the published user of GSM8K: the model gives an answer and is told whether it is right."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from turnwise.data.reward_functions import gsm8k_score
 from turnwise.errors import EnvironmentFault
-from turnwise.types import Task
+from turnwise.types import Message, Task
 
 SCHEMA: Mapping[str, Any] = {
     "type": "function",
@@ -76,3 +76,38 @@ def create_kwargs(task: Task, name: str) -> Mapping[str, Any]:
     """The row's `create_kwargs` of a tool, in the published schema; empty if it has none."""
     kwargs = (task.payload.get("extra_info") or {}).get("tools_kwargs") or {}
     return (kwargs.get(name) or {}).get("create_kwargs") or {}
+
+
+@dataclass(slots=True)
+class Answered:
+    """The model's last answer in a conversation, and the right one."""
+
+    ground_truth: str
+    text: str = ""
+
+
+class Gsm8kInteraction:
+    """A user who says whether an answer is the row's `extra_info.interaction_kwargs.ground_truth`, and asks for another one if
+    it isn't."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        pass
+
+    async def start_interaction(self, instance_id: str, ground_truth: Any = None, **kwargs: Any) -> Answered:
+        if ground_truth is None:
+            raise EnvironmentFault(f"{instance_id}: it needs the column extra_info.interaction_kwargs.ground_truth")
+        return Answered(str(ground_truth))
+
+    async def generate_response(
+        self, state: Answered, messages: Sequence[Message], **kwargs: Any
+    ) -> tuple[bool, str, float, dict[str, Any]]:
+        state.text = str(messages[-1]["content"])
+        score = await self.calculate_score(state)
+        if score == 1:
+            return True, "Your response is correct!", score, {}
+        return False, "Your response is incorrect! You need to reflect on your answer and try again.", score, {}
+
+    async def calculate_score(self, state: Answered) -> float:
+        return gsm8k_score(state.text, state.ground_truth)
+
+    async def finalize_interaction(self, state: Answered) -> None: ...

@@ -28,7 +28,8 @@ MISTAKES = (ToolError, ValueError, ArithmeticError)
 
 
 class ToolFault(EnvironmentFault):
-    """A tool hung, crashed, or returned what is no result. The model isn't to blame, so the episode fails."""
+    """A tool or a simulated user hung, crashed, or returned what is no result. The model isn't to blame, so the episode
+    fails."""
 
 
 class ToolResult(NamedTuple):
@@ -181,10 +182,7 @@ class ToolSession:
         """
         found: dict[str, float] = {}
         for name, offered in self._tools.items():
-            reward = await self._answer(offered, "calc_reward", self._states[name])
-            if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-                raise ToolFault(f"{name}.calc_reward returned {reward!r:.80}; a tool's reward is one finite number")
-            found[name] = float(reward)
+            found[name] = finite(await self._answer(offered, "calc_reward", self._states[name]), f"{name}.calc_reward")
         return {name: reward for name, reward in found.items() if reward}
 
     async def _executed(self, offered: OfferedTool, arguments: Mapping[str, Any]) -> ToolResult:
@@ -199,8 +197,7 @@ class ToolSession:
         if not isinstance(text, str) or (isinstance(result, Observation) and result.media):
             what = "pictures" if isinstance(text, str) else f"a {type(text).__name__}"
             raise ToolFault(f"the tool {offered.name} returned {what}; a tool of this version returns a text")
-        # Half a surrogate pair is no text that a tokenizer takes.
-        return ToolResult(text.encode(errors="replace").decode())
+        return ToolResult(readable(text))
 
     async def _answer(self, offered: OfferedTool, method: str, *arguments: Any) -> Any:
         """The result of a tool's method."""
@@ -213,3 +210,17 @@ class ToolSession:
             async with limit:
                 result = getattr(offered.tool, method)(*arguments)
                 return await result if inspect.isawaitable(result) else result
+
+
+def finite(number: Any, what: str) -> float:
+    """Raises:
+    ToolFault: it is none; the message says `what` was to be one.
+    """
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        raise ToolFault(f"{what} returned {number!r:.80}; it must be one finite number")
+    return float(number)
+
+
+def readable(text: str) -> str:
+    """The text without halves of surrogate pairs, which no tokenizer takes."""
+    return text.encode(errors="replace").decode()

@@ -52,7 +52,8 @@ class Calling(ScriptedConversation):
 
 def play(conversation: Calling, tool: Notebook | None = None, **limits: Any) -> Trajectory:
     tools = ToolBox([OfferedTool(FunctionTool(divide)), OfferedTool(tool or Notebook())], timeout_s=60.0)
-    agent = ToolAgent(RowAgentSettings(), tools=tools, limits=ToolAgentLimits(**limits))
+    settings = RowAgentSettings(max_assistant_turns=limits.pop("max_assistant_turns", None))
+    agent = ToolAgent(settings, tools=tools, limits=ToolAgentLimits(**limits))
     [trajectory] = asyncio.run(agent.run(TASK, 0, conversation, SamplingParams(max_new_tokens=8)))
     return trajectory
 

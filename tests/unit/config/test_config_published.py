@@ -192,9 +192,14 @@ def test_the_second_systems_overrides() -> None:
     assert [note.partition(":")[2] for note in notes] == [" always so here", " always async here"]
     assert unavailable(config) == []
     data = {"train_files": "rows.jsonl", "reward": "gsm8k"}
-    rollout = {"name": "hf", "mode": "async", "multi_turn": {"tool_config_path": "tools.yaml"}}
+    rollout = {
+        "name": "hf",
+        "mode": "async",
+        "multi_turn": {"tool_config_path": "tools.yaml", "interaction_config_path": "users.yaml"},
+    }
     config, _ = parse_config(MINIMAL | {"data": data, "eval_steps": 0, "actor_rollout_ref": {"rollout": rollout}})
     assert config.actor_infer.strategy_args.strategy_name == "hf" and config.agent.tool_config_path == "tools.yaml"
+    assert config.agent.interaction_config_path == "users.yaml"
     config, _ = parse_config(MINIMAL | {"rollout_name": "hf"})
     assert config.actor_infer.strategy_args.strategy_name == "hf"
     with pytest.raises(

@@ -258,3 +258,29 @@ def model_that_prefers_short_answers(start: Path, folder: Path) -> Path:
         optimizer.step()
     save_model(model, tokenizer, folder)
     return folder
+
+
+def test_a_user_of_gsm8k_replies_in_a_whole_run(make_config, tmp_path: Path) -> None:
+    users = {"interaction": [{"name": "gsm8k", "class_name": "gsm8k", "config": {}}]}
+    (tmp_path / "users.yaml").write_text(json.dumps(users))
+    rows = [
+        {"prompt": f"{number} + 1?", "extra_info": {"interaction_kwargs": {"name": "gsm8k", "ground_truth": str(number + 1)}}}
+        for number in range(4)
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = make_config(
+        max_steps=2,
+        sequence_length=512,
+        actor_infer={"generating_args": {"max_new_tokens": 16, "stop_strings": list("abcdefghijklmnopqrstuvwxyz0123456789")}},
+        agent={"interaction_config_path": str(tmp_path / "users.yaml"), "max_user_turns": 2},
+    )
+    (tmp_path / "gsm8k.yaml").write_text(dump_yaml(config))
+    assert main(["train", str(tmp_path / "gsm8k.yaml")]) == 0
+    [folder] = (tmp_path / "runs" / "rows").iterdir()
+    records = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    assert Counter(record["step"] for record in records) == {0: 4, 1: 4}
+    whole = [record for record in records if record["limit"] == "max_steps"]
+    assert whole and all(len(record["turns"]) == 3 for record in whole)
+    assert all(turn["observation"].startswith("Your response is incorrect!") for turn in whole[0]["turns"][1:])
+    [*_, last] = read_metrics(folder / "metrics.jsonl")
+    assert last["env/data/user_turns"] > 0 == last["env/data/interaction/gsm8k/score"]

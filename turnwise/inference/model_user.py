@@ -1,0 +1,92 @@
+"""A simulated user that is a model behind an OpenAI-compatible URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from turnwise.errors import ConfigError, ServerError, nearest
+from turnwise.inference.openai_chat import OpenAIChat
+from turnwise.types import Message, SamplingParams, derive_seed
+
+_OPENING: Message = {"role": "user", "content": "Hello! How can I help you?"}
+_INSTRUCTION = (
+    "You are a user who talks to an assistant. Write the user's next message and nothing else. When you have got what you came "
+    "for, answer {end} alone."
+)
+
+
+class _Settings(BaseModel):
+    """The keys of `config` in an interaction file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = ""
+    base_url: str
+    model: str
+    instruction: str = _INSTRUCTION
+    """What the model is told to be; `{end}` stands for `end`. A row's `instruction` follows it."""
+    end: str = Field("[END]", min_length=1)
+    """The text by which the user ends the conversation."""
+    max_new_tokens: int = Field(512, ge=1)
+    temperature: float = Field(1.0, gt=0)
+
+
+class _Role(NamedTuple):
+    """What the model is in one conversation."""
+
+    instance_id: str
+    instruction: str
+
+
+class ModelUser:
+    """A model plays the user: its own messages are those of the user, and it reads the policy's final answers. It scores
+    nothing. The environment variable OPENAI_API_KEY is its key.
+
+    Raises:
+        ConfigError: `config` lacks a key, has an unknown one, or a value of another type.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        try:
+            self._settings = settings = _Settings.model_validate(dict(config))
+        except ValidationError as error:
+            fault, known = error.errors(include_url=False)[0], _Settings.model_fields
+            key = str(fault["loc"][0])
+            hint = "" if key in known else nearest(key, known)
+            raise ConfigError(f"config.{key}: {fault['msg']}; a model user takes {', '.join(known)}.{hint}") from error
+        self._chat = OpenAIChat(settings.base_url, settings.model, os.environ.get("OPENAI_API_KEY", ""))
+
+    async def start_interaction(self, instance_id: str, instruction: str = "", **kwargs: Any) -> _Role:
+        said = self._settings.instruction.replace("{end}", self._settings.end)
+        return _Role(instance_id, f"{said}\n\n{instruction}".strip())
+
+    async def generate_response(
+        self, state: _Role, messages: Sequence[Message], **kwargs: Any
+    ) -> tuple[bool, str, float, dict[str, Any]]:
+        settings = self._settings
+        seed = derive_seed(state.instance_id, len(messages))
+        sampling = SamplingParams(settings.max_new_tokens, settings.temperature, seed=seed)
+        asked = [{"role": "system", "content": state.instruction}, _OPENING, *_as_user(messages)]
+        answer = await self._chat.complete(asked, sampling)
+        if not answer.text.strip():
+            raise ServerError(f"{self._chat.url} answered nothing; raise config.max_new_tokens ({settings.max_new_tokens})")
+        return settings.end in answer.text, answer.text, 0.0, {}
+
+    async def calculate_score(self, state: _Role) -> float:
+        return 0.0
+
+    async def finalize_interaction(self, state: _Role) -> None: ...
+
+
+def _as_user(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with the two sides exchanged, without calls of tools and their results."""
+    sides = {"user": "assistant", "assistant": "user"}
+    return [
+        {"role": sides[message["role"]], "content": message["content"]}
+        for message in messages
+        if message["role"] in sides and not message.get("tool_calls") and not message.get("call_errors")
+    ]
