@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from server_contract import CHECKS
 from server_factories import server_in_a_process
 from transformers import (
     GPT2Config,
@@ -22,7 +23,6 @@ from transformers import (
 
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
-from turnwise.testing.server_contract import CHECKS
 
 SHAPE = {
     "vocab_size": 61,

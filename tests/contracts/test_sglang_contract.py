@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import server_contract as contract
 from letters import letter_model
 from sglang_fake import SGLangFake
 from transformers import PreTrainedModel
@@ -23,7 +24,6 @@ from turnwise.inference.sglang_server import SGLangServer
 from turnwise.models.load import policy_info
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import PolicyInfo
-from turnwise.testing import server_contract as contract
 from turnwise.types import SamplingParams, VersionRun
 
 CHECKS = [c for c in contract.CHECKS if c not in (contract.stop_strings_need_text, contract.penalties_match_a_forward_pass)]

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from strategy_contract import VALUES, StrategyContract
 from torch import nn
 
 from turnwise.models.freeze import freeze
 from turnwise.models.lora import Adapters, LoRASettings
-from turnwise.testing.strategy_contract import VALUES, StrategyContract
 from turnwise.testing.toy_model import toy_model, toy_value_model
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import server_contract as contract
 import torch
 from letters import letter_model
 from transformers import PreTrainedModel
@@ -25,7 +26,6 @@ from turnwise.inference.vllm_server import VLLMServer
 from turnwise.models.load import policy_info
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import PolicyInfo
-from turnwise.testing import server_contract as contract
 from turnwise.types import SamplingParams, VersionRun
 
 ENGINES_OWN = (contract.a_continuation_draws_the_same, contract.stop_strings_need_text)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from strategy_contract import weights_of
 
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
@@ -18,7 +19,6 @@ from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.pipelines.policy_update import PolicyUpdate
 from turnwise.pipelines.roles import BatchPlan, ModelRole, OldLogProbs
 from turnwise.spec import LOSS_AGG_MODES, PG_VARIANTS
-from turnwise.testing.strategy_contract import weights_of
 from turnwise.testing.toy_model import toy_model, toy_samples
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.training.optimizer import OptimizerSettings

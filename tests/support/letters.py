@@ -1,4 +1,4 @@
-"""A model whose tokens are letters, with its tokenizer: `turnwise.testing.server_contract` reads them with `decode_letters`."""
+"""A model whose tokens are letters, with its tokenizer: `server_contract` reads them with `decode_letters`."""
 
 from __future__ import annotations
 

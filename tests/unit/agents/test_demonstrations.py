@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from scripted_conversation import ScriptedConversation
 
 from turnwise.agents.demonstrations import MakePlayer, demonstrations, play, write_jsonl
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
@@ -16,7 +17,6 @@ from turnwise.envs.parsing import parse_action
 from turnwise.envs.players import ErringPlayer, ExpertPlayer, GivingUpPlayer, Player, RandomPlayer
 from turnwise.errors import ConfigError
 from turnwise.spec import THINK_ANSWER_PATTERN
-from turnwise.testing.scripted_conversation import ScriptedConversation
 from turnwise.testing.toy_envs import BanditEnv
 from turnwise.types import SamplingParams, Task, derive_seed
 

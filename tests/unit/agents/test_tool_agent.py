@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from scripted_conversation import ScriptedConversation
 from toy_tools import Notebook, divide
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
@@ -15,7 +16,6 @@ from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
-from turnwise.testing.scripted_conversation import ScriptedConversation
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.session import OfferedTool, ToolBox
 from turnwise.types import Message, SamplingParams, Task, Trajectory

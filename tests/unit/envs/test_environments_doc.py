@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from scripted_conversation import ScriptedConversation
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.envs.reasoning_gym_env import RUNS_ANSWERS, UNREPEATABLE
@@ -15,7 +16,6 @@ from turnwise.envs.registry import env_class, make_env
 from turnwise.envs.textarena_env import GAMES, REFUSED
 from turnwise.spec import ENVS
 from turnwise.testing.env_contract import check_env_contract
-from turnwise.testing.scripted_conversation import ScriptedConversation
 from turnwise.types import SamplingParams, Task
 
 DOC = Path(__file__).parents[3] / "docs" / "environments.md"

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from scripted_conversation import ScriptedConversation
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.config import load_config
 from turnwise.envs.registry import make_env
 from turnwise.protocols import Env
 from turnwise.testing.env_contract import check_env_contract
-from turnwise.testing.scripted_conversation import ScriptedConversation
 from turnwise.types import SamplingParams, Split, Task
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from server_contract import assert_logprobs
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -18,7 +19,6 @@ from turnwise.inference.embedded.prefix_index import PrefixIndex
 from turnwise.inference.embedded.runner import PackedStep
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.request import Finished, Request
-from turnwise.testing.server_contract import assert_logprobs
 from turnwise.testing.toy_model import toy_model
 from turnwise.types import SamplingParams
 

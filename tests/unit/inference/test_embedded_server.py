@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from server_contract import assert_logprobs
 from transformers import (
     DynamicCache,
     GemmaConfig,
@@ -22,7 +23,6 @@ from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.inference.weight_transfer import ManagerTransfer
 from turnwise.replay_log import Admissions, ReplayLog
-from turnwise.testing.server_contract import assert_logprobs
 from turnwise.testing.toy_model import toy_model
 from turnwise.types import SamplingParams, VersionRun
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 from PIL import Image
+from scripted_conversation import ScriptedConversation
 from small_runs import run_small, small_config
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
@@ -16,7 +17,6 @@ from turnwise.build.saved import evaluate_model
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.recording import EpisodeRecording, View
 from turnwise.pipelines.pictures import NUM_RECORDED, Pictures, frames
-from turnwise.testing.scripted_conversation import ScriptedConversation
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import Group, SamplingParams, Task, Trajectory, Turn
 

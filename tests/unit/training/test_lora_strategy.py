@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from strategy_contract import LOGPROBS, OUTPUTS, WeightedLoss, metric, weights_of
 
 from turnwise.errors import ModelError, NotAvailableError
 from turnwise.models.lora import Adapters, LoRASettings
-from turnwise.testing.strategy_contract import LOGPROBS, OUTPUTS, WeightedLoss, metric, weights_of
 from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
