@@ -10,27 +10,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import MemoryKind as MemoryKind
-from turnwise.runtime_info import StrategyInfo
+from turnwise.runtime_info import MemoryKind as MemoryKind, StrategyInfo
 from turnwise.server_protocols import (
     InferenceServer as InferenceServer,
-)
-from turnwise.server_protocols import (
     NamedTensors as NamedTensors,
-)
-from turnwise.server_protocols import (
     OnWeightUpdate as OnWeightUpdate,
-)
-from turnwise.server_protocols import (
     PolicyServer as PolicyServer,
-)
-from turnwise.server_protocols import (
     ServerFactory as ServerFactory,
-)
-from turnwise.server_protocols import (
     Suspension as Suspension,
-)
-from turnwise.server_protocols import (
     WeightTransfer as WeightTransfer,
 )
 from turnwise.tool_protocols import (
@@ -38,14 +25,8 @@ from turnwise.tool_protocols import (
 )
 from turnwise.tool_protocols import (
     ParsedResponse as ParsedResponse,
-)
-from turnwise.tool_protocols import (
     Tool as Tool,
-)
-from turnwise.tool_protocols import (
     ToolCall as ToolCall,
-)
-from turnwise.tool_protocols import (
     ToolCallParser as ToolCallParser,
 )
 from turnwise.types import (

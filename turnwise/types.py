@@ -15,14 +15,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.completion import Completion as Completion
-from turnwise.completion import FinishReason as FinishReason
-from turnwise.completion import FloatArray as FloatArray
-from turnwise.completion import IntArray as IntArray
-from turnwise.completion import KeptIds as KeptIds
-from turnwise.completion import SamplingParams as SamplingParams
-from turnwise.completion import VersionRun as VersionRun
-from turnwise.completion import join_kept as join_kept
+from turnwise.completion import (
+    Completion as Completion,
+    FinishReason as FinishReason,
+    FloatArray as FloatArray,
+    IntArray as IntArray,
+    KeptIds as KeptIds,
+    SamplingParams as SamplingParams,
+    VersionRun as VersionRun,
+    join_kept as join_kept,
+)
 from turnwise.trajectory_view import ViewedGroup, ViewedTrajectory
 
 Message = dict[str, Any]

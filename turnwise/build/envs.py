@@ -12,8 +12,7 @@ from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
 from turnwise.agents.foreign_text import OverForeignText
 from turnwise.config import AgenticConfig
-from turnwise.config.problems import Path as KeyPath
-from turnwise.config.problems import Problem
+from turnwise.config.problems import Path as KeyPath, Problem
 from turnwise.entry_points import load_class
 from turnwise.envs.base import TextEnv
 from turnwise.envs.contract import check_shape

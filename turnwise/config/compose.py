@@ -43,8 +43,7 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
         raise ConfigError(_missing_file(path))
     if path.suffix != ".yaml":
         raise ConfigError(f"{path}: a config's file name ends in .yaml (Hydra composes nothing else)")
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
+    from hydra import compose as hydra_compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

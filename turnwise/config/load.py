@@ -15,8 +15,7 @@ from turnwise.config.checks import find_problems, sibling_problems
 from turnwise.config.coming_from import counterpart, differing_defaults, unknown_leaves
 from turnwise.config.compose import Composed, compose
 from turnwise.config.key_locations import KeyLocations, display
-from turnwise.config.problems import MAX_SHOWN, Problem, as_sentences, config_error
-from turnwise.config.problems import Path as KeyPath
+from turnwise.config.problems import MAX_SHOWN, Path as KeyPath, Problem, as_sentences, config_error
 from turnwise.config.published import Translation, translate
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig

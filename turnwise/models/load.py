@@ -22,8 +22,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import is_flash_attn_2_available
-from transformers.utils import logging as transformers_logging
+from transformers.utils import is_flash_attn_2_available, logging as transformers_logging
 
 from turnwise.errors import ModelError, TurnwiseError, nearest
 from turnwise.model_folder import NOTHING, Trust, base_of_adapter, check_folder, read_object, require_rows, text_sizes

@@ -6,8 +6,7 @@ import importlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from turnwise.algorithms.controllers import AdaptiveKLController
 from turnwise.algorithms.losses import PolicyLoss

@@ -3,8 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
 from turnwise.testing.toy_model import toy_samples

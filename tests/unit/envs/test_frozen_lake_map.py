@@ -8,8 +8,7 @@ import sys
 import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from turnwise.envs.frozen_lake.map import (
     best_blind_path,

@@ -6,8 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from server_contract import assert_logprobs
 from torch import Tensor
 from transformers import PreTrainedModel

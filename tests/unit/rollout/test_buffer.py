@@ -6,8 +6,7 @@ import json
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from turnwise.rollout.buffer import BufferSettings, GroupBuffer
 
