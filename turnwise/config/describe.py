@@ -297,18 +297,11 @@ def _critic(config: AgenticConfig) -> str:
 
 
 def asynchronous(config: AgenticConfig) -> str:
-    """The treatment of responses, groups and stale tokens."""
-    return f"{_at_update(config)}; {_trained_on(config)}; {_of_stale_tokens(config)}"
-
-
-def _at_update(config: AgenticConfig) -> str:
-    """The treatment of responses that are being sampled when weights change."""
+    """The treatment of responses that are being sampled when weights change, of groups and of stale tokens."""
     fates = {"finish": "are finished", "abort_continue": "go on with them", "abort_restart": "start over", "keep": "are kept"}
-    return f"at new weights responses {fates[config.on_weight_update]}"
-
-
-def _trained_on(config: AgenticConfig) -> str:
-    return f"groups are trained on {'as they end' if config.is_streamed else 'when the batch is whole'}"
+    trained_on = "as they end" if config.is_streamed else "when the batch is whole"
+    responses = f"at new weights responses {fates[config.on_weight_update]}"
+    return f"{responses}; groups are trained on {trained_on}; {_of_stale_tokens(config)}"
 
 
 def _of_stale_tokens(config: AgenticConfig) -> str:

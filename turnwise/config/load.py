@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, overload
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ValidationError
+from typing_extensions import TypeVar
 
 from turnwise.config.checks import find_problems, sibling_problems
 from turnwise.config.coming_from import counterpart, differing_defaults, unknown_leaves
@@ -24,7 +25,7 @@ from turnwise.config.yaml_text import MAX_DEPTH
 from turnwise.errors import NotAvailableError, nearest
 
 AnyConfig = AgenticConfig | SFTConfig
-C = TypeVar("C", AgenticConfig, SFTConfig)
+C = TypeVar("C", AgenticConfig, SFTConfig, default=AgenticConfig)
 Kind = type[AgenticConfig] | type[SFTConfig]
 MAX_CHARACTERS = 100_000
 """Characters of one text: more than any context holds."""
@@ -34,32 +35,14 @@ Purpose = Literal["train", "play", "show"]
 Examine = Callable[[Any], Iterable[Problem]]
 
 
-@overload
 def load_config(
     path: str | Path,
     overrides: Sequence[str] = (),
-    *,
+    kind: type[C] = AgenticConfig,  # type: ignore[assignment]  # it is the default of C
     strict: bool = False,
     purpose: Purpose = "train",
     examine: Examine | None = None,
-) -> tuple[AgenticConfig, list[str]]: ...
-@overload
-def load_config(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    kind: type[C] = ...,
-    strict: bool = False,
-    purpose: Purpose = "train",
-    examine: Examine | None = None,
-) -> tuple[C, list[str]]: ...
-def load_config(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    kind: Any = AgenticConfig,
-    strict: bool = False,
-    purpose: Purpose = "train",
-    examine: Examine | None = None,
-) -> tuple[Any, list[str]]:
+) -> tuple[C, list[str]]:
     """The config of a YAML file with overrides, and notes on what was translated or has no effect.
 
     With `purpose` play the config needs no siblings. `examine` finds further problems (of plug-ins) in a config that is valid
@@ -75,32 +58,20 @@ def load_any_config(
     path: str | Path, overrides: Sequence[str] = (), strict: bool = False, examine: Examine | None = None
 ) -> tuple[AnyConfig, list[str]]:
     """Like `load_config` for a file of either kind: one with `train_files` at its top level is an SFTConfig."""
-    return _load(Path(path), overrides, _kind_of, strict, "show", examine)
+
+    def kind_of(values: Mapping[str, Any]) -> Any:
+        return SFTConfig if "train_files" in values else AgenticConfig
+
+    return _load(Path(path), overrides, kind_of, strict, "show", examine)
 
 
-@overload
 def parse_config(
     values: Mapping[str, Any],
-    *,
+    kind: type[C] = AgenticConfig,  # type: ignore[assignment]  # it is the default of C
     strict: bool = False,
     file: str | Path | None = None,
     examine: Examine | None = None,
-) -> tuple[AgenticConfig, list[str]]: ...
-@overload
-def parse_config(
-    values: Mapping[str, Any],
-    kind: type[C] = ...,
-    strict: bool = False,
-    file: str | Path | None = None,
-    examine: Examine | None = None,
-) -> tuple[C, list[str]]: ...
-def parse_config(
-    values: Mapping[str, Any],
-    kind: Any = AgenticConfig,
-    strict: bool = False,
-    file: str | Path | None = None,
-    examine: Examine | None = None,
-) -> tuple[Any, list[str]]:
+) -> tuple[C, list[str]]:
     """The config of a plain mapping, checked as a file would be; with a `file`, the config of that with these values in it.
 
     >>> lake = {"Lake": {"env_type": "frozen_lake"}}
@@ -139,10 +110,6 @@ def _merge_values(values: dict[str, Any], changes: dict[str, Any]) -> None:
             _merge_values(values[key], change)
         else:
             values[key] = change
-
-
-def _kind_of(values: dict[str, Any]) -> Any:
-    return SFTConfig if "train_files" in values else AgenticConfig
 
 
 def _parse(
@@ -237,8 +204,6 @@ def _remove(raw: Any, path: KeyPath) -> None:
     raw.pop(path[-1], None)
 
 
-_LIKENESS = 0.75
-"""Keys are long and share their parts, so that a name at 0.6 is usually another setting."""
 _HOW_TO_SET: Mapping[Any, str] = {
     "pretrain": " to the folder of a model, or to a name of the Hugging Face hub (pretrain=DIR on the command line). "
     "`turnwise make-model --size tiny --out runs/model` makes a small one with random weights"

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import Generic, TypeVar
 
-from turnwise.config.environments import CustomEnv
 from turnwise.config.roles import Role
 from turnwise.config.schema import AgenticConfig, Split
-from turnwise.config.section import Section
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import NotAvailableError
 from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS
@@ -20,36 +16,8 @@ _MODULES = {"megatron": "megatron.core"}
 _WITHOUT_OPTIONS = ("torch_train", "torch_infer")
 """Strategies to which strategy_config has nothing to say."""
 
-S = TypeVar("S", bound=Section)
-S_contra = TypeVar("S_contra", bound=Section, contravariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Missing(Generic[S_contra]):
-    """A key of a section whose feature this version lacks. Implementing it deletes its line of the table."""
-
-    key: str
-    is_used: Callable[[S_contra], bool]
-    what: str
-
-
-def _set(key: str, what: str) -> Missing[S]:
-    """Reports a key as missing if its value isn't the unset one."""
-    return Missing(key, lambda section: section.departs(key), what)
-
-
-MISSING_IN_PLAY: tuple[Missing[AgenticConfig], ...] = (_set("trace.backend", "tracing"),)
-"""Features that evaluation needs as well as training."""
-
-MISSING_IN_ENVS: tuple[Missing[CustomEnv], ...] = (_set("tools", "a tool in an environment"),)
-
-MISSING_IN_ROLES: tuple[Missing[Role | SFTConfig], ...] = (
-    Missing(
-        "strategy_args.strategy_config",
-        lambda role: role.strategy_args.strategy_name in _WITHOUT_OPTIONS and bool(role.strategy_args.strategy_config),
-        f"an option of {' or '.join(_WITHOUT_OPTIONS)}",
-    ),
-)
+MISSING_IN_PLAY = {"trace.backend": "tracing"}
+"""Keys of features that this version lacks and that evaluation needs as well as training. Implementing one deletes its line."""
 
 
 def require(missing: Sequence[str]) -> None:
@@ -70,7 +38,7 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
     return [
         *(line for name, role in config.active_roles.items() for line in (*_role(f"{name}.", role), *_devices(name, role))),
         *_environments(config, [*config.train_env_manager.tags, *config.val_env_manager.tags]),
-        *_lines(MISSING_IN_PLAY, config),
+        *_lacking(config),
         *shared,
     ]
 
@@ -82,14 +50,14 @@ def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str
         *_role("actor_infer.", config.actor_infer),
         *_devices("actor_infer", config.actor_infer),
         *_environments(config, manager.tags),
-        *_lines(MISSING_IN_PLAY, config),
+        *_lacking(config),
     ]
 
 
-def _lines(table: Iterable[Missing[S]], section: S, prefix: str = "") -> Iterator[str]:
-    for line in table:
-        if line.is_used(section):
-            yield f"{prefix}{line.key}: {line.what} isn't in this version."
+def _lacking(config: AgenticConfig) -> Iterator[str]:
+    for key, what in MISSING_IN_PLAY.items():
+        if config.departs(key):
+            yield f"{key}: {what} isn't in this version."
 
 
 def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
@@ -106,7 +74,9 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
         yield f"{path}: {name} needs a library that isn't installed; pip install 'turnwise[{spec.extra}]'."
     if spec.kind == "train" and role.model_args.has_adapter and not _is_installed("peft"):
         yield f"{prefix}model_args.lora_rank: LoRA needs peft, which isn't installed; pip install 'turnwise[rl]'."
-    yield from _lines(MISSING_IN_ROLES, role, prefix)
+    if name in _WITHOUT_OPTIONS and role.strategy_args.strategy_config:
+        options = f"an option of {' or '.join(_WITHOUT_OPTIONS)}"
+        yield f"{prefix}strategy_args.strategy_config: {options} isn't in this version."
 
 
 def _devices(name: str, role: Role) -> Iterator[str]:
@@ -124,7 +94,8 @@ def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
             yield f"custom_envs.{tag}.env_type: {env.env_type} isn't in this version."
         if AGENTS.get(env.agent_name) == "":
             yield f"custom_envs.{tag}.agent_name: {env.agent_name} isn't in this version."
-        yield from _lines(MISSING_IN_ENVS, env, f"custom_envs.{tag}.")
+        if env.departs("tools"):
+            yield f"custom_envs.{tag}.tools: a tool in an environment isn't in this version."
 
 
 def _trackers(names: list[str]) -> Iterator[str]:
