@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.algorithms.controllers import KLController, make_kl_controller
+from turnwise.algorithms.controllers import KLController
 from turnwise.algorithms.kl_penalty import penalize_kl
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.normalization import Normalizer, resolve_normalizer
@@ -44,7 +44,7 @@ class Estimator(ABC):
         self.settings = replace(settings, whiten_advantages=settings.whiten_advantages or self.spec.whitens_advantages)
         self.normalizer = resolve_normalizer(settings.reward_normalization, self.spec.normalization)
         self.running = self.normalizer.running
-        self.controller = kl_controller or make_kl_controller(settings.init_kl_coef, settings.target_kl, settings.kl_horizon)
+        self.controller = kl_controller or KLController(settings.init_kl_coef, settings.target_kl, settings.kl_horizon)
         self.loss = PolicyLoss(settings)
         self.needs = settings.needs | self.spec.needs
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turnwise.algorithms.controllers import KLController, make_kl_controller
+from turnwise.algorithms.controllers import KLController
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand, RewardNormalization
 from turnwise.build.cluster import begin_replay_log, build_cluster, build_replay_log, check_losses
 from turnwise.build.health import build_health
@@ -72,7 +72,7 @@ def build_agentic(
     require(unavailable(config))
     check_rollouts(config)
     set_profile(config)
-    kl_ctrl = make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon)
+    kl_ctrl = KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)
     algorithm = build_algorithm(config, kl_ctrl)
     is_asynchronous = config.async_generation_ratio > 0 and rollouts is None
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()

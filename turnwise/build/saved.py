@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from turnwise.algorithms.controllers import make_kl_controller
+from turnwise.algorithms.controllers import KLController
 from turnwise.build.agentic import build_algorithm
 from turnwise.build.rollouts import (
     Agents,
@@ -125,7 +125,7 @@ def collect_rollouts(
     """
     needs: frozenset[str] = frozenset()
     if split == "train":
-        needs = build_algorithm(config, make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon)).needs
+        needs = build_algorithm(config, KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)).needs
     size = config.rollout_batch_size if split == "train" else config.val_batch_size
     with _saved_policy(config, split, model_path, needs) as policy:
         scheduler = build_scheduler(config, policy, split, settings=scheduler_settings(config, split, needs))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from turnwise.algorithms.advantages import clip, summary, write_advantages
-from turnwise.algorithms.controllers import AdaptiveKLController, FixedKLController
+from turnwise.algorithms.controllers import KLController
 from turnwise.algorithms.estimator import tokens_of
 from turnwise.algorithms.kl import kl_divergence
 from turnwise.algorithms.score_estimator import ScoreEstimator
@@ -62,7 +62,7 @@ def test_kl_comes_off_the_score_before_it_is_transformed_and_the_clip_comes_last
             return outcomes.scores * 100.0
 
     settings = AlgorithmSettings(add_token_level_kl=True, init_kl_coef=0.3, reward_clip=5.0)
-    Watched(settings, FixedKLController(0.3)).credit(groups)
+    Watched(settings, KLController(0.3)).credit(groups)
     expected = [1.0 - 0.3 * sums[0], -0.3 * sums[1]]
     assert seen == pytest.approx(expected, abs=1e-5)
     assert groups[0].trajectories[0].score_kl_penalty == pytest.approx(0.3 * sums[0], abs=1e-5)
@@ -72,7 +72,7 @@ def test_kl_comes_off_the_score_before_it_is_transformed_and_the_clip_comes_last
 def test_the_controller_is_steered_by_the_mean_over_trajectories_of_the_mean_over_tokens(make_group):
     groups = [make_group([1.0, 0.0], masks=[[[1, 1, 1, 1]], [[0, 1]]])]
     fill_logprobs(groups, np.random.default_rng(1))
-    controller = AdaptiveKLController(0.2, target=0.1, horizon=100.0)
+    controller = KLController(0.2, target=0.1, horizon=100.0)
     metrics = credit(groups, controller, add_token_level_kl=True, init_kl_coef=0.2, kl_penalty="k2")
 
     means = []
@@ -81,7 +81,7 @@ def test_the_controller_is_steered_by_the_mean_over_trajectories_of_the_mean_ove
         means.append(kl_divergence(old, ref, "k2").mean().item())
     assert metrics["critic/kl"] == pytest.approx(np.mean(means), abs=1e-5)
     assert metrics["critic/kl_coef"] == 0.2
-    expected = AdaptiveKLController(0.2, target=0.1, horizon=100.0)
+    expected = KLController(0.2, target=0.1, horizon=100.0)
     expected.update(np.mean(means), 2)
     assert controller.coef == pytest.approx(expected.coef)
 

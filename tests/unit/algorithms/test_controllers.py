@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from turnwise.algorithms.controllers import AdaptiveKLController, FixedKLController, make_kl_controller
+from turnwise.algorithms.controllers import KLController
 
 BATCHES = [(12.0, 1000), (3.0, 1000), (6.3, 256)]
 
 
 def test_adaptive_worked_numbers():
-    controller = AdaptiveKLController(0.2, target=6.0, horizon=10_000)
+    controller = KLController(0.2, target=6.0, horizon=10_000)
     coefs = []
     for kl, num_trajectories in BATCHES:
         controller.update(kl, num_trajectories)
@@ -17,13 +17,13 @@ def test_adaptive_worked_numbers():
 
 
 def test_a_resumed_controller_goes_on_where_it_was():
-    whole = make_kl_controller(0.2, 6.0, 10_000)
+    whole = KLController(0.2, 6.0, 10_000)
     for batch in BATCHES:
         whole.update(*batch)
 
-    first = make_kl_controller(0.2, 6.0, 10_000)
+    first = KLController(0.2, 6.0, 10_000)
     first.update(*BATCHES[0])
-    second = make_kl_controller(0.5, 6.0, 10_000)
+    second = KLController(0.5, 6.0, 10_000)
     second.load_state_dict(first.state_dict())
     for batch in BATCHES[1:]:
         second.update(*batch)
@@ -31,8 +31,7 @@ def test_a_resumed_controller_goes_on_where_it_was():
 
 
 def test_without_a_target_the_coefficient_is_fixed():
-    controller = make_kl_controller(0.1, None, 10_000)
-    assert isinstance(controller, FixedKLController)
+    controller = KLController(0.1, None, 10_000)
     controller.update(100.0, 64)
     assert controller.coef == 0.1
     controller.load_state_dict({"coef": 0.3})

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from turnwise.algorithms.controllers import AdaptiveKLController
+from turnwise.algorithms.controllers import KLController
 from turnwise.algorithms.grpo import GRPO
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.errors import ConfigError
@@ -107,8 +107,8 @@ def test_it_needs_what_its_settings_use(settings, needs):
 
 def test_the_controller_follows_the_settings_unless_it_is_given():
     settings = AlgorithmSettings(init_kl_coef=0.2, target_kl=6.0)
-    assert isinstance(GRPO(settings).controller, AdaptiveKLController)
-    given = AdaptiveKLController(0.5, 1.0, 10.0)
+    assert GRPO(settings).controller.target == 6.0
+    given = KLController(0.5, 1.0, 10.0)
     assert GRPO(settings, given).controller is given
 
 
@@ -130,7 +130,7 @@ def test_a_subclass_of_one_s_own_is_made_as_a_config_names_it(make_group):
 
     settings = AlgorithmSettings(adv_estimator="my.module:Shifted", add_token_level_kl=True, init_kl_coef=0.1)
     assert settings.needs == {"old_logprobs", "ref_logprobs"}
-    own = Shifted(AlgorithmSettings(adv_estimator="my.module:Shifted"), AdaptiveKLController(0.5, 1.0, 10.0))
+    own = Shifted(AlgorithmSettings(adv_estimator="my.module:Shifted"), KLController(0.5, 1.0, 10.0))
     assert (own.needs, own.value_loss) == (frozenset(), None)
     groups = [make_group([1, 0, 0, 1])]
     own.credit(groups)

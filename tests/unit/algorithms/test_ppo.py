@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from turnwise.algorithms.controllers import AdaptiveKLController
+from turnwise.algorithms.controllers import KLController
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.ppo import PPO, explained_variance
 from turnwise.algorithms.response_tokens import ResponseTokens
@@ -233,23 +233,23 @@ def test_positions_that_a_filter_took_out_are_no_steps():
 def test_kl_comes_off_each_token_and_the_clip_follows():
     trajectory, sample = flat_example()
     mask = sample.response_mask
-    metrics = credit([trajectory], AdaptiveKLController(0.5, 1.0, 10.0), add_token_level_kl=True, init_kl_coef=0.5, gamma=0.0)
+    metrics = credit([trajectory], KLController(0.5, 1.0, 10.0), add_token_level_kl=True, init_kl_coef=0.5, gamma=0.0)
     kl = sample.old_logprobs[mask] - sample.ref_logprobs[mask]
     rewards = np.array([0, 1, 0, 2]) - 0.5 * kl
     np.testing.assert_allclose(sample.returns[mask], rewards, atol=1e-6)
     assert metrics["critic/kl"] == pytest.approx(kl.mean(), abs=1e-6) and metrics["critic/kl_coef"] == 0.5
 
     kwargs = {"add_token_level_kl": True, "init_kl_coef": 0.5, "gamma": 0.0, "reward_clip": 0.6}
-    metrics = credit([trajectory], AdaptiveKLController(0.5, 1.0, 10.0), **kwargs)
+    metrics = credit([trajectory], KLController(0.5, 1.0, 10.0), **kwargs)
     np.testing.assert_allclose(sample.returns[mask], rewards.clip(-0.6, 0.6), atol=1e-6)
     assert metrics["critic/token_reward_clip_frac"] == pytest.approx((np.abs(rewards) > 0.6).mean())
 
 
 def test_the_adaptive_coefficient_is_steered_by_the_kl_a_token():
     trajectories = [make_trajectory([make_turn(1, 3)], seed) for seed in range(2)]
-    controller = AdaptiveKLController(0.2, target=0.1, horizon=100.0)
+    controller = KLController(0.2, target=0.1, horizon=100.0)
     metrics = credit(trajectories, controller, add_token_level_kl=True, init_kl_coef=0.2)
-    expected = AdaptiveKLController(0.2, 0.1, 100.0)
+    expected = KLController(0.2, 0.1, 100.0)
     expected.update(metrics["critic/kl"], 2)
     assert controller.coef == expected.coef != 0.2
 
@@ -335,7 +335,7 @@ def test_what_lies_outside_the_mask_is_never_read(trajectories, granularity):
                 for array in (sample.values, sample.next_values, sample.old_logprobs, sample.ref_logprobs):
                     array[~sample.response_mask] = poison
         keys = {"add_token_level_kl": True, "init_kl_coef": 0.1, "whiten_rewards": True, "whiten_advantages": True}
-        metrics = credit(trajectories, AdaptiveKLController(0.1, 1.0, 10.0), gae_granularity=granularity, **keys)
+        metrics = credit(trajectories, KLController(0.1, 1.0, 10.0), gae_granularity=granularity, **keys)
         samples = [sample for trajectory in trajectories for sample in trajectory.samples]
         results.append(([(s.advantages.tolist(), s.returns.tolist()) for s in samples], metrics))
     assert results[0] == results[1] == results[2]

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from turnwise.algorithms.controllers import FixedKLController
+from turnwise.algorithms.controllers import KLController
 from turnwise.algorithms.settings import Correction, ImportanceWeight, RatioBand
 from turnwise.build.agentic import algorithm_settings, build_algorithm
 from turnwise.config import AgenticConfig, parse_config
@@ -92,7 +92,7 @@ def test_a_user_s_own_estimator_keeps_its_defaults_and_needs(asked, expected, tm
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     config = config_of(adv_estimator="own_credit:Own", reward_normalization=asked, use_kl_loss=True)
-    algorithm = build_algorithm(config, FixedKLController(0.0))
+    algorithm = build_algorithm(config, KLController(0.0))
     assert (algorithm.normalizer.grouping, algorithm.normalizer.method) == expected
     assert algorithm.needs == {"greedy_sibling", "ref_logprobs"}
 
@@ -111,7 +111,7 @@ def test_a_user_s_own_estimator_keeps_its_defaults_and_needs(asked, expected, tm
     ids=str,
 )
 def test_what_must_have_run_before_credit(keys, needs):
-    assert build_algorithm(config_of(**keys), FixedKLController(0.1)).needs == set(needs)
+    assert build_algorithm(config_of(**keys), KLController(0.1)).needs == set(needs)
 
 
 OWN_LOSSES = """
@@ -151,7 +151,7 @@ def test_an_own_estimator_that_cannot_be_streamed_is_refused_before_anything_is_
     streamed["actor_train"] = {"training_args": {"per_device_train_batch_size": 8}}
 
     def build(name):
-        return build_algorithm(config_of(adv_estimator=f"own_losses:{name}", **streamed), FixedKLController(0.0))
+        return build_algorithm(config_of(adv_estimator=f"own_losses:{name}", **streamed), KLController(0.0))
 
     with pytest.raises(ConfigError, match=r"Own has a loss, Plain, without divisor and whole .*; leave it out"):
         build("Own")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_runs import LETTERS, run_small, small_config
 
-from turnwise.algorithms.controllers import FixedKLController
+from turnwise.algorithms.controllers import KLController
 from turnwise.batching.samples import build_samples
 from turnwise.build.agentic import build_algorithm
 from turnwise.rollout.record import read_record
@@ -56,7 +56,7 @@ def test_a_run_credits_as_its_rollouts_say(name, mode, tiny_model, tmp_path):
     assert [len(group.trajectories) for group in groups] == [4, 4]
     if "values" in ESTIMATORS[name].needs:
         return
-    build_algorithm(config, FixedKLController(0.0)).credit(groups)
+    build_algorithm(config, KLController(0.0)).credit(groups)
     again = [
         sample.advantages[span.start : span.stop]
         for group in groups

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.algorithms.controllers import make_kl_controller
+from turnwise.algorithms.controllers import KLController
 from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
@@ -25,7 +25,7 @@ MEAN = {"reward_normalization": {"method": "mean"}}
 def algorithm_of(**keys):
     envs = {"custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
     config, _ = parse_config({"pretrain": "models/none", **envs, **keys}, AgenticConfig)
-    return build_algorithm(config, make_kl_controller(config.init_kl_coef, config.target_kl, config.kl_horizon))
+    return build_algorithm(config, KLController(config.init_kl_coef, config.target_kl, config.kl_horizon))
 
 
 def episode(rewards, states=None, length=1, sibling=0, is_stepwise=False, weight=1.0):
