@@ -44,7 +44,7 @@ class EstimatorSpec:
     entry: str = ""
     needs: frozenset[str] = frozenset()
     placement: Literal["turn", "final", "score"] = "score"
-    normalization: tuple[str, str] | Literal["own"] = ("traj_group_id", "identity")
+    normalization: tuple[Grouping, NormalizationMethod] | Literal["own"] = ("traj_group_id", "identity")
     needs_mean: bool = False
     """It contradicts scores without a baseline."""
     compares_siblings: bool = False
@@ -83,7 +83,7 @@ class VariantSpec:
     """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    aggregation: str = "token-mean"
+    aggregation: LossAggMode = "token-mean"
     granularities: tuple[Granularity, ...] = ("token", "segment")
     chooses_tokens: bool = False
     """Whether the loss chooses tokens over the whole optimiser step, which needs old log-probs."""
@@ -117,8 +117,8 @@ class StrategySpec:
         return bool(self.entry)
 
 
-_GROUP = ("traj_group_id", "mean_std")
-_BATCH = ("batch", "identity")
+_GROUP: tuple[Grouping, NormalizationMethod] = ("traj_group_id", "mean_std")
+_BATCH: tuple[Grouping, NormalizationMethod] = ("batch", "identity")
 
 ESTIMATORS: dict[str, EstimatorSpec] = {
     "gae": EstimatorSpec(

@@ -10,21 +10,8 @@ import torch
 from torch import Tensor
 
 from turnwise.algorithms.masks import replace_outside
-from turnwise.errors import ConfigError, nearest
-from turnwise.spec import LOSS_AGG_MODES, LossAggMode
+from turnwise.spec import LossAggMode
 from turnwise.types import Denominators
-
-
-def check_mode(mode: str) -> LossAggMode:
-    """`mode` if it is one.
-
-    Raises:
-        ConfigError: there is no such mode.
-    """
-    for known in LOSS_AGG_MODES:
-        if mode == known:
-            return known
-    raise ConfigError(f"loss_agg_mode {mode!r} isn't one of {', '.join(LOSS_AGG_MODES)}.{nearest(mode, LOSS_AGG_MODES)}")
 
 
 def tokens_per_sequence(mask: Tensor, sequence_id: Tensor, num_sequences: int) -> Tensor:
@@ -65,10 +52,11 @@ def step_denominator(denominators: Denominators, mode: LossAggMode) -> float:
 def aggregate(losses: Tensor, mask: Tensor, factors: Tensor) -> Tensor:
     """Σ factor·L over the mask: this micro-batch's part of the step's loss, from three arrays [N].
 
+    >>> from typing import get_args
     >>> losses = torch.tensor([1.0, 2, 3, 4, 5, 6, 7, 8])
     >>> mask = torch.tensor([1, 1, 0, 0, 1, 1, 1, 0]).bool()
     >>> step = Denominators(num_tokens=5, num_sequences=2, max_length=4)
-    >>> for mode in LOSS_AGG_MODES:
+    >>> for mode in get_args(LossAggMode):
     ...     factors = token_factors(mask, torch.ones(8), torch.tensor([0] * 4 + [1] * 4), 2, step, mode)
     ...     print(mode, round(aggregate(losses, mask, factors).item(), 6))
     token-mean 4.2

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from turnwise.algorithms.controllers import KLController
 from turnwise.algorithms.kl_penalty import penalize_kl
 from turnwise.algorithms.losses import PolicyLoss
-from turnwise.algorithms.normalization import Normalizer, resolve_normalizer
+from turnwise.algorithms.normalization import resolve_normalizer
 from turnwise.algorithms.response_tokens import Array, ResponseTokens
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.errors import ConfigError
@@ -29,8 +29,7 @@ class Estimator(ABC):
     run if `reward_normalization` uses them, else None.
 
     Raises:
-        ConfigError: settings that contradict the estimator or each other.
-        NotAvailableError: a valid setting that isn't in this version.
+        ConfigError: settings that contradict the estimator, such as a normalisation without a mean where it compares with one.
     """
 
     spec: ClassVar[EstimatorSpec] = EstimatorSpec()
@@ -43,6 +42,11 @@ class Estimator(ABC):
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         self.settings = replace(settings, whiten_advantages=settings.whiten_advantages or self.spec.whitens_advantages)
         self.normalizer = resolve_normalizer(settings.reward_normalization, self.spec.normalization)
+        if self.spec.needs_mean and self.normalizer.mean_type == "none":
+            raise ConfigError(
+                f"adv_estimator {settings.adv_estimator} compares siblings with their mean, but reward_normalization.method "
+                f"{self.normalizer.method!r} subtracts no mean. Use method mean_std or mean, or adv_estimator reinforce."
+            )
         self.running = self.normalizer.running
         self.controller = kl_controller or KLController(settings.init_kl_coef, settings.target_kl, settings.kl_horizon)
         self.loss = PolicyLoss(settings)
@@ -58,19 +62,6 @@ class Estimator(ABC):
         for trajectory, penalty in zip(tokens.trajectories, tokens.totals(penalties).tolist(), strict=True):
             trajectory.score_kl_penalty = penalty
         return penalties, metrics
-
-
-def require_mean(name: str, normalizer: Normalizer) -> None:
-    """Refuses a normalisation without a mean for the estimator `name`, which compares with a mean.
-
-    Raises:
-        ConfigError: the normalisation takes no mean.
-    """
-    if normalizer.mean_type == "none":
-        raise ConfigError(
-            f"adv_estimator {name} compares siblings with their mean, but reward_normalization.method "
-            f"{normalizer.method!r} subtracts no mean. Use method mean_std or mean, or adv_estimator reinforce."
-        )
 
 
 def tokens_of(groups: Sequence[Group]) -> ResponseTokens:

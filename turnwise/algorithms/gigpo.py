@@ -8,7 +8,7 @@ import numpy as np
 
 from turnwise.algorithms.advantages import clip, summary
 from turnwise.algorithms.controllers import KLController
-from turnwise.algorithms.estimator import groups_of, require_mean, scores_of, weights_of
+from turnwise.algorithms.estimator import groups_of, scores_of, weights_of
 from turnwise.algorithms.normalization import group_ids, resolve_normalizer
 from turnwise.algorithms.response_tokens import Array, Index, ResponseTokens
 from turnwise.algorithms.running import RunningParts
@@ -34,7 +34,6 @@ class GiGPO(StepEstimator):
 
     def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
         super().__init__(settings, kl_controller)
-        require_mean("gigpo", self.normalizer)
         self.step_normalizer = resolve_normalizer(settings.reward_normalization, self.spec.normalization)
         if self.normalizer.running and self.step_normalizer.running:
             self.running = RunningParts({"episode": self.normalizer.running, "step": self.step_normalizer.running})

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from turnwise.algorithms.controllers import KLController
-from turnwise.algorithms.estimator import require_mean
 from turnwise.algorithms.score_estimator import ScoreEstimator
-from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.spec import ESTIMATORS
 
 
@@ -19,7 +16,3 @@ class GRPO(ScoreEstimator):
     """
 
     spec = ESTIMATORS["grpo"]
-
-    def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
-        super().__init__(settings, kl_controller)
-        require_mean("grpo", self.normalizer)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise.algorithms.aggregation import aggregate, check_mode, step_denominator, token_factors
+from turnwise.algorithms.aggregation import aggregate, step_denominator, token_factors
 from turnwise.algorithms.choices import CHOICES, token_covariances
 from turnwise.algorithms.correction import correction_metrics, importance_weights, kept_tokens
-from turnwise.algorithms.kl import check_loss_type, k1, k2, kl_divergence
+from turnwise.algorithms.kl import k1, k2, kl_divergence
 from turnwise.algorithms.masks import masked_mean, replace_outside
 from turnwise.algorithms.mismatch import token_mismatch
 from turnwise.algorithms.ratios import Spans
@@ -47,8 +47,8 @@ class PolicyLoss:
         self.granularity = settings.granularity
         self.compute = find_variant(self.variant, self.parameters)
         self.correction = settings.train_infer_correction
-        self.mode = check_mode(settings.aggregation)
-        self.kl_type = check_loss_type(settings.kl_loss_type)
+        self.mode = settings.aggregation
+        self.kl_type = settings.kl_loss_type
         self.kl_coef = settings.kl_loss_coef if settings.use_kl_loss else None
         self.entropy_coef = settings.entropy_loss_coef
         self.uses_rollout_logprobs = settings.use_rollout_log_probs

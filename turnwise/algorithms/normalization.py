@@ -12,19 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.algorithms.running import RunningMoments
 from turnwise.algorithms.settings import RewardNormalization
-from turnwise.errors import ConfigError, nearest
-from turnwise.spec import GROUPING_ALIASES, METHOD_STATISTICS, Grouping, NormalizationMethod, Statistic
+from turnwise.errors import ConfigError
+from turnwise.spec import METHOD_STATISTICS, Grouping, NormalizationMethod, Statistic
 from turnwise.types import Group
 
 Scores = NDArray[np.float64]
-Name = TypeVar("Name", bound=str)
+Defaults = tuple[Grouping, NormalizationMethod]
 MIN_STD = 1e-6
 """A standard deviation up to this means equal scores. It is also added to the divisor."""
 
@@ -96,20 +96,19 @@ def group_statistics(scores: Scores, ids: NDArray[np.int64], weights: Scores) ->
     return mean[index], np.sqrt(variance)[index], num_runs[index]
 
 
-def resolve_normalizer(asked: RewardNormalization, default: tuple[str, str] | Literal["own"]) -> Normalizer:
+def resolve_normalizer(asked: RewardNormalization, default: Defaults | Literal["own"]) -> Normalizer:
     """`asked` with its gaps filled by `default`, an estimator's `(grouping, method)`.
 
     Raises:
-        ConfigError: a name that doesn't exist, or a normalisation where an estimator has its `own`.
+        ConfigError: a normalisation where an estimator has its `own`.
     """
-    default_grouping, default_method = ("traj_group_id", "identity") if default == "own" else default
-    grouping = asked.grouping or default_grouping
-    method: NormalizationMethod = _known("method", asked.method or default_method, get_args(NormalizationMethod))
-    default_mean, default_std = METHOD_STATISTICS[method]
-    mean_type: Statistic = _known("norm_mean_type", asked.norm_mean_type or default_mean, get_args(Statistic))
-    std_type: Statistic = _known("norm_std_type", asked.norm_std_type or default_std, get_args(Statistic))
+    as_it_is: Defaults = ("traj_group_id", "identity")
+    default_grouping, default_method = as_it_is if default == "own" else default
+    method = asked.method or default_method
+    mean_type, std_type = METHOD_STATISTICS[method]
+    mean_type, std_type = asked.norm_mean_type or mean_type, asked.norm_std_type or std_type
     normalizer = Normalizer(
-        grouping=_known("grouping", GROUPING_ALIASES.get(grouping, grouping), get_args(Grouping)),
+        grouping=asked.grouping or default_grouping,
         method=method,
         mean_type=mean_type,
         std_type=std_type,
@@ -118,13 +117,6 @@ def resolve_normalizer(asked: RewardNormalization, default: tuple[str, str] | Li
     if default == "own" and (normalizer.grouping, normalizer.is_identity) != ("traj_group_id", True):
         raise ConfigError("this adv_estimator centres scores in its own way; remove reward_normalization.")
     return normalizer
-
-
-def _known(key: str, name: str, allowed: Sequence[Name]) -> Name:
-    for known in allowed:
-        if name == known:
-            return known
-    raise ConfigError(f"reward_normalization.{key} {name!r} isn't one of {', '.join(allowed)}.{nearest(name, allowed)}")
 
 
 def group_ids(groups: Sequence[Group], grouping: str) -> NDArray[np.int64]:

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.algorithms.aggregation import aggregate, check_mode, token_factors
-from turnwise.errors import ConfigError
+from turnwise.algorithms.aggregation import aggregate, token_factors
 from turnwise.spec import LOSS_AGG_MODES
 from turnwise.types import Denominators
 
@@ -97,8 +96,3 @@ def test_nan_outside_the_mask_changes_neither_value_nor_gradient(mode, make_batc
 def test_a_step_without_trained_tokens_is_zero(mode, make_batch):
     batch = make_batch([[0, 0]])
     assert part(torch.ones(2), batch, Denominators(0.0, 0.0, 4), mode).item() == 0.0
-
-
-def test_unknown_mode_names_the_nearest():
-    with pytest.raises(ConfigError, match="Did you mean 'token-mean'"):
-        check_mode("token_mean")

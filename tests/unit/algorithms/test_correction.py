@@ -13,7 +13,6 @@ from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
-from turnwise.errors import ConfigError
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import Sample, TurnSpan
 
@@ -111,9 +110,7 @@ def test_old_log_probs_are_computed_before_it():
         PolicyLoss(AlgorithmSettings(train_infer_correction=correction)).prepare(packed([unknown]), seed=0)
 
 
-def test_with_the_sampler_s_own_log_probs_there_is_nothing_to_correct():
-    with pytest.raises(ConfigError, match="Remove one of the two"):
-        AlgorithmSettings(train_infer_correction=Correction(ImportanceWeight()), use_rollout_log_probs=True)
+def test_a_correction_by_nothing_is_false():
     assert not Correction() and Correction(filters=(RatioBand(),))
 
 

@@ -3,24 +3,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from turnwise.algorithms.kl import KL_ESTIMATORS, check_loss_type, kl_divergence
-from turnwise.errors import ConfigError
+from turnwise.algorithms.kl import KL_ESTIMATORS, kl_divergence
 
 LOGPROBS, REFERENCE = torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-1.2, -1.5, -0.5])
 
 
 @pytest.mark.parametrize(
-    ("names", "expected"),
+    ("name", "expected"),
     [
-        (("k1", "kl"), [0.2, -0.5, 0.0]),
-        (("abs",), [0.2, 0.5, 0.0]),
-        (("k2", "mse"), [0.02, 0.125, 0.0]),
-        (("k3", "low_var"), [0.018731, 0.148721, 0.0]),
+        ("k1", [0.2, -0.5, 0.0]),
+        ("abs", [0.2, 0.5, 0.0]),
+        ("k2", [0.02, 0.125, 0.0]),
+        ("k3", [0.018731, 0.148721, 0.0]),
     ],
 )
-def test_worked_numbers(names, expected):
-    for name in names:
-        torch.testing.assert_close(kl_divergence(LOGPROBS, REFERENCE, name), torch.tensor(expected), atol=1e-6, rtol=0)
+def test_worked_numbers(name, expected):
+    torch.testing.assert_close(kl_divergence(LOGPROBS, REFERENCE, name), torch.tensor(expected), atol=1e-6, rtol=0)
 
 
 def test_k3_stays_finite_where_the_policies_are_far_apart():
@@ -50,14 +48,3 @@ def test_expected_values_are_the_kl_and_k1_has_no_gradient_as_a_loss():
     torch.testing.assert_close(k1_gradient, torch.zeros(4, dtype=torch.float64))
     (k2_gradient,) = torch.autograd.grad(expected_over_actions("k2", logits, base), logits)
     torch.testing.assert_close(k2_gradient, exact_gradient)
-
-
-@pytest.mark.parametrize("name", ["k1", "kl", "abs", "full"])
-def test_what_estimates_no_gradient_is_refused_as_a_loss(name):
-    with pytest.raises(ConfigError, match="kl_loss_type"):
-        check_loss_type(name)
-
-
-def test_unknown_estimator_is_refused():
-    with pytest.raises(ConfigError, match="kl_penalty"):
-        kl_divergence(LOGPROBS, REFERENCE, "k4")

@@ -15,7 +15,6 @@ from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
 from turnwise.cluster.local import LocalCluster
-from turnwise.errors import ConfigError
 from turnwise.models.forward import PolicyForward
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.spec import LOSS_AGG_MODES, PG_VARIANTS
@@ -95,12 +94,6 @@ def test_no_gradient_is_nan_behind_a_where(variant, make_batch):
     loss, _ = PolicyLoss(settings)(ModelOutputs(logprobs=logprobs), batch)
     loss.backward()
     assert math.isfinite(loss.item()) and torch.isfinite(logprobs.grad).all() and logprobs.grad[0] == 0
-
-
-@pytest.mark.parametrize("name", ["k1", "kl", "abs"])
-def test_k1_is_no_loss(name):
-    with pytest.raises(ConfigError, match="expected gradient of k1 is zero"):
-        PolicyLoss(AlgorithmSettings(use_kl_loss=True, kl_loss_type=name))
 
 
 def test_trainer_and_sampler_have_one_temperature():

@@ -7,7 +7,6 @@ import pytest
 
 from turnwise.algorithms.normalization import group_ids, resolve_normalizer
 from turnwise.algorithms.settings import RewardNormalization
-from turnwise.errors import ConfigError
 
 SCORES = np.array([1.0, 0.0, 0.0, 1.0, 3.0, 3.0])
 IDS = np.array([0, 0, 0, 0, 1, 1])
@@ -109,11 +108,6 @@ def test_group_ids_also_where_two_groups_share_a_task_id(grouping, expected, mak
     np.testing.assert_array_equal(group_ids(groups, grouping), expected)
 
 
-@pytest.mark.parametrize(("alias", "name"), [("state", "traj_group_id"), ("inductive", "tags")])
-def test_aliases(alias, name):
-    assert resolve_normalizer(RewardNormalization(grouping=alias), GROUP).grouping == name
-
-
 def test_running_statistics_are_those_of_all_batches_so_far():
     rng = np.random.default_rng(0)
     normalize = resolve_normalizer(RewardNormalization(norm_mean_type="running", norm_std_type="running"), GROUP)
@@ -136,9 +130,3 @@ def test_a_running_deviation_scales_what_the_group_s_mean_has_centred():
 def test_running_statistics_exist_only_where_they_are_used():
     assert resolve_normalizer(RewardNormalization(), GROUP).running is None
     assert normalized({"norm_mean_type": "running"}, [5.0], [0]).tolist() == [0.0], "one score so far has no deviation"
-
-
-@pytest.mark.parametrize("asked", [{"grouping": "tag"}, {"method": "mean-std"}, {"norm_std_type": "groups"}])
-def test_unknown_names_are_refused_with_the_nearest(asked):
-    with pytest.raises(ConfigError, match="Did you mean"):
-        resolve_normalizer(RewardNormalization(**asked), GROUP)
