@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from strategy_contract import VALUES, StrategyContract
 from torch import nn
+from toy_model import toy_model, toy_value_model
 
 from turnwise.models.freeze import freeze
 from turnwise.models.lora import Adapters, LoRASettings
-from turnwise.testing.toy_model import toy_model, toy_value_model
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 

@@ -16,12 +16,12 @@ import torch
 from server_contract import prompts_of
 from small_runs import run_small, small_config, training
 from strategy_contract import LOGPROBS, OUTPUTS, WeightedLoss, metric
+from toy_model import toy_batches, toy_model, toy_samples
 
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
 from turnwise.protocols import InferenceServer
 from turnwise.runtime.rank import RankContext
-from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Completion, SamplingParams

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from toy_model import toy_model, toy_samples
 
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
 from turnwise.cluster.local import LocalCluster
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.spec import PG_VARIANTS
-from turnwise.testing.toy_model import toy_model, toy_samples
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Sample

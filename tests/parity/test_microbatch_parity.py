@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from strategy_contract import OUTPUTS, WeightedLoss
+from toy_model import toy_batches, toy_model, toy_samples
 from transformers import PreTrainedModel
 
 from turnwise.batching.pack import unpack
 from turnwise.batching.plan import micro_batches
 from turnwise.models.forward import PolicyForward
 from turnwise.models.lora import Adapters, LoRASettings
-from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 

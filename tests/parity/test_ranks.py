@@ -12,6 +12,7 @@ import pytest
 import torch
 from rank_workers import InfiniteOnce, Kind, RaisesOnce
 from strategy_contract import VALUES, WeightedLoss
+from toy_model import toy_samples
 
 from turnwise.build.cluster import set_torch_threads
 from turnwise.cluster.fork_server import prepare_processes
@@ -24,7 +25,6 @@ from turnwise.protocols import Loss
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.testing.toy_model import toy_samples
 
 STEPS = 3
 

@@ -13,13 +13,13 @@ import pytest
 from server_contract import reference_logprobs
 from server_factories import server_in_a_process
 from small_runs import measured, played, run_small, small_config, training
+from toy_model import toy_model
 
 from turnwise.build import servers
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
 from turnwise.cluster.placement import Placement
 from turnwise.errors import ConfigError, DataError, ReplicasDeadError
-from turnwise.testing.toy_model import toy_model
 from turnwise.types import SamplingParams
 
 TWO = {"device_mapping": [0, 1]}

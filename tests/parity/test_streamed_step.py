@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from strategy_contract import weights_of
+from toy_model import toy_model, toy_samples
 
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand
@@ -19,7 +20,6 @@ from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.pipelines.policy_update import PolicyUpdate
 from turnwise.pipelines.roles import BatchPlan, ModelRole, OldLogProbs
 from turnwise.spec import LOSS_AGG_MODES, PG_VARIANTS
-from turnwise.testing.toy_model import toy_model, toy_samples
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 from strategy_contract import OUTPUTS, WeightedLoss
+from toy_model import toy_model, toy_value_model
 
 from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.protocols import Output
 from turnwise.runtime.rank import RankContext
-from turnwise.testing.toy_model import toy_model, toy_value_model
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from toy_model import toy_batches, toy_samples
 
 from turnwise.protocols import Output, StepPart, TrainStrategy
-from turnwise.testing.toy_model import toy_batches, toy_samples
 from turnwise.types import Batch, Metric, ModelOutputs
 
 LOGPROBS: frozenset[Output] = frozenset({"logprobs"})
@@ -44,7 +44,7 @@ def metric(metrics: list[Metric], name: str) -> float:
 
 
 class StrategyContract(ABC):
-    """Micro-batches are those of `turnwise.testing.toy_model`; the model must have its vocabulary. For a value model, `outputs`
+    """Micro-batches are those of `toy_model`; the model must have its vocabulary. For a value model, `outputs`
     are `VALUES`."""
 
     outputs: ClassVar[frozenset[Output]] = OUTPUTS

@@ -168,11 +168,7 @@ class Adapters:
                 tensor.copy_(saved[name])
 
     def describe(self) -> str:
-        """
-        >>> from turnwise.testing.toy_model import toy_model
-        >>> Adapters(toy_model(), LoRASettings(rank=2, alpha=4, targets=("q_proj", "v_proj"))).describe()
-        'LoRA of rank 2, alpha 4, dropout 0, in 4 modules: q_proj, v_proj'
-        """
+        """One line, such as `LoRA of rank 2, alpha 4, dropout 0, in 4 modules: q_proj, v_proj`."""
         endings = ", ".join(sorted({_ending(name) for name in self._layers}))
         settings = self._settings
         sizes = f"rank {settings.rank}, alpha {settings.alpha:g}, dropout {settings.dropout:g}"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from toy_model import toy_batches, toy_model, toy_samples
 
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.masks import whiten
@@ -18,7 +19,6 @@ from turnwise.cluster.local import LocalCluster
 from turnwise.models.forward import PolicyForward
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.spec import LOSS_AGG_MODES, PG_VARIANTS
-from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import ModelOutputs, VersionRun

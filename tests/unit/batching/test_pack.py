@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from toy_model import toy_samples
 
 from turnwise.batching.pack import pack, unpack
-from turnwise.testing.toy_model import toy_samples
 from turnwise.types import Denominators, Media
 
 STEP = Denominators(10.0, 2.0, 64)

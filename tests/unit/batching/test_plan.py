@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
+from toy_model import toy_samples
 
 from turnwise.batching.plan import denominators, micro_batches, optimizer_steps
-from turnwise.testing.toy_model import toy_samples
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy_model import toy_model
 
 from turnwise.config import (
     AgenticConfig,
@@ -22,7 +23,6 @@ from turnwise.config import (
 from turnwise.config.model_shape import read_model_shape
 from turnwise.errors import ConfigError
 from turnwise.models.lora import Adapters, LoRASettings
-from turnwise.testing.toy_model import toy_model
 
 MINIMAL: dict[str, Any] = {"pretrain": "models/none", "custom_envs": {"Lake": {"env_type": "frozen_lake"}}}
 SFT: dict[str, Any] = {"pretrain": "models/none", "train_files": "demos.jsonl"}

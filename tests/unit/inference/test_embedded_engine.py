@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from toy_model import toy_model
 from transformers import PreTrainedModel
 
 from turnwise.errors import ConfigError, ServerError
@@ -13,7 +14,6 @@ from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.runner import PackedStep
 from turnwise.inference.request import Finished, Request
-from turnwise.testing.toy_model import toy_model
 from turnwise.types import SamplingParams
 
 VOCAB = 50

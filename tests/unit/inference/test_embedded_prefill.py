@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from server_contract import assert_logprobs
 from torch import Tensor
+from toy_model import toy_model
 from transformers import PreTrainedModel
 
 from turnwise.inference.embedded import attention
@@ -18,7 +19,6 @@ from turnwise.inference.embedded.prefix_index import PrefixIndex
 from turnwise.inference.embedded.runner import PackedStep
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.request import Finished, Request
-from turnwise.testing.toy_model import toy_model
 from turnwise.types import SamplingParams
 
 VOCAB = 50

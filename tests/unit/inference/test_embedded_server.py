@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from server_contract import assert_logprobs
+from toy_model import toy_model
 from transformers import (
     DynamicCache,
     GemmaConfig,
@@ -23,7 +24,6 @@ from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.inference.weight_transfer import ManagerTransfer
 from turnwise.replay_log import Admissions, ReplayLog
-from turnwise.testing.toy_model import toy_model
 from turnwise.types import SamplingParams, VersionRun
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from server_contract import assert_logprobs, reference_logprobs
 from strategy_contract import WeightedLoss
+from toy_model import toy_batches, toy_model, toy_samples
 from transformers import PreTrainedModel
 
 from turnwise.errors import DeadlineError
@@ -21,7 +22,6 @@ from turnwise.models.fused import fuse_projections, fused_qkv
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.fakes import ScriptedServer
-from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Completion, SamplingParams, VersionRun

@@ -3,10 +3,10 @@ from __future__ import annotations
 import logging
 
 import pytest
+from toy_model import toy_model, toy_value_model
 
 from turnwise.errors import ConfigError
 from turnwise.models.freeze import freeze
-from turnwise.testing.toy_model import toy_model, toy_value_model
 
 
 def trained(model) -> set[str]:

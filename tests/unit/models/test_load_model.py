@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from toy_model import toy_model
 
 from turnwise.errors import ModelError
 from turnwise.models.load import load_model, load_tokenizer, parse_dtype, save_model, stop_token_ids, written_whole
 from turnwise.models.make import make_model
 from turnwise.models.packed_attention import PACKED_ATTENTION
-from turnwise.testing.toy_model import toy_model
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from toy_model import toy_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError
@@ -17,7 +18,6 @@ from turnwise.models.load import base_of_adapter, load_model, load_tokenizer, sa
 from turnwise.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FINGERPRINT, Adapters, LoRASettings
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.testing.fakes import byte_tokenizer
-from turnwise.testing.toy_model import toy_model
 
 SETTINGS = LoRASettings(rank=2, alpha=6)
 IDS = torch.arange(20)[None] % 97

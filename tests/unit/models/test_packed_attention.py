@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from toy_model import VOCAB_SIZE, toy_model
 
 from turnwise.errors import ModelError
 from turnwise.models.packed_attention import PackedSequences, packed_attention, supports_packing
-from turnwise.testing.toy_model import VOCAB_SIZE, toy_model
 
 LENGTHS = (5, 17, 1, 9, 9)
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from toy_model import toy_batches, toy_model, toy_samples
 
 from turnwise.errors import NotAvailableError
 from turnwise.models.forward import PolicyForward
-from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 
 SAMPLES = toy_samples(5)
 OUTPUTS = frozenset({"logprobs", "entropy"})

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from toy_model import VOCAB_SIZE, toy_batches, toy_model, toy_samples
 
 from turnwise.models.forward import PolicyForward
 from turnwise.models.prefix_tree import merge_prefixes
-from turnwise.testing.toy_model import VOCAB_SIZE, toy_batches, toy_model, toy_samples
 from turnwise.types import Media, Sample
 
 OUTPUTS = frozenset({"logprobs", "entropy"})

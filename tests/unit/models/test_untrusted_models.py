@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from toy_model import toy_model
 
 from turnwise.config import parse_config
 from turnwise.errors import ConfigError, ModelError, TurnwiseError
 from turnwise.models.load import load_model, load_tokenizer
-from turnwise.testing.toy_model import toy_model
 from turnwise.training.state import load_state, save_state
 
 LAKE = {"Lake": {"env_type": "frozen_lake"}}

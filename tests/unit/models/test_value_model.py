@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from toy_model import toy_batches, toy_model, toy_samples, toy_value_model
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from turnwise.errors import ModelError, NotAvailableError
 from turnwise.models.forward import make_forward
 from turnwise.models.load import save_model
 from turnwise.models.value_head import load_value_model, value_head
-from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples, toy_value_model
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 

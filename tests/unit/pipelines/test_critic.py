@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from small_runs import LETTERS, measured, run_small, small_config, training
+from toy_model import toy_samples
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from turnwise.cluster.local import LocalCluster
@@ -14,7 +15,6 @@ from turnwise.models.load import save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.runtime_info import LoadedModel, StrategyInfo
-from turnwise.testing.toy_model import toy_samples
 
 
 def make_config(tiny_model, tmp_path, **changes):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small_runs import run_small, small_config, training
+from toy_model import toy_model
 
 from turnwise.algorithms.kl import k3
 from turnwise.algorithms.losses import PolicyLoss
@@ -22,7 +23,6 @@ from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.forward import make_forward
 from turnwise.testing.fakes import ScriptedServer
-from turnwise.testing.toy_model import toy_model
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import ModelOutputs, Sample, SamplingParams, TurnSpan
 

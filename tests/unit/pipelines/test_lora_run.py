@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from small_runs import measured, small_config
+from toy_model import toy_samples
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from turnwise.build.agentic import build_agentic
@@ -22,7 +23,6 @@ from turnwise.config import SFTConfig, parse_config
 from turnwise.errors import CheckpointError, ConfigError, ModelError, ParityError
 from turnwise.models.load import load_model
 from turnwise.models.value_head import load_value_model
-from turnwise.testing.toy_model import toy_samples
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.training.torch_strategy import TorchStrategy
 

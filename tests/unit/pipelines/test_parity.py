@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from toy_model import toy_model
 
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
@@ -22,7 +23,6 @@ from turnwise.pipelines.parity import ParityGate
 from turnwise.pipelines.parity_diagnosis import Suspects
 from turnwise.pipelines.parity_probe import first_prompts
 from turnwise.testing.fakes import byte_tokenizer
-from turnwise.testing.toy_model import toy_model
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Completion, SamplingParams, VersionRun
 

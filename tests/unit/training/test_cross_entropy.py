@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import torch
+from toy_model import toy_batches, toy_samples
 
-from turnwise.testing.toy_model import toy_batches, toy_samples
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.types import ModelOutputs
 

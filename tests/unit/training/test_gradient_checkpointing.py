@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from server_contract import assert_logprobs
 from strategy_contract import WeightedLoss
+from toy_model import toy_batches, toy_model, toy_samples
 from transformers import PreTrainedModel
 
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
 from turnwise.models.fused import supports_fast_path
-from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import SamplingParams

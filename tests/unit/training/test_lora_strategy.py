@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from strategy_contract import LOGPROBS, OUTPUTS, WeightedLoss, metric, weights_of
+from toy_model import toy_batches, toy_model, toy_samples
 
 from turnwise.errors import ModelError, NotAvailableError
 from turnwise.models.lora import Adapters, LoRASettings
-from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 

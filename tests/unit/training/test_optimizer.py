@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from toy_model import toy_model
 
 from turnwise.errors import ConfigError
-from turnwise.testing.toy_model import toy_model
 from turnwise.training.optimizer import LRSchedule, OptimizerSettings, build_optimizer, clip_gradients
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from strategy_contract import LOGPROBS, WeightedLoss, metric, weights_of
+from toy_model import toy_batches, toy_model, toy_samples
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError
 from turnwise.models.fused import fuse_projections
-from turnwise.testing.toy_model import toy_batches, toy_model, toy_samples
 from turnwise.training.cross_entropy import CrossEntropy
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
