@@ -22,8 +22,6 @@ from turnwise.server_protocols import (
 )
 from turnwise.tool_protocols import (
     Interaction as Interaction,
-)
-from turnwise.tool_protocols import (
     ParsedResponse as ParsedResponse,
     Tool as Tool,
     ToolCall as ToolCall,
