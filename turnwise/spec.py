@@ -282,6 +282,7 @@ REWARDS: dict[str, str] = {
     "format": "turnwise.data.math_rewards:format_reward",
     "combined": "turnwise.data.math_rewards:combined",
     "gsm8k": "turnwise.data.reward_functions:gsm8k",
+    "judge": "turnwise.inference.judge:Judge",
     "reward_model": "",
 }
 """Registered names of `data.reward`; others are `module:function`. `reward_model` is the model of the `reward` role."""

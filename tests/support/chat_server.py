@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-class ChatServer(HTTPServer):
-    """Answers every request alike until it is left, and keeps `(path, key, content)` of what was asked."""
+class ChatServer(ThreadingHTTPServer):
+    """Answers every request alike until it is left, or by a function of its content, which gives a reply's text or a status.
+    Keeps `(path, key, content)` of what was asked."""
 
     def __init__(self, body: object, status: int = 200) -> None:
-        self.body, self.status, self.asked = body if isinstance(body, str) else json.dumps(body), status, []
+        self.body, self.status, self.asked = body, status, []
         super().__init__(("127.0.0.1", 0), _Handler)
         self.base_url = f"http://127.0.0.1:{self.server_port}/v1"
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -25,9 +26,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, self.headers["Authorization"], content))
-        self.send_response(self.server.status)
+        body, status = self.server.body, self.server.status
+        if callable(body):
+            said = body(content)
+            body, status = (answer(said), 200) if isinstance(said, str) else ("", said)
+        self.send_response(status)
         self.end_headers()
-        self.wfile.write(self.server.body.encode())
+        self.wfile.write((body if isinstance(body, str) else json.dumps(body)).encode())
 
     def log_message(self, *_: object) -> None:
         """Writes nothing to stderr."""

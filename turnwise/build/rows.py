@@ -254,18 +254,33 @@ def _reward(config: AgenticConfig, asked: RewardFunction, name: str, completion:
     if not callable(found):
         raise ConfigError(f"data.reward {asked.name}: is a {type(found).__name__}; a reward is a function or a class")
     if isinstance(found, type):
+        _check_arguments(asked, found)
         with Foreign(f"data.reward {asked.name}: making it", "at the start", are_faults=True):
             found, arguments = found(**arguments), {}
     parameters = inspect.signature(found).parameters
     if "group" in parameters:
-        if unknown := [key for key in arguments if key not in parameters]:
-            known = ", ".join(parameters)
-            raise ConfigError(f"data.reward {asked.name}: args.{unknown[0]} is no parameter of it; it has {known}")
+        _check_arguments(asked.model_copy(update={"args": {"group": None, **arguments}}), found)
         return GroupReward(name, partial(found, **arguments) if arguments else found)
     function = FunctionReward(name, found, completion, config.data.prompt_key, arguments)
     if config.train_env_manager.env_tags:
         function.check([TableRow("environments have no columns", {})])
     return function
+
+
+def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
+    """
+    Raises:
+        ConfigError: it has no such parameter, or needs one that isn't given.
+    """
+    parameters = inspect.signature(called).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    what = f"data.reward {asked.name}: args"
+    if not takes_any and (unknown := [key for key in asked.args if key not in named]):
+        hint = nearest(unknown[0], named)
+        raise ConfigError(f"{what}.{unknown[0]} is no parameter of it; it has {', '.join(named) or 'none'}.{hint}")
+    if missing := [name for name, p in named.items() if p.default is p.empty and name not in asked.args]:
+        raise ConfigError(f"{what}.{missing[0]} is needed: give {{name: {asked.name}, args: {{{missing[0]}: …}}}}")
 
 
 def build_reward_stage(

@@ -21,6 +21,10 @@ class NoAnswerError(ServerError):
     """Nobody answers."""
 
 
+class BusyError(ServerError):
+    """The server answered 429 or 5xx: it may answer later."""
+
+
 class HttpJson:
     """A server that is asked and answers in JSON. An `api_key` is sent as a bearer token; `key_name` is where it comes from.
 
@@ -57,7 +61,8 @@ class HttpJson:
         except HTTPError as error:
             said = error.read().decode(errors="replace")[:MAX_SHOWN]
             hint = self._hint if error.code in (401, 403) else ""
-            raise ServerError(f"{url} answered {error.code} {error.reason}{hint}: {said}") from error
+            kind = BusyError if error.code == 429 or error.code >= 500 else ServerError
+            raise kind(f"{url} answered {error.code} {error.reason}{hint}: {said}") from error
         except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
             raise NoAnswerError(f"{url} doesn't answer ({error}); is the server up, and the URL right?") from error
         except ValueError as error:

@@ -130,7 +130,7 @@ class CreateReward(Action):
     model_config = ConfigDict(extra="allow")
 
     reward_type: str = "accuracy"
-    """accuracy, length_penalty, step, format, combined, or a registered name."""
+    """accuracy, length_penalty, step, format, combined, judge, or a registered name."""
 
 
 class Evaluate(RowChoice):

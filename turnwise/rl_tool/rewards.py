@@ -9,9 +9,11 @@ from typing import Any
 
 from turnwise.data.math_rewards import FORMULAS, PARTS, combined
 from turnwise.errors import ConfigError, nearest
+from turnwise.inference.judge import Judge
 
 COLUMNS = ("completions", "ground_truth", "answer")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {**PARTS, "combined": combined}
+BUILT_IN = (*_FUNCTIONS, "judge")
 
 
 def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
@@ -20,7 +22,7 @@ def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str
     Raises:
         ConfigError: there is no such reward, or it has no such parameter.
     """
-    functions = {**_FUNCTIONS, **registered}
+    functions = {**_FUNCTIONS, "judge": Judge, **registered}
     if name not in functions:
         raise ConfigError(f"reward_type {name!r} isn't one of {', '.join(functions)}.{nearest(name, functions)}")
     allowed = _parameters(functions[name])
@@ -82,12 +84,16 @@ def create(reward_type: str, arguments: Mapping[str, Any], registered: Mapping[s
         for name, parameter in inspect.signature(function).parameters.items()
         if name not in COLUMNS and parameter.default is not parameter.empty
     }
+    try:
+        judge = Judge(**arguments) if function is Judge else None
+    except TypeError as error:
+        raise ConfigError(f"reward_type judge: {str(error).partition('() ')[2]}; docs/data.md says what they are") from error
     formula = FORMULAS.get(reward_type) or inspect.getdoc(function) or "a function of your own"
     return {
         "reward_type": reward_type,
         "description": formula,
         **{**defaults, **arguments},
-        "reward_function": partial(_on_its_columns, function, arguments),
+        "reward_function": judge or partial(_on_its_columns, function, arguments),
     }
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from turnwise.data.math_rewards import FORMULAS
 from turnwise.errors import ConfigError, TurnwiseError, nearest
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.evaluation import evaluate
@@ -23,7 +22,7 @@ from turnwise.rl_tool.parameters import (
     parse,
 )
 from turnwise.rl_tool.presets import with_preset
-from turnwise.rl_tool.rewards import create
+from turnwise.rl_tool.rewards import BUILT_IN, create
 from turnwise.rl_tool.training import train
 
 NUM_SHOWN = 3
@@ -33,7 +32,7 @@ class RLTrainingTool:
     """One tool with the actions train, load_dataset, create_reward, evaluate and export (`docs/rl_tool.md`).
 
     >>> json.loads(RLTrainingTool().run({"action": "create_reward", "reward_type": "acuracy"}))["message"]
-    "reward_type 'acuracy' isn't one of accuracy, length_penalty, step, format, combined. Did you mean 'accuracy'?"
+    "reward_type 'acuracy' isn't one of accuracy, length_penalty, step, format, combined, judge. Did you mean 'accuracy'?"
     """
 
     name = "rl_training"
@@ -57,7 +56,7 @@ class RLTrainingTool:
         Raises:
             ConfigError: a built-in reward has this name.
         """
-        if name in FORMULAS:
+        if name in BUILT_IN:
             raise ConfigError(f"reward {name!r} is built in; register yours under another name")
         self._rewards[name] = function
 

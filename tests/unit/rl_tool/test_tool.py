@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from chat_server import ChatServer
 
 from turnwise import RLTrainingTool
 from turnwise.data.gsm8k import generate_problems
@@ -83,6 +84,32 @@ def test_a_broken_reward_ends_as_an_error(word_model, returned):
     given = {"dataset": ROWS, "max_new_tokens": 4, "num_generations": 2, "custom_reward": returned}
     answer = RLTrainingTool().run_dict({"action": "train", "algorithm": "grpo", "model_name": word_model, **given})
     assert answer["status"] == "error" and "reward" in answer["message"], answer
+
+
+@pytest.mark.parametrize("mode", ["pointwise", "pairwise"])
+def test_a_judge_rewards_the_answers_of_each_group(word_model, mode):
+    given = {"dataset": ROWS, "max_new_tokens": 4, "num_generations": 2, "num_epochs": 1, "reward_type": "judge"}
+    with ChatServer(lambda content: "Score: 4\nWinner: A") as server:
+        config = {"base_url": server.base_url, "model": "small", "rubric": "It is short.", "mode": mode, "both_orders": True}
+        asked = {"action": "train", "algorithm": "grpo", "model_name": word_model, "reward_config": config, **given}
+        answer = RLTrainingTool().run_dict(asked)
+        assert answer["status"] == "success", answer
+        assert answer["metrics"]["rollout/reward/judge"] == pytest.approx({"pointwise": 0.4, "pairwise": 0.5}[mode])
+        assert len(server.asked) >= 2 and "What is 3 + 4?" in str(server.asked[0])
+        server.body = lambda content: "I like it."
+        answer = RLTrainingTool().run_dict({**asked, "overwrite": True})
+        assert answer["status"] == "error" and "judge" in answer["message"] and "without a line" in answer["message"], answer
+
+
+def test_a_judge_needs_its_arguments():
+    tool = RLTrainingTool()
+    judge = {"action": "create_reward", "reward_type": "judge", "base_url": "http://localhost:1/v1", "model": "small"}
+    assert "missing 1 required positional argument: 'rubric'" in tool.run_dict(judge)["message"]
+    answer = tool.run_dict({**judge, "rubric": "It is short."})
+    assert (
+        answer["status"] == "success" and answer["max_score"] == 10 and json.loads(tool.run({**judge, "rubric": "a"}))["rubric"]
+    )
+    assert "Did you mean 'max_score'" in tool.run_dict({**judge, "max_scor": 5})["message"]
 
 
 def test_an_adapter_without_its_base_is_refused(tmp_path):
