@@ -120,6 +120,7 @@ BROAD_EXCEPT = {
     "build/cluster.py",
     "pipelines/parity_probe.py",
     "rollout/group_filter.py",
+    "tools/jail.py",
     "rollout/player.py",
     "runtime/threads.py",
 }

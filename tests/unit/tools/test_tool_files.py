@@ -17,6 +17,7 @@ from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, DataError, EnvironmentFault
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
+from turnwise.tools import jail
 from turnwise.tools.gsm8k import Gsm8kTool
 from turnwise.types import Task
 
@@ -77,6 +78,17 @@ def test_public_functions_of_a_file_are_tools(folder: Path) -> None:
             return (await session.call("half", {"x": 3})).text
 
     assert asyncio.run(main()) == "1.5"
+
+
+@pytest.mark.skipif(jail.landlock_version() < jail.MIN_LANDLOCK, reason="this kernel has no Landlock")
+def test_the_python_tool_by_its_name(folder: Path) -> None:
+    box = build_tools(config_of({"tools": [{"class_name": "python", "config": {"timeout_s": 20}}]}))
+
+    async def main() -> str:
+        async with box.open(Task(id="0", tag="data", split="train", seed=0)) as session:
+            return (await session.call("python", {"code": "print(2 ** 10)"})).text
+
+    assert asyncio.run(main()) == "1024\n"
 
 
 @pytest.mark.parametrize(

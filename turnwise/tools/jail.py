@@ -1,0 +1,235 @@
+"""The launcher of the sandbox: it limits its own process for good, then runs `main.py` of its folder.
+
+It is started as `python -I -S jail.py FOLDER {"…": …}` with the limits, and imports nothing but the standard library.
+Its first line of output says how it is isolated, or why it can't be; what follows is the output of the code.
+
+Landlock (kernel 6.2 or newer) opens the standard library, shared libraries and the folder itself, and nothing else. Seccomp
+allows the system calls below, so that there is no network, no other process, no signal to one, and no way to ask for more
+rights.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import json
+import linecache
+import os
+import resource
+import struct
+import sys
+import tokenize
+import traceback
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+
+# Imported here, since what shows an error must not depend on what the code left of the file system.
+LOADED_EARLY: tuple[ModuleType, ...] = (linecache, tokenize)
+
+STDLIB = os.path.dirname(os.__file__)
+FIRST_UID, NUM_UIDS = 61184, 4096
+"""Users that nothing else has (systemd lends the same range), one for each process: none owns files or may signal
+others."""
+OPTIONAL = ("/dev/null", "/dev/urandom", "/etc/ld.so.cache", "/usr/share/zoneinfo")
+MIN_LANDLOCK = 3
+READ_FILE, READ_DIR = 1 << 2, 1 << 3
+SCRATCH = 1 << 1 | READ_FILE | READ_DIR | 1 << 5 | 1 << 8 | 1 << 12 | 1 << 14
+"""In its folder the code may also write, delete, make files and symbolic links, and truncate. A flat folder is quickly
+measured."""
+ALL_ACCESS = (1 << 15) - 1
+
+MACHINES = {"x86_64": 0, "aarch64": 1}
+ARCHITECTURES = (0xC000003E, 0xC00000B7)
+ALLOWED = """
+read:0:63 write:1:64 close:3:57 fstat:5:80 newfstatat:262:79 stat:4:- lstat:6:- poll:7:- lseek:8:62 mmap:9:222
+mprotect:10:226 munmap:11:215 brk:12:214 rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139 pread64:17:67
+pwrite64:18:68 readv:19:65 writev:20:66 access:21:- pipe:22:- pipe2:293:59 select:23:- sched_yield:24:124 mremap:25:216
+msync:26:227 madvise:28:233 dup:32:23 dup2:33:- dup3:292:24 pause:34:- nanosleep:35:101 getitimer:36:102 alarm:37:-
+setitimer:38:103 getpid:39:172 sendfile:40:71 exit:60:93 uname:63:160 fsync:74:82 fdatasync:75:83 ftruncate:77:46
+getdents64:217:61 getcwd:79:17 chdir:80:49 fchdir:81:50 open:2:- openat:257:56 rename:82:- renameat:264:38 renameat2:316:276
+unlink:87:- unlinkat:263:35 symlink:88:- symlinkat:266:36 readlink:89:- readlinkat:267:78 umask:95:166 gettimeofday:96:169
+getrlimit:97:163 getrusage:98:165 sysinfo:99:179 times:100:153 time:201:- getuid:102:174 getgid:104:176 geteuid:107:175
+getegid:108:177 getppid:110:173 getgroups:115:158 sigaltstack:131:132 statfs:137:43 fstatfs:138:44 gettid:186:178
+futex:202:98 sched_getaffinity:204:123 epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232:- epoll_pwait:281:22
+eventfd2:290:19 faccessat:269:48 faccessat2:439:439 pselect6:270:72 ppoll:271:73 set_robust_list:273:99 getrandom:318:278
+copy_file_range:326:285 statx:332:291 rseq:334:293 clock_gettime:228:113 clock_getres:229:114 clock_nanosleep:230:115
+exit_group:231:94 restart_syscall:219:128 membarrier:324:283 recvfrom:45:207
+"""
+"""System calls by name, with their numbers on x86_64 and aarch64. Source: asm/unistd_64.h, asm-generic/unistd.h of Linux."""
+ONLY_WITH = """
+socketpair:53:199:0:1 sendto:44:206:5:0 prctl:157:167:0:15 prlimit64:302:261:0:0 fcntl:72:25:1:0,1,2,3,4,5,6,7,1030
+ioctl:16:29:1:0x5401,0x5421,0x5450,0x5451 kill:62:129:0:pid tgkill:234:131:0:pid
+"""
+"""Calls allowed for some values of one argument: unix pairs, messages without an address, a thread's name, own limits,
+fcntl without owners of signals, ioctl of terminals' kind and of non-blocking and inherited files, signals to itself."""
+CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000
+
+LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
+ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
+EACCES, ENOSYS = 13, 38
+
+ISOLATED, REFUSED = "isolated: ", "refused: "
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Refused(Exception):
+    """The system can't isolate the code; the message is a sentence."""
+
+
+def called(what: str, *arguments: object) -> int:
+    """The result of a system call by number, or of `prctl`."""
+    result: int = libc.syscall(*arguments)
+    if result < 0:
+        raise Refused(f"{what} failed: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def landlock_version() -> int:
+    """The version of this kernel's Landlock; below 1 if it has none."""
+    return int(libc.syscall(444, None, 0, 1)) if sys.platform.startswith("linux") else 0
+
+
+def readable_files() -> list[tuple[str, int]]:
+    """What the code may read, with its rights: the standard library without site-packages, and shared libraries."""
+    with open("/proc/self/maps") as maps:
+        folders = {os.path.dirname(line.split()[-1]) for line in maps if ".so" in line}
+    found = [(STDLIB, READ_DIR), *((path, READ_FILE) for path in OPTIONAL if os.path.exists(path))]
+    for entry in os.scandir(STDLIB):
+        if entry.name not in ("site-packages", "dist-packages"):
+            found.append((entry.path, READ_FILE | READ_DIR if entry.is_dir() else READ_FILE))
+    for folder in folders - {STDLIB, f"{STDLIB}/lib-dynload"}:
+        found += [(entry.path, READ_FILE) for entry in os.scandir(folder) if ".so" in entry.name and entry.is_file()]
+    return found
+
+
+def become_nobody() -> str:
+    """Leaves root for a user of its own, gives up all rights of root's that an ordinary user may hold too, and returns who
+    runs the code."""
+    if os.geteuid() == 0:
+        uid = FIRST_UID + os.getpid() % NUM_UIDS
+        try:
+            for path in (".", "main.py"):
+                os.chown(path, uid, uid)
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        except OSError as fault:
+            raise Refused(f"root can't become the user {uid} ({fault.strerror}); run turnwise as an ordinary user") from fault
+    called("capset", 126 if os.uname().machine == "x86_64" else 91, struct.pack("=Ii", 0x20080522, 0), bytes(24))
+    return f"as user {os.geteuid()}"
+
+
+def limit(limits: dict[str, int]) -> None:
+    """Sets the limits of the process; unprivileged, its threads are counted on top of all that the user runs already."""
+    threads = 0
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                threads += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue
+    sizes = {"AS": limits["memory"], "FSIZE": limits["file"], "CPU": limits["cpu_s"], "NOFILE": 64, "CORE": 0, "MEMLOCK": 0}
+    for key, size in {**sizes, "NPROC": threads + limits["threads"], "MSGQUEUE": 0}.items():
+        number = resource.__dict__[f"RLIMIT_{key}"]
+        hard = resource.getrlimit(number)[1]
+        size = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        resource.setrlimit(number, (size, size))
+
+
+def rules_of_files() -> int:
+    """Landlock's rules: the files that may be read, and the folder. They hold from `landlock_restrict_self` on."""
+    if landlock_version() < MIN_LANDLOCK:
+        raise Refused(
+            f"the kernel {os.uname().release} has no Landlock of version {MIN_LANDLOCK} (Linux 6.2 or newer, and `landlock` in "
+            "its list of security modules, /sys/kernel/security/lsm)"
+        )
+    rules = called("landlock_create_ruleset", 444, struct.pack("=Q", ALL_ACCESS), 8, 0)
+    for path, access in [*readable_files(), (".", SCRATCH)]:
+        file = os.open(path, os.O_PATH)
+        called("landlock_add_rule", 445, rules, 1, struct.pack("=Qi", access, file), 0)
+        os.close(file)
+    return rules
+
+
+def filter_of_calls(column: int) -> bytes:
+    """The filter as instructions of classic BPF: code, jump if true, jump if false, operand."""
+    program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[column]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+    for item in ALLOWED.split():
+        if (number := item.split(":")[1 + column]) != "-":
+            program += [(EQUAL, 0, 1, int(number)), (RETURN, 0, 0, ALLOW)]
+    for item in ONLY_WITH.split():
+        _, *numbers, argument, values = item.split(":")
+        tests = [(EQUAL, 0, 1, os.getpid() if value == "pid" else int(value, 0)) for value in values.split(",")]
+        program += [(EQUAL, 0, 2 + 2 * len(tests), int(numbers[column])), (LOAD, 0, 0, 16 + 8 * int(argument))]
+        program += [line for test in tests for line in (test, (RETURN, 0, 0, ALLOW))]
+        program.append((RETURN, 0, 0, ERRNO | EACCES))
+    program += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, 16), (ANY_BIT, 0, 1, CLONE_THREAD), (RETURN, 0, 0, ALLOW)]
+    # Libraries that find no clone3 call clone, whose flags a filter can read.
+    program += [(RETURN, 0, 0, ERRNO | EACCES), (EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, ERRNO | ENOSYS)]
+    return b"".join(struct.pack("=HBBI", *line) for line in [*program, (RETURN, 0, 0, ERRNO | EACCES)])
+
+
+def read_through(folder: str) -> None:
+    """Finds the standard library by the folder's open file, since a Python below /root can't be reached by its path any
+    more."""
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+    sys.path = [path.replace(STDLIB, folder) for path in sys.path]
+    for module in list(sys.modules.values()):
+        if "__path__" in vars(module):
+            module.__path__ = [path.replace(STDLIB, folder) for path in module.__path__]
+
+
+def isolate(folder: str, limits: dict[str, int]) -> str:
+    """Limits this process to `folder`, and returns how."""
+    os.closerange(3, 1 << 20)
+    os.setsid()
+    os.chdir(folder)
+    column = MACHINES.get(os.uname().machine)
+    if column is None:
+        raise Refused(f"the table of system calls is for {' and '.join(MACHINES)}, and this is {os.uname().machine}")
+    rules, library = rules_of_files(), os.open(STDLIB, os.O_PATH)
+    user = become_nobody()
+    if libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0) or libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise Refused("prctl failed")
+    if os.getppid() != limits["parent"]:
+        raise Refused("the process that asked for it is gone")
+    if not os.access(f"{STDLIB}/os.py", os.R_OK):
+        read_through(f"/proc/self/fd/{library}")
+    limit(limits)
+    called("landlock_restrict_self", 446, rules, 0)
+    os.close(rules)
+    instructions = filter_of_calls(column)
+    buffer = ctypes.create_string_buffer(instructions, len(instructions))
+    program = struct.pack("HxxxxxxP", len(instructions) // 8, ctypes.addressof(buffer))
+    if libc.prctl(PR_SET_SECCOMP, 2, program, 0, 0):
+        raise Refused(f"the kernel takes no seccomp filter: {os.strerror(ctypes.get_errno())}")
+    return f"Landlock and seccomp, {user}"
+
+
+def run() -> None:
+    """Runs the code as a program, and shows an error as Python does, without the frames of this module."""
+    sys.argv[:] = ["main.py"]
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    module.__file__ = "main.py"
+    try:
+        # By a relative path, since folders above may be closed to the user of the code.
+        SourceFileLoader("__main__", "main.py").exec_module(module)
+    except Exception as error:  # boundary: the error of the program, shown as Python shows it
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != "main.py":
+            trace = trace.tb_next
+        traceback.print_exception(error.with_traceback(trace))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    try:
+        print(ISOLATED + isolate(sys.argv[1], json.loads(sys.argv[2])), flush=True)
+    except (Refused, OSError) as error:
+        print(f"{REFUSED}{error}", flush=True)
+        sys.exit(1)
+    run()

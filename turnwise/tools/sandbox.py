@@ -1,0 +1,250 @@
+"""Runs Python text that nobody trusts: in a process without network, other processes, or files outside its own folder.
+
+Each wait here has a deadline, and none is for the end of the output: its other side may be held open by a process that was
+forked elsewhere in the same moment. A run ends when its process does, and its process is ended when a limit is reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from turnwise.errors import ConfigError, NotAvailableError
+from turnwise.tools.jail import ISOLATED, REFUSED
+
+log = logging.getLogger(__name__)
+
+JAIL = Path(__file__).with_name("jail.py")
+LOOK_S = 0.05
+"""Seconds between two looks at the folder's size."""
+START_S, KILL_S = 60.0, 10.0
+"""Seconds that a busy machine has to start the launcher, and the kernel to end a process that it killed."""
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one run may use. Other processes it may never start.
+
+    Raises:
+        ConfigError: a value isn't a number that is allowed.
+    """
+
+    timeout_s: float = 10.0
+    """Seconds from the start of the program."""
+    memory_mb: int = 512
+    """Address space in MiB, at least 64; Python itself takes about 30."""
+    max_output: int = 20_000
+    """Bytes of output that are kept: the first and the last half of them."""
+    disk_mb: int = 64
+    """MiB of all files in its folder; a single one may have a quarter of it."""
+    threads: int = 32
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            kinds, least = (int, float) if name == "timeout_s" else (int,), 64 if name == "memory_mb" else 0
+            if not isinstance(value, kinds) or isinstance(value, bool) or not max(least, 1e-3) <= value <= 1 << 30:
+                what = "a number" if float in kinds else "a whole number"
+                raise ConfigError(f"{name} is {value!r}; it must be {what}, {f'at least {least}' if least else 'above 0'}")
+
+
+class PythonResult(NamedTuple):
+    """What became of a run."""
+
+    text: str
+    """stdout and stderr as they were written, with the traceback; a sentence at its end says why it was ended."""
+    outcome: Literal["ok", "error", "timeout", "disk", "killed"]
+    """`error`: an exception or an exit status that isn't 0. `killed`: by a signal, as for too much processor time."""
+    seconds: float
+    isolation: str
+    """Which means of the system isolated it."""
+
+
+class _Output:
+    """The first line of a pipe, then the first and the last bytes of what follows."""
+
+    def __init__(self, pipe: int, size: int) -> None:
+        self._pipe, self._half = pipe, max(size // 2, 1)
+        self._begin, self._head, self._tail, self._num_bytes = b"", b"", b"", 0
+        self.has_begun = asyncio.Event()
+
+    def read(self) -> bytes | None:
+        """Takes what is there, at most a buffer of it, and returns it: nothing at the end, and None if nothing is there yet."""
+        try:
+            chunk = read = os.read(self._pipe, 1 << 16)
+        except BlockingIOError:
+            return None
+        if not self.has_begun.is_set():
+            self._begin, newline, chunk = (self._begin + chunk).partition(b"\n")
+            if newline:
+                self.has_begun.set()
+        self._num_bytes += len(chunk)
+        taken = self._half - len(self._head)
+        self._head += chunk[:taken]
+        self._tail = (self._tail + chunk[taken:])[-self._half :] if len(chunk) > taken else self._tail
+        return read
+
+    @property
+    def first_line(self) -> str:
+        return self._begin.decode(errors="replace")
+
+    @property
+    def text(self) -> str:
+        left_out = self._num_bytes - len(self._head) - len(self._tail)
+        middle = f"\n… {left_out:,} bytes left out …\n".encode() if left_out else b""
+        return (self._head + middle + self._tail).decode(errors="replace")
+
+
+class _Process:
+    """A started launcher: its output, whether it has ended, and with which status (negative: a signal's number)."""
+
+    def __init__(self, output: _Output) -> None:
+        self.output, self.has_ended, self.status = output, asyncio.Event(), 1
+
+
+async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
+    """Runs a program in a fresh process of the sandbox, which sees the standard library and an empty folder. It ends with the
+    call, also if that is cancelled.
+
+    Raises:
+        NotAvailableError: this system can't isolate a process; the message says what it lacks.
+    """
+    if not sys.platform.startswith("linux"):
+        raise NotAvailableError(f"Python code of a model needs Linux (Landlock and seccomp), and this is {sys.platform}")
+    limits = limits or Limits()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="turnwise-python-", ignore_cleanup_errors=True) as folder:
+        Path(folder, "main.py").write_text(code, encoding="utf-8", errors="replace")
+        async with _launched(folder, limits) as process:
+            # Until its first line the process is our own code, which a busy machine may hold up.
+            await _within(START_S, process.output.has_begun)
+            said = process.output.first_line
+            if not said.startswith(ISOLATED):
+                silence = "ended and said nothing" if process.has_ended.is_set() else f"said nothing for {START_S:g} s"
+                reason = said.removeprefix(REFUSED) or f"its launcher {silence}"
+                raise NotAvailableError(f"this system can't isolate Python code of a model: {reason}")
+            ended = await _watched(process, folder, limits)
+    status, text = process.status, process.output.text
+    outcome: Literal["ok", "error", "timeout", "disk", "killed"]
+    if ended == "timeout":
+        outcome, text = ended, f"{text}\nThe code ran for longer than {limits.timeout_s:g} s and was ended."
+    elif ended == "disk":
+        outcome, text = ended, f"{text}\nThe code wrote more than {limits.disk_mb} MiB of files and was ended."
+    elif status < 0:
+        outcome, text = "killed", f"{text}\nThe code was ended by signal {-status}."
+    else:
+        outcome = "error" if status else "ok"
+    return PythonResult(text, outcome, time.monotonic() - started, said.removeprefix(ISOLATED))
+
+
+def isolation() -> str:
+    """By which means this system isolates the model's Python code, as a run of an empty program says.
+
+    Raises:
+        NotAvailableError: by none; the message says what it lacks.
+    """
+    with ThreadPoolExecutor(1) as pool:  # an event loop of its own, whether or not the caller is in one
+        return pool.submit(asyncio.run, run_python("")).result().isolation
+
+
+@asynccontextmanager
+async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
+    """A process of the launcher, which is ended at the end."""
+    given = {
+        "memory": limits.memory_mb * MEBIBYTE,
+        "file": limits.disk_mb * MEBIBYTE // 4,
+        "cpu_s": int(limits.timeout_s) + 2,
+        "threads": limits.threads,
+        "parent": os.getpid(),
+    }
+    command = [sys.executable, "-I", "-S", "-B", "-u", "-X", "utf8", str(JAIL), folder, json.dumps(given)]
+    # Each further arena reserves 64 MiB of the address space, and Python waits for ever for a thread that has no memory to
+    # start with (python/cpython#140746).
+    environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1"}
+    loop = asyncio.get_running_loop()
+    with ExitStack() as stack:
+        pipe, theirs = os.pipe()
+        os.set_blocking(pipe, False)
+        stack.callback(os.close, pipe)
+        streams = [
+            (os.POSIX_SPAWN_DUP2, theirs, 1),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        ]
+        try:
+            # Unlike subprocess it waits for no pipe, whose other side a process forked elsewhere might hold.
+            pid = os.posix_spawn(sys.executable, command, environment, file_actions=streams, setsigmask=())
+        finally:
+            os.close(theirs)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as fault:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise NotAvailableError(f"Python code of a model needs Linux 5.3 or newer: pidfd_open: {fault.strerror}") from fault
+        stack.callback(os.close, pidfd)
+        process = _Process(_Output(pipe, limits.max_output))
+
+        def take() -> None:
+            if process.output.read() == b"":
+                loop.remove_reader(pipe)
+
+        def end() -> None:
+            loop.remove_reader(pidfd)
+            while process.output.read():
+                continue  # what was written before the end is in the pipe
+            process.output.has_begun.set()
+            process.has_ended.set()
+
+        for file, call in ((pipe, take), (pidfd, end)):
+            loop.add_reader(file, call)
+            stack.callback(loop.remove_reader, file)
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            await _within(KILL_S, process.has_ended)
+            with suppress(ChildProcessError):  # somebody else waited for it
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                process.status = os.waitstatus_to_exitcode(status) if ended else process.status
+
+
+async def _watched(process: _Process, folder: str, limits: Limits) -> Literal["", "timeout", "disk"]:
+    """Waits for the end, and says which limit came first."""
+    deadline = time.monotonic() + limits.timeout_s
+    while True:
+        await _within(min(LOOK_S, max(deadline - time.monotonic(), 0)), process.has_ended)
+        if _size(folder) > limits.disk_mb * MEBIBYTE:
+            return "disk"
+        if process.has_ended.is_set():
+            return ""
+        if time.monotonic() >= deadline:
+            return "timeout"
+
+
+def _size(folder: str) -> int:
+    size = 0
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):  # the code deletes files too
+            size += entry.stat(follow_symlinks=False).st_blocks * 512 + 4096
+    return size
+
+
+async def _within(seconds: float, event: asyncio.Event) -> None:
+    """Waits for an event, and no longer than that."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
