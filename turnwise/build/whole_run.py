@@ -33,8 +33,9 @@ def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P]
     """
     if launched()[0] > 0:
         raise ConfigError(
-            "a launcher started this script in several processes, and in this version only the commands `turnwise train` and "
-            "`turnwise sft` share their work among them; start the script without a launcher (device_mapping names devices)"
+            "a launcher started this script in several processes, and those after the first must serve it: they call "
+            "turnwise.cluster.launched.serve_launched() in the place of training (examples/train_script.py does); or start the "
+            "script without a launcher (device_mapping names devices)"
         )
     use_launched(config)
     folder = start_run(config)

@@ -56,7 +56,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     """What a launcher's processes do beside the first one."""
-    if options.module not in ("train_command", "sft_command"):
+    is_tool_train = options.module == "tool_command" and vars(options).get("action") == "train"
+    if options.module not in ("train_command", "sft_command") and not is_tool_train:
         raise ConfigError(
             "a launcher started this command in several processes, and only train and sft train on them; start it without"
         )

@@ -14,6 +14,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Algorithm = Literal["sft", "grpo", "ppo"]
+Dtype = Literal["fp32", "bf16", "fp16"]
 Preset = Literal["quick", "small", "medium", "full"]
 PYTHON_ONLY = ("custom_reward",)
 """Parameters that only Python can give."""
@@ -71,6 +72,8 @@ class Train(RowChoice):
     """Scale of the adapters [2 × lora_rank]."""
     lora_target_modules: list[str] | None = None
     """Modules that get adapters [all linear ones]."""
+    dtype: Dtype = "fp32"
+    """What is computed in; trained weights stay fp32."""
     learning_rate: Positive | None = None
     """[sft 2e-5, with LoRA 1e-4; grpo and ppo 1e-6, with LoRA 1e-5]."""
     warmup_ratio: Share = 0.0
@@ -164,7 +167,7 @@ class Export(Action):
     """Folder of a model or of a LoRA adapter."""
     output_dir: str
     """A new folder."""
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    dtype: Dtype = "fp32"
     """Dtype of the weights."""
 
 

@@ -17,6 +17,7 @@ from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.parameters import Train
 from turnwise.rl_tool.presets import estimate_seconds
 from turnwise.rl_tool.rewards import reward_sections
+from turnwise.runtime.rank import launched
 from turnwise.trainer.trainer import Trainer
 
 RUN = "run"
@@ -105,19 +106,29 @@ def _common(asked: Train) -> dict[str, Any]:
 
 
 def _model_args(asked: Train) -> dict[str, Any]:
-    if not asked.use_lora:
-        return {}
-    chosen = {"lora_rank": asked.lora_rank, "lora_alpha": asked.lora_alpha, "lora_target": asked.lora_target_modules}
-    return {key: value for key, value in chosen.items() if value is not None}
+    lora = {"lora_rank": asked.lora_rank, "lora_alpha": asked.lora_alpha, "lora_target": asked.lora_target_modules}
+    chosen = {key: value for key, value in lora.items() if asked.use_lora and value is not None}
+    return {"dtype": asked.dtype, **chosen}
 
 
 def _training_args(asked: Train) -> dict[str, Any]:
     return {
         "learning_rate": learning_rate(asked),
-        "per_device_train_batch_size": asked.batch_size * num_generations(asked),
+        "per_device_train_batch_size": _share_of_a_step(asked),
         "warmup_ratio": asked.warmup_ratio,
         "weight_decay": asked.weight_decay,
     }
+
+
+def _share_of_a_step(asked: Train) -> int:
+    """The samples of a step that each of a launcher's processes trains on."""
+    samples, (_, num_processes) = asked.batch_size * num_generations(asked), launched()
+    if samples % num_processes:
+        raise ConfigError(
+            f"batch_size {asked.batch_size}: a step has {samples} samples, which {num_processes} processes can't share evenly; "
+            "start a number of processes that divides it, or choose another batch_size"
+        )
+    return samples // num_processes
 
 
 def learning_rate(asked: Train) -> float:

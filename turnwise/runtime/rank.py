@@ -7,15 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from turnwise.errors import ConfigError
 from turnwise.runtime.stopwatch import Stopwatch
 
 
 def launched() -> tuple[int, int]:
     """The number of this process among those that a launcher (torchrun, accelerate) started, and how many these are; `(0, 1)`
-    without a launcher."""
+    without a launcher.
+
+    Raises:
+        ConfigError: they are on several machines.
+    """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return 0, 1
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if (here := int(os.environ.get("LOCAL_WORLD_SIZE", size))) != size:
+        raise ConfigError(
+            f"a launcher started {size} processes, {here} of them on this machine, and this version trains on one machine; "
+            "start all of them here (--nnodes 1 of torchrun, --num_machines 1 --machine_rank 0 of accelerate)"
+        )
+    return rank, size
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from turnwise.build.placement_table import placement_table
 from turnwise.cluster.placement import place
 from turnwise.config import load_any_config
 from turnwise.errors import ConfigError
+from turnwise.runtime.rank import launched
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -99,3 +100,12 @@ def test_what_cannot_be_placed_says_what_to_change(mappings, options, message):
 def test_the_config_tells_roles_by_devices_without_having_them(overrides, lines):
     config, _ = load_any_config(ROOT / "examples/frozen_lake/agentic.yaml", overrides)
     assert placement_table(config).splitlines() == lines
+
+
+def test_processes_on_several_machines_are_refused(monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    assert launched() == (1, 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="8 processes, 4 of them on this machine"):
+        launched()

@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path.relative_to(ROOT) for path in (ROOT / "examples").rglob("*") if path.suffix in (".yaml", ".py", ".sh"))
 PARTS = {path for path in EXAMPLES if path.parent.name == "config"}
 """What other files include."""
-CONFIGS = [path for path in EXAMPLES if path.suffix == ".yaml" and path not in PARTS]
+LAUNCHES = {path for path in EXAMPLES if path.parent.name == "accelerate"}
+"""Configs of accelerate (`tests/parity/test_accelerate.py`)."""
+CONFIGS = [path for path in EXAMPLES if path.suffix == ".yaml" and path not in PARTS | LAUNCHES]
 
 
 def verb_of(path: Path) -> str:
@@ -37,7 +39,11 @@ def test_the_first_lines_name_one_command(path: Path) -> None:
     if path.name == "start_agentic_pipeline.py":
         assert "python examples/start_agentic_pipeline.py --config_path DIR --config_name NAME" in first
         return
-    commands = [line.strip("# \t") for line in first.splitlines() if re.search(rf"(turnwise|python|bash) .*{path.name}", line)]
+    commands = [
+        line.strip("# \t")
+        for line in first.splitlines()
+        if re.search(rf"(turnwise|python|bash|accelerate) .*{path.name}", line)
+    ]
     assert commands, f"{path} names no command with itself in it"
     assert "MODEL_DIR" not in commands[0]
     for command in (part.split() for text in commands for part in text.split("&&")):

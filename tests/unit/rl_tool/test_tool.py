@@ -31,6 +31,14 @@ def test_safe_learning_rates():
     assert rates["grpo", False] == rates["ppo", False] == 1e-6 and rates["grpo", True] == rates["ppo", True] == 1e-5
 
 
+def test_launched_processes_share_a_step_s_samples(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    asked = parse(Train, {"model_name": "models/none", "algorithm": "grpo", "batch_size": 3, "num_generations": 4})
+    assert rl_config(asked, 10, {})["actor_train"]["training_args"]["per_device_train_batch_size"] == 6
+    assert rl_config(asked, 10, {})["rollout_batch_size"] == 12
+
+
 def test_the_run_s_config_accepts_what_the_tool_asks_for(word_model):
     given = {"lora_rank": 4, "lora_target_modules": ["q_proj"], "warmup_ratio": 0.5, "reward_config": {"step_bonus": 0.5}}
     asked = parse(Train, {"model_name": word_model, "algorithm": "grpo", "reward_type": "step", **given})
