@@ -31,7 +31,7 @@ def trajectory_html(trajectory: Any) -> str:
     """What the model saw and wrote turn by turn, with a cell for each sampled token: by its advantage (green above 0, red
     below) where there is one, else by its log-prob (the redder, the less likely)."""
     rows = [f"<b>{escape(summary(trajectory))}</b>"]
-    advantages = _advantages(trajectory)
+    advantages = trajectory.advantages_by_turn
     for number, turn in enumerate(trajectory.turns):
         credit = advantages.get(number)
         rows.append(
@@ -52,16 +52,6 @@ def group_html(group: Any) -> str:
         f"<details><summary>{escape(summary(t))}</summary>{trajectory_html(t)}</details>" for t in group.trajectories
     )
     return f"<div>{escape(group_text(group).splitlines()[0])}{shown}</div>"
-
-
-def _advantages(trajectory: Any) -> dict[int, Any]:
-    """Turn → float [R], of the samples that have credit."""
-    return {
-        span.turn: sample.advantages[span.start : span.stop]
-        for sample in trajectory.samples
-        if sample.advantages is not None
-        for span in sample.turn_spans
-    }
 
 
 def _cells(turn: Any, credit: Any) -> str:

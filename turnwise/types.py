@@ -216,6 +216,16 @@ class Trajectory(ViewedTrajectory):
         return float(sum(turn.reward for turn in self.turns) + sum(self.outcome_rewards.values()))
 
     @property
+    def advantages_by_turn(self) -> dict[int, FloatArray]:
+        """Turn → float [R], of the samples that have credit."""
+        return {
+            span.turn: sample.advantages[span.start : span.stop]
+            for sample in self.samples
+            if sample.advantages is not None
+            for span in sample.turn_spans
+        }
+
+    @property
     def bootstraps(self) -> bool:
         return self.status == "truncated" and self.limit in ("environment", "time")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 
 from turnwise.build.rollouts import ServedPolicy
 from turnwise.cluster.placement import Placement
@@ -27,7 +28,7 @@ def give_turns(
             kinds.add("optimizer")
         if name == "actor_train" and not policy.servers.info().needs_weights:
             kinds.remove("weights")  # the server reads them
-        offload, onload = _calls(role)
+        offload, onload = (partial(role.workers.call, method) for method in ("offload", "onload"))
         residents[name] = Resident(frozenset(placement.roles[name].devices), frozenset(kinds), offload, onload)
     own = config.actor_infer.device_mapping if config.trains_apart or config.num_replicas > 1 else None
     residents["actor_infer"] = Resident(
@@ -42,15 +43,3 @@ def give_turns(
         role.take_turn = take_turn
     policy.servers.take_turn = lambda: turns.take("actor_infer")
     return turns.transfer
-
-
-def _calls(role: ModelRole) -> tuple[Callable[[list[MemoryKind]], Awaitable[object]], ...]:
-    """Calls of the role's workers that move memory away, and back."""
-
-    def offload(kinds: list[MemoryKind]) -> Awaitable[object]:
-        return role.workers.call("offload", kinds)
-
-    def onload(kinds: list[MemoryKind]) -> Awaitable[object]:
-        return role.workers.call("onload", kinds)
-
-    return offload, onload

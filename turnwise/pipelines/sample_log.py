@@ -39,15 +39,15 @@ def describe(trajectory: Trajectory, decode: Decode) -> str:
     An advantage is the mean over the turn's tokens, as far as credit has been given.
     """
     first = trajectory.turns[0]
-    advantages = _advantages(trajectory)
+    advantages = trajectory.advantages_by_turn
     lines = [_headline(trajectory), *_quoted(decode(first.prompt_ids), MAX_PROMPT)]
     for number, turn in _shortened(list(enumerate(trajectory.turns)), MAX_TURNS):
         if turn is None:
             lines.append(f"  … {number} turns are left out")
             continue
         gained = f"reward {turn.reward:g}"
-        if number in advantages:
-            gained += f", advantage {advantages[number]:+.3f}"
+        if number in advantages and advantages[number].size:
+            gained += f", advantage {advantages[number].mean():+.3f}"
         lines.append(f"  turn {number + 1}")
         lines += [] if turn is first else _quoted(turn.observation, MAX_TEXT)
         lines.append(f"    → {_clipped(repr(turn.text), MAX_TEXT)}")
@@ -79,16 +79,6 @@ def _headline(trajectory: Trajectory) -> str:
 
 def _action(turn: Turn) -> str:
     return "no action could be parsed" if turn.action is None else f"action {_clipped(repr(turn.action), MAX_TEXT)}"
-
-
-def _advantages(trajectory: Trajectory) -> dict[int, float]:
-    return {
-        span.turn: float(sample.advantages[span.start : span.stop].mean())
-        for sample in trajectory.samples
-        if sample.advantages is not None
-        for span in sample.turn_spans
-        if span.stop > span.start
-    }
 
 
 def _shortened(turns: Sequence[tuple[int, Turn]], max_turns: int) -> list[tuple[int, Turn | None]]:

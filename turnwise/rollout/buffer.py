@@ -6,37 +6,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.source import Rejection
-
-
-@dataclass(frozen=True, slots=True)
-class BufferSettings:
-    """How far groups may be ahead of training, in batches (`ratio`; 0 = synchronous), and how many play at once.
-
-    Up to `max_refill_factor` times the groups of a batch are admitted in place of filtered ones. `is_ordered` takes groups by
-    index instead of as they finish. `drops_stale` gives up those that would have to be waited for. Nothing is admitted for a
-    step beyond `num_steps`, and no more groups than there are tasks (`num_tasks`).
-    """
-
-    max_running: int
-    ratio: int = 0
-    max_refill_factor: float = 0.0
-    is_ordered: bool = False
-    drops_stale: bool = False
-    num_steps: int | None = None
-    num_tasks: int | None = None
 
 
 class GroupBuffer:
     """Groups between their admission and the step that takes them. `docs/design/asynchronous.md` proves the bound.
 
     Groups are numbered by admission. While a step of G groups is collected, the buffer has at most (1 + ratio)·G groups; during
-    training at most ratio·G. A group admitted in step s is taken in step s + ratio at the latest.
+    training at most ratio·G, where ratio is `async_generation_ratio`. A group admitted in step s is taken in step s + ratio at
+    the latest. No more groups are admitted than there are tasks (`num_tasks`).
 
-    >>> buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1))
+    >>> buffer = GroupBuffer(SchedulerSettings(group_size=4, max_concurrent_groups=8, async_generation_ratio=1))
     >>> buffer.begin(num_groups=2)
     >>> list(iter(buffer.admit, None))
     [0, 1, 2, 3]
@@ -51,8 +34,9 @@ class GroupBuffer:
     (False, [4, 5])
     """
 
-    def __init__(self, settings: BufferSettings) -> None:
+    def __init__(self, settings: SchedulerSettings, num_tasks: int | None = None) -> None:
         self.settings = settings
+        self._num_tasks = math.inf if num_tasks is None else num_tasks
         self.step = -1
         """The step that is being collected or, after `close_step`, trained on."""
         self.next_index = 0
@@ -83,13 +67,13 @@ class GroupBuffer:
 
     def admit(self) -> int | None:
         """Index of the next group to play; None while there is no room for one."""
-        if self.num_running >= self.settings.max_running:
+        if self.num_running >= self.settings.max_concurrent_groups:
             return None
         if self._interrupted:
             return self._interrupted.pop(0)
         if len(self) >= self._room or not self._num_tasks_left:
             return None
-        index, last_step = self.next_index, self.step + self.settings.ratio
+        index, last_step = self.next_index, self.step + self.settings.async_generation_ratio
         self._playing[index] = last_step
         self._num_due[last_step] += 1
         self.next_index += 1
@@ -219,8 +203,7 @@ class GroupBuffer:
 
     @property
     def _num_tasks_left(self) -> float:
-        total = self.settings.num_tasks
-        return math.inf if total is None else max(0, total - self.next_index)
+        return max(0, self._num_tasks - self.next_index)
 
     @property
     def _num_wanted(self) -> int:
@@ -231,9 +214,9 @@ class GroupBuffer:
     def _room(self) -> int:
         """Number of places in all."""
         settings, size = self.settings, self.num_groups
-        num_ahead = settings.ratio
-        if settings.num_steps is not None:
-            num_ahead = max(0, min(num_ahead, settings.num_steps - 1 - self.step))
+        num_ahead = settings.async_generation_ratio
+        if settings.num_batches is not None:
+            num_ahead = max(0, min(num_ahead, settings.num_batches - 1 - self.step))
         # Rounded first, since 0.29 × 100 is a little less than 29 in binary.
         num_refills = int(round(settings.max_refill_factor * size, 6))
         return max(0, (self._is_collecting + num_ahead) * size - max(0, self._num_filtered - num_refills))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Hashable
+from dataclasses import fields
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -33,19 +34,10 @@ def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -
     """The line of a trajectory, with its advantages if it has any. `read_record` reads all but advantages and media; `keys`
     writes its group's state keys."""
     task = trajectory.task
-    advantages = _advantages_by_turn(trajectory)
+    advantages = trajectory.advantages_by_turn
     record = {
         **key._asdict(),
-        "task": {
-            "id": task.id,
-            "tag": task.tag,
-            "split": task.split,
-            "seed": task.seed,
-            "epoch": task.epoch,
-            "payload": dict(task.payload),
-            "agent": task.agent,
-            "row": task.row,
-        },
+        "task": {f.name: getattr(task, f.name) for f in fields(task)} | {"payload": dict(task.payload)},
         "sibling": trajectory.sibling,
         "status": trajectory.status,
         "limit": trajectory.limit,
@@ -89,15 +81,6 @@ def _written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWrite
         is_constant = len(advantages) > 0 and bool((advantages == advantages[0]).all())
         record["advantage"] = float(advantages[0]) if is_constant else [float(a) for a in advantages]
     return record
-
-
-def _advantages_by_turn(trajectory: Trajectory) -> dict[int, FloatArray]:
-    return {
-        span.turn: sample.advantages[span.start : span.stop]
-        for sample in trajectory.samples
-        if sample.advantages is not None
-        for span in sample.turn_spans
-    }
 
 
 def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:

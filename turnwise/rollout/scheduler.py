@@ -12,7 +12,7 @@ from typing import Any
 from turnwise.errors import CheckpointError, ConfigError, RolloutError
 from turnwise.protocols import AgentLoop
 from turnwise.replay_log import ReplayLog, Taken
-from turnwise.rollout.buffer import BufferSettings, GroupBuffer
+from turnwise.rollout.buffer import GroupBuffer
 from turnwise.rollout.failures import Failures
 from turnwise.rollout.group_filter import GroupFilter
 from turnwise.rollout.journal import read_group, write_group
@@ -76,7 +76,7 @@ class RolloutScheduler:
         self._replay_log = replay_log or ReplayLog()
         self._stopwatch = stopwatch or Stopwatch()
         self._failures = Failures()
-        self._buffer = self._new_buffer()
+        self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
         self._played: dict[int, Group] = {}
         """Groups that ended since the last batch, and those in the buffer."""
         self._failing: dict[int, Group] = {}
@@ -134,7 +134,7 @@ class RolloutScheduler:
             )
         if self._is_fixed:
             self._replay_log.begin_validation()
-            self._buffer = self._new_buffer()
+            self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
         before = self._buffer.state_dict()
         num_episodes = num_trajectories // self.group_size * self._episodes_of_group
         self._work = Work("episodes", num_episodes, count=self._num_done)
@@ -155,7 +155,7 @@ class RolloutScheduler:
 
     def _go_back(self, before: Mapping[str, Any]) -> None:
         """A dropped step is played again, also after Ctrl-C."""
-        self._buffer = self._new_buffer()
+        self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
         self._buffer.load_state_dict(before)
         self._fault = None
         self._failures = Failures(self._failures.allowed)
@@ -343,20 +343,6 @@ class RolloutScheduler:
             self._open_parts.close()
         self._halt()
         self._replay_log.close()
-
-    def _new_buffer(self) -> GroupBuffer:
-        settings = self.settings
-        return GroupBuffer(
-            BufferSettings(
-                max_running=settings.max_concurrent_groups,
-                ratio=settings.async_generation_ratio,
-                max_refill_factor=settings.max_refill_factor,
-                is_ordered=settings.is_ordered,
-                drops_stale=settings.drops_stale,
-                num_steps=settings.num_batches,
-                num_tasks=self._tasks.num_tasks,
-            )
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the sequence of tasks, the number of episodes handed out, and the groups played ahead of training. A

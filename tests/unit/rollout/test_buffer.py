@@ -8,7 +8,12 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from turnwise.rollout.buffer import BufferSettings, GroupBuffer
+from turnwise.rollout.buffer import GroupBuffer
+from turnwise.rollout.settings import SchedulerSettings
+
+
+def settings_of(max_concurrent_groups=8, ratio=1, **settings):
+    return SchedulerSettings(1, max_concurrent_groups, async_generation_ratio=ratio, **{"max_refill_factor": 0.0, **settings})
 
 
 def admitted(buffer):
@@ -35,7 +40,7 @@ class Player:
             assert index not in self.playing and index not in self.fates
             self.admitted_in.setdefault(index, self.buffer.step)
             self.playing.add(index)
-        assert len(self.playing) == self.buffer.num_running <= self.settings.max_running
+        assert len(self.playing) == self.buffer.num_running <= self.settings.max_concurrent_groups
 
     def finish_one(self):
         index = self.draw(st.sampled_from(sorted(self.playing)))
@@ -66,7 +71,7 @@ class Player:
             if self.playing:
                 self.finish_one()
         num_alive = len(self.admitted_in) - sum(fate in ("failed", "filtered", "stale") for fate in self.fates.values())
-        assert num_alive <= (step + 1 + self.settings.ratio) * self.num_groups
+        assert num_alive <= (step + 1 + self.settings.async_generation_ratio) * self.num_groups
 
     def is_settled(self):
         """Whether the step is whole. As one that is streamed is told after any group, or only in the end."""
@@ -90,8 +95,11 @@ class Player:
         return any(self.is_in_time(set(here) - set(chosen)) for chosen in combinations(finished, wanted))
 
     def is_in_time(self, others):
-        dues = [self.admitted_in[index] + self.settings.ratio - self.buffer.step for index in others]
-        return all(sum(due <= ahead for due in dues) <= ahead * self.num_groups for ahead in range(self.settings.ratio + 1))
+        dues = [self.admitted_in[index] + self.settings.async_generation_ratio - self.buffer.step for index in others]
+        return all(
+            sum(due <= ahead for due in dues) <= ahead * self.num_groups
+            for ahead in range(self.settings.async_generation_ratio + 1)
+        )
 
     def take(self, step):
         chosen = list(self.buffer.selected)
@@ -99,10 +107,10 @@ class Player:
         for index in chosen:
             assert index not in self.fates and index not in self.playing
             self.fates[index] = "trained"
-            assert 0 <= step - self.admitted_in[index] <= self.settings.ratio
+            assert 0 <= step - self.admitted_in[index] <= self.settings.async_generation_ratio
         for index in self.buffer.close_step():
             assert self.settings.drops_stale and index not in self.fates
-            assert step - self.admitted_in[index] >= self.settings.ratio
+            assert step - self.admitted_in[index] >= self.settings.async_generation_ratio
             self.playing.discard(index)
             self.fates[index] = "stale"
         self.admit()
@@ -112,8 +120,8 @@ class Player:
 @given(st.data())
 def test_never_beyond_the_bound_nothing_lost_nothing_twice(data):
     draw = data.draw
-    how = BufferSettings(
-        max_running=draw(st.integers(1, 9)),
+    how = settings_of(
+        max_concurrent_groups=draw(st.integers(1, 9)),
         ratio=draw(st.integers(0, 3)),
         max_refill_factor=draw(st.sampled_from([0.0, 0.5, 3.0])),
         is_ordered=draw(st.booleans()),
@@ -130,7 +138,7 @@ def test_never_beyond_the_bound_nothing_lost_nothing_twice(data):
 
 def test_the_quick_overtake_only_where_the_slow_can_still_be_in_time():
     """Two steps later four groups would be due in a step that takes two."""
-    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=2))
+    buffer = GroupBuffer(settings_of(ratio=2))
     buffer.begin(2)
     assert admitted(buffer) == [0, 1, 2, 3, 4, 5]
     for index in (0, 1):
@@ -147,7 +155,7 @@ def test_the_quick_overtake_only_where_the_slow_can_still_be_in_time():
 
 
 def test_with_slack_the_quick_go_first():
-    buffer = GroupBuffer(BufferSettings(max_running=2, ratio=2))
+    buffer = GroupBuffer(settings_of(2, ratio=2))
     buffer.begin(1)
     assert admitted(buffer) == [0, 1]
     buffer.finish(1)
@@ -155,7 +163,7 @@ def test_with_slack_the_quick_go_first():
 
 
 def test_in_order_the_lowest_are_waited_for():
-    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1, is_ordered=True))
+    buffer = GroupBuffer(settings_of(is_ordered=True))
     buffer.begin(2)
     admitted(buffer)
     for index in (3, 2, 1):
@@ -166,7 +174,7 @@ def test_in_order_the_lowest_are_waited_for():
 
 
 def test_what_the_step_left_behind_is_dropped_on_demand():
-    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1, drops_stale=True))
+    buffer = GroupBuffer(settings_of(drops_stale=True))
     buffer.begin(1)
     assert admitted(buffer) == [0, 1]
     buffer.finish(1)
@@ -180,7 +188,7 @@ def test_what_the_step_left_behind_is_dropped_on_demand():
 
 
 def test_nothing_is_played_for_steps_that_will_not_come():
-    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=2, num_steps=2))
+    buffer = GroupBuffer(settings_of(ratio=2, num_batches=2))
     buffer.begin(2)
     assert admitted(buffer) == [0, 1, 2, 3]
 
@@ -188,7 +196,7 @@ def test_nothing_is_played_for_steps_that_will_not_come():
 @pytest.mark.parametrize(("num_filtered", "num_taken"), [(2, 2), (3, 2), (5, 1), (6, 0)])
 def test_refills_are_bounded_and_eat_into_the_lead_first(num_filtered, num_taken):
     """Two groups a step, one ahead of it, two refills; from then on each filtered group leaves one place less."""
-    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1, max_refill_factor=1.0))
+    buffer = GroupBuffer(settings_of(max_refill_factor=1.0))
     buffer.begin(2)
     playing = admitted(buffer)
     for _ in range(num_filtered):
@@ -200,7 +208,7 @@ def test_refills_are_bounded_and_eat_into_the_lead_first(num_filtered, num_taken
 
 
 def test_a_run_that_goes_on_with_smaller_batches_keeps_the_bound():
-    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1))
+    buffer = GroupBuffer(settings_of())
     buffer.begin(4)
     playing = admitted(buffer)
     for index in playing:
@@ -214,7 +222,7 @@ def test_a_run_that_goes_on_with_smaller_batches_keeps_the_bound():
 
 def test_a_group_has_its_place_as_soon_as_it_is_certain():
     """One of the two places is for a group that is due: the first to end of the others has the other one, the second waits."""
-    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1))
+    buffer = GroupBuffer(settings_of())
     buffer.begin(2)
     for index in [*admitted(buffer)[:1], 2]:
         buffer.finish(index)
@@ -227,7 +235,7 @@ def test_a_group_has_its_place_as_soon_as_it_is_certain():
 
 
 def test_a_recorded_step_gets_its_groups_part_by_part():
-    buffer = GroupBuffer(BufferSettings(max_running=8, ratio=1))
+    buffer = GroupBuffer(settings_of())
     buffer.begin(3)
     admitted(buffer)
     buffer.finish(4)
