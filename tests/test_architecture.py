@@ -102,6 +102,7 @@ HEAVY: dict[str, str] = {
     "pygame": "envs/gymnasium/make.py",
     "textarena": "envs/textarena_env.py",
     "reasoning_gym": "envs/reasoning_gym_env.py",
+    "bm25s": "tools/search.py",
 }
 """Optional libraries and the one module or folder that imports each."""
 

@@ -1,0 +1,90 @@
+"""The registered tool `search`: documents of a file, found by BM25 over an index in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turnwise.errors import ConfigError, DataError, NotAvailableError, nearest
+from turnwise.jsonl import read_jsonl
+from turnwise.tools.function_tool import FunctionTool
+
+NUMBERS = {"k": 3, "max_document_length": 2000}
+"""Most documents of a result, and most characters that are shown of each."""
+WORD = r"(?u)\b\w+\b"
+
+
+class SearchTool(FunctionTool):
+    """Finds the documents of `config.documents`, a JSONL file of objects with `id` and `text`. Its other keys are `NUMBERS`.
+
+    Raises:
+        ConfigError: the config has another key, lacks the file, or a number isn't positive.
+        DataError: the file has no documents, or one without `id` or `text`, or two of one id.
+        NotAvailableError: bm25s isn't installed.
+    """
+
+    def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
+        names = ["documents", *NUMBERS]
+        for key in config:
+            if key not in names:
+                raise ConfigError(f"tool search: config has no key {key!r}; it has {', '.join(names)}.{nearest(key, names)}")
+        self._numbers = NUMBERS | {key: config[key] for key in NUMBERS if key in config}
+        for key, value in self._numbers.items():
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"tool search: config.{key} is {value!r}; it must be a whole number above 0")
+        name = config.get("documents")
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"tool search: config.documents is {name!r}; name a JSONL file of objects with id and text")
+        path = Path(name).expanduser()
+        facts = path.stat() if path.is_file() else None
+        self._library = _library()
+        self._documents, self._index = _indexed(path, *((facts.st_mtime_ns, facts.st_size) if facts else ()))
+        super().__init__(self.search, tool_schema)
+
+    def search(self, query: str) -> str:
+        """Searches a collection of documents. Returns those that fit best, each behind its id in brackets.
+
+        Args:
+            query: Words that the documents should hold.
+        """
+        (words,) = self._library.tokenize([query], token_pattern=WORD, stopwords=[], return_ids=False, show_progress=False)
+        scores = self._index.get_scores(words) if words else np.zeros(0)
+        found = np.flatnonzero(scores)
+        best = found[np.argsort(-scores[found], kind="stable")][: self._numbers["k"]]
+        texts = [self._documents[number] for number in best]
+        length = self._numbers["max_document_length"]
+        shown = [f"[{id}] {text[:length]}{'…' if len(text) > length else ''}" for id, text in texts]
+        return "\n\n".join(shown) or "No document has any of these words."
+
+
+def _library() -> Any:
+    try:
+        import bm25s
+    except ImportError as fault:
+        raise NotAvailableError("the tool search needs bm25s, which isn't installed; pip install 'turnwise[tools]'") from fault
+    return bm25s
+
+
+@lru_cache(maxsize=2)
+def _indexed(path: Path, *changes: int) -> tuple[Sequence[tuple[str, str]], Any]:
+    """Ids and texts of a file, and their index. They are made once, though a start asks for a tool several times."""
+    found: dict[str, tuple[str, str]] = {}
+    for place, row in read_jsonl(path):
+        id, text = row.get("id"), row.get("text")
+        if isinstance(id, bool) or not isinstance(id, str | int) or not isinstance(text, str):
+            raise DataError(f"{place}: a document has id (a text or a whole number) and text; this one has {', '.join(row)}")
+        if str(id) in found:
+            raise DataError(f"{place}: the id {id!r} is that of {found[str(id)][0]} too; ids of documents are unique")
+        found[str(id)] = (place, text)
+    documents = [(id, text) for id, (_, text) in found.items()]
+    index = _library().BM25()
+    texts = [text for _, text in documents]
+    words = _library().tokenize(texts, token_pattern=WORD, stopwords=[], show_progress=False)
+    if not words.vocab.keys() - {""}:
+        raise DataError(f"{path}: has no document with a word; write objects with id and text, one a line")
+    index.index(words, show_progress=False)
+    return documents, index
