@@ -14,8 +14,9 @@ RIGHT = (True, "thanks", 1.0, {"mood": 1.0, "why": "no number"})
 
 
 class Asker:
-    """Asks on until the model has answered `num_questions` times, and gives a quarter for each answer. What it does in a method
-    is the config's or the row's entry of that name, if there is one. `num_open` counts the states that aren't released."""
+    """Asks on until the model has answered `num_questions` times, and gives a quarter for each answer. From the answer number
+    `after` on, what it does in a method is the config's or the row's entry of that name, if there is one. `num_open` counts the
+    states that aren't released."""
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         self.config = dict(config or {})
@@ -48,7 +49,7 @@ class Asker:
         await self._misbehave(state, "end")
 
     async def _misbehave(self, state: Any, method: str) -> Any:
-        what = state["does"].get(method)
+        what = state["does"].get(method) if state["num_answers"] >= state["does"].get("after", 0) else None
         match what:
             case "hang":
                 await asyncio.sleep(5)

@@ -45,6 +45,7 @@ from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster, Stateful, StreamsStep
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.tasks import TaskSource
+from turnwise.rollout.turn_journal import TurnJournal
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.spec import ESTIMATORS
@@ -80,7 +81,11 @@ def build_agentic(
     placement, device = build_placement(config, is_apart=is_asynchronous), sampling_device(config)
     if placement.cluster == "process" or config.num_replicas > 1:
         prepare_run(config)
-    policy = open_policy(config, stopwatch=stopwatch, replay_log=replay_log)
+    turn_journal = None
+    if config.turn_journal_mb and rollouts is None:
+        turn_journal = TurnJournal(folder.turns, config.turn_journal_mb * 1_000_000)
+        folder.log.callback(turn_journal.close)
+    policy = open_policy(config, stopwatch=stopwatch, replay_log=replay_log, turn_journal=turn_journal)
     with ExitStack() as on_error:
         on_error.callback(policy.close)
         tasks = build_tasks(config, "train", policy.template) if rollouts is None else None

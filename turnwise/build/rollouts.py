@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import partial
@@ -31,6 +31,7 @@ from turnwise.rollout.group_filter import load_group_filter
 from turnwise.rollout.scheduler import RolloutScheduler
 from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.tasks import SeededTasks, TaskSource
+from turnwise.rollout.turn_journal import TurnJournal
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
@@ -52,6 +53,7 @@ class Policy:
     watchdog: Watchdog
     stopwatch: Stopwatch
     replay_log: ReplayLog
+    turn_journal: TurnJournal | None
 
     def close(self) -> None:
         self.event_loop.close()
@@ -83,6 +85,7 @@ def open_policy(
     model_path: str | None = None,
     stopwatch: Stopwatch | None = None,
     replay_log: ReplayLog | None = None,
+    turn_journal: TurnJournal | None = None,
 ) -> Policy:
     """The policy of the config, or the model of `model_path`; its weights aren't read."""
     arguments = config.actor_train.model_args
@@ -100,6 +103,7 @@ def open_policy(
         watchdog=watchdog,
         stopwatch=stopwatch,
         replay_log=replay_log or ReplayLog(),
+        turn_journal=turn_journal,
     )
 
 
@@ -158,11 +162,12 @@ def build_scheduler(
     `settings` and `sampling` take the place of the split's `scheduler_settings` and `sampling_params`.
     """
     score = build_reward_stage(config, policy.tokenizer, sampling_device(config), policy.watchdog, policy.stopwatch)
+    agents: Callable[[Task], AgentLoop] = Agents(config, split, policy, pictures)
     is_alone = split == "val" and config.async_generation_ratio == 0
     return RolloutScheduler(
         run_async=policy.run_apart if is_alone else policy.event_loop.run,
         tasks=tasks or build_tasks(config, split, policy.template),
-        agents=Agents(config, split, policy, pictures),
+        agents=policy.turn_journal.noted(agents) if policy.turn_journal else agents,
         contexts=partial(
             TokenContexts, policy.template, policy.servers, config.sequence_length, parser=parser_of(config, policy.template)
         ),

@@ -18,6 +18,7 @@ from turnwise.build.rollouts import (
     check_rollouts,
     open_policy,
     open_served_policy,
+    parser_of,
     sampling_params,
     scheduler_settings,
 )
@@ -25,12 +26,14 @@ from turnwise.build.run_table import applied_play, log_applied
 from turnwise.chat.episode import TokenContexts
 from turnwise.config import AgenticConfig, Applied, require, unavailable_to_play
 from turnwise.config.describe import most_sampled, sampling
+from turnwise.errors import DataError
 from turnwise.pipelines.collect import Collection
 from turnwise.pipelines.evaluate import Evaluation, evaluate
 from turnwise.protocols import PolicyServer
 from turnwise.rollout.journal import read_journal
 from turnwise.rollout.recorded import replay
 from turnwise.rollout.settings import SchedulerSettings
+from turnwise.rollout.turn_journal import is_turn_journal, read_turns
 from turnwise.tracking.terminal import progress_on_terminal
 from turnwise.types import SamplingParams, Split
 
@@ -134,9 +137,12 @@ def collect_rollouts(
             collection.play(scheduler, num_batches, size, begin_phase)
 
 
-def replay_rollouts(config: AgenticConfig, path: Path, split: Split = "train", model_path: str | None = None) -> int:
-    """Puts the trajectories of a `rollouts.jsonl` through their loops with the recorded tokens, and returns their number.
-    Failed ones are left out. No model is loaded.
+def replay_rollouts(
+    config: AgenticConfig, path: Path, split: Split = "train", model_path: str | None = None
+) -> tuple[int, list[str]]:
+    """Puts the trajectories of a `rollouts.jsonl`, or the episodes of a split in a `turns.jsonl`, through their loops with the
+    recorded tokens. Returns their number, and sentences about what is lost and what went wrong after the turns of a
+    `turns.jsonl`. Failed trajectories are left out. No model is loaded.
 
     Raises:
         RolloutError: the first difference.
@@ -146,17 +152,23 @@ def replay_rollouts(config: AgenticConfig, path: Path, split: Split = "train", m
     policy = open_policy(config, model_path)
 
     def contexts(server: PolicyServer, episode_id: str) -> TokenContexts:
-        return TokenContexts(policy.template, server, config.sequence_length, episode_id)
+        return TokenContexts(policy.template, server, config.sequence_length, episode_id, parser_of(config, policy.template))
 
-    agents, num_replayed = Agents(config, split, policy, pictures=None), 0
+    agents, is_whole, losses = Agents(config, split, policy, pictures=None), not is_turn_journal(path), list[str]()
     try:
-        for _, trajectory in read_journal(path):
-            if trajectory.status != "failed":
-                policy.event_loop.run(replay(trajectory, agents, contexts, sampling_params(config, split)))
-                num_replayed += 1
+        if is_whole:
+            recorded = [trajectory for _, trajectory in read_journal(path) if trajectory.status != "failed"]
+        else:
+            episodes, losses = read_turns(path)
+            recorded = [trajectory for trajectory in episodes if trajectory.task.split == split]
+            if not recorded:
+                raise DataError("; ".join([f"{path} holds no turn of the split {split} (--split)", *losses]))
+        for trajectory in recorded:
+            played = replay(trajectory, agents, contexts, sampling_params(config, split), is_whole)
+            losses += filter(None, [policy.event_loop.run(played)])
     finally:
         policy.close()
-    return num_replayed
+    return len(recorded), losses
 
 
 @contextmanager

@@ -210,7 +210,9 @@ def _rollout_arguments(rollout: argparse.ArgumentParser) -> None:
     rollout.add_argument("--split", choices=("train", "val"), default="train", help="whose tasks (default: train)")
     rollout.add_argument("--json", action="store_true", help="print the summary as JSON")
     rollout.add_argument(
-        "--replay", metavar="FILE", help="put the trajectories of this rollouts.jsonl through the loop; stop at a difference"
+        "--replay",
+        metavar="FILE",
+        help="put what this rollouts.jsonl or turns.jsonl holds through the loop; stop at a difference",
     )
 
 

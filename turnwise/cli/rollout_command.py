@@ -26,7 +26,9 @@ def run(options: argparse.Namespace) -> int:
         with ends_at_once():
             from turnwise.build.saved import replay_rollouts
 
-        num_replayed = replay_rollouts(config, Path(options.replay), options.split, options.model)
+        num_replayed, sentences = replay_rollouts(config, Path(options.replay), options.split, options.model)
+        for sentence in sentences:
+            print(f"note: {sentence}", file=sys.stderr)
         print(f"replayed   {options.replay}: {num_replayed:,} trajectories, all as recorded")
         return 0
     file = new_file(options.out, "--out")

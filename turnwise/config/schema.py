@@ -55,6 +55,8 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     """With response_length, another way to give sequence_length."""
     response_length: PositiveCount | None = None
     """With prompt_length, another way to give sequence_length."""
+    turn_journal_mb: Count = 0
+    """Megabytes of turns.jsonl at most, which has every turn as soon as it is sampled; 0 = none."""
     save_best: SaveBest | None = None
     early_stopping: EarlyStopping | None = None
     async_generation_ratio: Annotated[Count, BeforeValidator(_whole)] = 0

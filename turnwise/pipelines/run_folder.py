@@ -37,7 +37,7 @@ class RunFolder:
     lengths: dict[Path, int] = field(default_factory=dict)
     """Bytes that metrics and trajectories of those steps take."""
     log: ExitStack = field(default_factory=ExitStack)
-    """Ends the log that `open_log` begins."""
+    """Ends the log that `open_log` begins, and what else ends with the run."""
     lock: TextIO | None = None
     is_new: bool = False
     """Whether this process has made it."""
@@ -107,6 +107,10 @@ class RunFolder:
     @property
     def rollouts(self) -> Path:
         return self.path / "rollouts.jsonl"
+
+    @property
+    def turns(self) -> Path:
+        return self.path / "turns.jsonl"
 
     @property
     def tensorboard(self) -> Path:

@@ -37,7 +37,7 @@ def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -
     advantages = trajectory.advantages_by_turn
     record = {
         **key._asdict(),
-        "task": {f.name: getattr(task, f.name) for f in fields(task)} | {"payload": dict(task.payload)},
+        "task": written_task(task),
         "sibling": trajectory.sibling,
         "status": trajectory.status,
         "limit": trajectory.limit,
@@ -48,13 +48,19 @@ def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -
         "error": trajectory.error,
         "role": trajectory.role,
         "weight": trajectory.weight,
-        "turns": [_written_turn(turn, advantages.get(i), keys) for i, turn in enumerate(trajectory.turns)],
+        "turns": [written_turn(turn, advantages.get(i), keys) for i, turn in enumerate(trajectory.turns)],
     }
     # An environment's text may quote bytes that are no text: nothing could write, or read, them as UTF-8.
     return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="replace").decode()
 
 
-def _written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter) -> dict[str, Any]:
+def written_task(task: Task) -> dict[str, Any]:
+    """A task as JSON can hold it."""
+    return {f.name: getattr(task, f.name) for f in fields(task)} | {"payload": dict(task.payload)}
+
+
+def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter) -> dict[str, Any]:
+    """A turn as JSON can hold it, which `TurnRecord` reads."""
     record: dict[str, Any] = {
         "observation": turn.observation,
         "text": turn.text,
@@ -92,14 +98,14 @@ def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
     try:
         record = _TrajectoryRecord.model_validate_json(line)
     except ValidationError as error:
-        raise ValueError(_first_fault(error)) from error
+        raise ValueError(first_fault(error)) from error
     values = dict(record)
     del values["score"]
     key = RecordKey(*(values.pop(name) for name in RecordKey._fields))
     return key, Trajectory(**values | {"turns": [turn.made() for turn in record.turns]})
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
     """Fields of a JSON object with their types; it may have others."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="ignore")
@@ -117,7 +123,9 @@ _Number = Annotated[float, AfterValidator(_bounded)]
 _TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
-class _TurnRecord(_Record):
+class TurnRecord(Record):
+    """What `written_turn` writes; `made` is the turn."""
+
     prompt_ids: _TokenIds
     response_ids: _TokenIds
     logprobs: list[float]
@@ -162,7 +170,7 @@ class _TurnRecord(_Record):
         return Turn(**dict(self) | arrays)
 
 
-class _TrajectoryRecord(_Record):
+class _TrajectoryRecord(Record):
     step: _Index
     group: _Index
     group_length: Annotated[int, Field(ge=1)]
@@ -170,7 +178,7 @@ class _TrajectoryRecord(_Record):
     is_baseline: bool
     task: Task
     sibling: _Index
-    turns: list[_TurnRecord]
+    turns: list[TurnRecord]
     status: Status
     limit: Limit | None
     outcome_rewards: dict[str, _Number]
@@ -191,12 +199,12 @@ class _TrajectoryRecord(_Record):
         return self
 
 
-def _first_fault(error: ValidationError) -> str:
+def first_fault(error: ValidationError) -> str:
     """
     >>> try:
-    ...     _Record.model_validate_json("{")
+    ...     Record.model_validate_json("{")
     ... except ValidationError as error:
-    ...     _first_fault(error)
+    ...     first_fault(error)
     'invalid JSON: EOF while parsing an object at line 1 column 1'
     """
     fault = error.errors(include_url=False)[0]

@@ -7,19 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.errors import RolloutError
+from turnwise.errors import EnvironmentFault, RolloutError
 from turnwise.protocols import AgentLoop
 from turnwise.rollout.player import EpisodeContexts
 from turnwise.rollout.tasks import sibling_sampling
+from turnwise.runtime.foreign import Foreign
 from turnwise.types import Completion, Media, SamplingParams, Task, Trajectory, Turn
+
+
+class RecordEnd(RolloutError):
+    """The loop asks for a turn after the last one of an episode whose end isn't recorded."""
 
 
 class RecordedServer:
     """Answers with the turns of a trajectory, in their order, if it is asked with the recorded context. It does of
-    `PolicyServer` what one conversation needs."""
+    `PolicyServer` what one conversation needs. A trajectory that isn't `is_whole` may go on after its last turn."""
 
-    def __init__(self, trajectory: Trajectory) -> None:
+    def __init__(self, trajectory: Trajectory, is_whole: bool = True) -> None:
         self._trajectory = trajectory
+        self._is_whole = is_whole
         self._contexts: list[np.ndarray[Any, Any]] = []
         """The ids of each turn's context, its response included."""
         self.num_turns = 0
@@ -35,6 +41,8 @@ class RecordedServer:
         """
         number, turns = self.num_turns, self._trajectory.turns
         if number == len(turns):
+            if not self._is_whole:
+                raise RecordEnd
             raise difference(self._trajectory, number, "the loop asks for another turn, and the record has none")
         turn = turns[number]
         expected, got = np.concatenate((self._before(turn, number), turn.prompt_ids)), np.asarray(prompt_ids, np.int64)
@@ -62,28 +70,40 @@ async def replay(
     agents: Callable[[Task], AgentLoop],
     contexts: Callable[[Any, str], EpisodeContexts],
     sampling: SamplingParams,
-) -> None:
-    """Puts a trajectory through its loop; `contexts` opens those of an episode over a server.
+    is_whole: bool = True,
+) -> str:
+    """Puts a trajectory through its loop; `contexts` opens those of an episode over a server. One that isn't `is_whole` has the
+    turns of an episode up to some point: no actions, rewards or outcome. Returns what then went wrong, or "".
 
     Raises:
         RolloutError: something differs from the record; the message names task, turn and position.
+        EnvironmentFault: the loop raised something before the record's end.
     """
-    task, server = trajectory.task, RecordedServer(trajectory)
+    task, server = trajectory.task, RecordedServer(trajectory, is_whole)
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
+    own_sampling = sibling_sampling(sampling, task, trajectory.sibling)
     try:
-        played = await agents(task).run(task, trajectory.sibling, opened, sibling_sampling(sampling, task, trajectory.sibling))
+        with Foreign(f"the agent of {task.id}", are_faults=True):
+            played = await agents(task).run(task, trajectory.sibling, opened, own_sampling)
+    except RecordEnd:
+        return ""
+    except EnvironmentFault as fault:
+        if is_whole or server.num_turns < len(trajectory.turns):
+            raise
+        return f"{task.id}, sibling {trajectory.sibling}, after the last turn of the record: {fault}"
     finally:
         await opened.close()
     turns = [turn for part in played for turn in part.turns]
     for number, turn in enumerate(trajectory.turns):
         if number == len(turns):
             raise difference(trajectory, number, "the loop ended before it, and the record goes on")
-        for name in ("observation", "action", "reward"):
+        for name in ("observation", "action", "reward") if is_whole else ("observation",):
             expected, got = getattr(turn, name), getattr(turns[number], name)
             if expected != got:
                 raise difference(trajectory, number, f"{name}: expected {expected!r}, got {got!r}")
-    if played[0].status != trajectory.status:
+    if is_whole and played[0].status != trajectory.status:
         raise difference(trajectory, len(turns) - 1, f"status: expected {trajectory.status}, got {played[0].status}")
+    return ""
 
 
 def difference(trajectory: Trajectory, number: int, what: str) -> RolloutError:

@@ -173,6 +173,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("prompt_length", 14, "rollouts", _LENGTHS),
     Live("response_length", 10, "rollouts", _LENGTHS),
     Live("eval_steps", 1, "validation"),
+    Live("turn_journal_mb", 1, "files"),
     Live("save_best.metric", "val/score/max", "files", _VALIDATED),
     Live("save_best.mode", "min", "metrics", _VALIDATED | {"eval_steps": 1, "save_best.metric": "val/score/mean"}),
     Live("early_stopping.metric", "val/num_episodes", "metrics", _STOPPED),

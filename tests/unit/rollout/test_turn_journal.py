@@ -1,0 +1,227 @@
+"""turns.jsonl: every turn as soon as it is sampled, in bounded files, and replays of what never came to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import forked
+import numpy as np
+import pytest
+import toy_tools
+import yaml
+from toy_tools import Notebook
+
+import turnwise
+from turnwise.agents.single_turn_agent import RowAgentSettings
+from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
+from turnwise.chat.episode import TokenContexts
+from turnwise.chat.template import ChatTemplate
+from turnwise.chat.tool_calls import find_parser
+from turnwise.cli.main import main
+from turnwise.errors import DataError, RolloutError, ServerError
+from turnwise.rollout.recorded import replay
+from turnwise.rollout.turn_journal import TurnJournal, earlier_part, is_turn_journal, read_turns
+from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
+from turnwise.tools.session import OfferedTool, ToolBox
+from turnwise.types import SamplingParams, Task, Trajectory
+
+TEMPLATE = ChatTemplate(
+    byte_tokenizer(),
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}{% for m in messages %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% endif %}",
+)
+TASK = Task(id="train/data/0", tag="data", split="train", seed=0, payload={"prompt": "6 / 3?"}, agent="tool_agent", row=0)
+SAMPLING = SamplingParams(max_new_tokens=256)
+
+
+def agents(task: Task) -> ToolAgent:
+    tools = ToolBox([OfferedTool(Notebook())], timeout_s=60.0)
+    return ToolAgent(RowAgentSettings(), tools=tools, limits=ToolAgentLimits())
+
+
+def contexts(server: Any, episode_id: str) -> TokenContexts:
+    return TokenContexts(TEMPLATE, server, 4096, episode_id, parser=find_parser("hermes", TEMPLATE))
+
+
+def noting(text: str) -> str:
+    return f'<tool_call>{{"name": "note", "arguments": {{"text": "{text}"}}}}</tool_call>'
+
+
+def play(path: Path, responses: list[str], kind: type[Exception] | None = None) -> None:
+    """Plays an episode into a journal; one that asks for more responses ends with an error."""
+    journal = TurnJournal(path, 1_000_000)
+    opened = contexts(ScriptedServer(map(TEMPLATE.respond, responses), version=7), "episode")
+    try:
+        asyncio.run(journal.noted(agents)(TASK).run(TASK, 1, opened, SAMPLING))
+    except Exception as fault:
+        assert kind is not None and isinstance(fault, kind)
+    finally:
+        journal.close()
+
+
+def replayed(trajectory: Trajectory) -> str:
+    return asyncio.run(replay(trajectory, agents, contexts, SAMPLING, is_whole=False))
+
+
+def test_an_unfinished_episode_keeps_its_turns_and_is_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "turns.jsonl"
+    play(path, [noting("x"), noting("y")], ServerError)
+    asked, sampled, asked_again, sampled_again, last = [json.loads(line) for line in path.read_text().splitlines()]
+    assert asked["task"]["payload"] == TASK.payload and asked["messages"] == [{"role": "user", "content": "6 / 3?"}]
+    turn = sampled["sampled"]
+    assert len(turn["response_ids"]) == len(turn["logprobs"]) and turn["versions"] == [[7, len(turn["response_ids"])]]
+    [call] = sampled["tool_calls"]
+    assert call["function"] == {"name": "note", "arguments": {"text": "x"}}
+    assert asked_again["messages"] == [{"role": "tool", "name": "note", "tool_call_id": call["id"], "content": "x"}]
+    assert sampled_again["turn"] == 1 and last["messages"][0]["content"] == "x, y", "the last result came before the error"
+
+    [trajectory], losses = read_turns(path)
+    assert losses == [] and is_turn_journal(path) and not is_turn_journal(tmp_path)
+    assert (trajectory.task, trajectory.sibling, len(trajectory.turns)) == (TASK, 1, 2)
+    assert replayed(trajectory) == ""
+    trajectory.turns[1].prompt_ids = trajectory.turns[1].prompt_ids + 1
+    with pytest.raises(RolloutError, match=r"train/data/0, sibling 1, turn 2, position \d+: expected"):
+        replayed(trajectory)
+
+
+def test_a_finished_episode_is_replayed_too_and_one_that_ends_too_early_differs(tmp_path: Path) -> None:
+    path = tmp_path / "turns.jsonl"
+    play(path, [noting("x"), "2"])
+    [trajectory], _ = read_turns(path)
+    assert replayed(trajectory) == ""
+    trajectory.turns.append(trajectory.turns[1])
+    with pytest.raises(RolloutError, match=r"turn 3, the loop ended before it"):
+        replayed(trajectory)
+
+
+def test_what_goes_wrong_after_the_last_turn_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "turns.jsonl"
+    play(path, [noting("raise")], RuntimeError)
+    [trajectory], _ = read_turns(path)
+    assert "sibling 1, after the last turn of the record: the agent of train/data/0 raised RuntimeError" in replayed(trajectory)
+
+
+def test_another_attempt_is_another_episode(tmp_path: Path) -> None:
+    path = tmp_path / "turns.jsonl"
+    play(path, [noting("x")], ServerError)
+    play(path, [noting("x"), noting("y"), "z"])
+    assert [len(trajectory.turns) for trajectory in read_turns(path)[0]] == [1, 3]
+
+
+@pytest.mark.parametrize("cut", [1, 30, -3])
+def test_a_damaged_last_line_is_left_out_with_a_sentence_and_written_past(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "turns.jsonl"
+    play(path, [noting("x"), "2"])
+    whole = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*whole[:-1], whole[-1][:cut]]))
+    [trajectory], [said] = read_turns(path)
+    assert len(trajectory.turns) == 1 and said.startswith("turns.jsonl, line 4 is left out: invalid JSON")
+    play(path, ["3"])
+    assert [len(trajectory.turns) for trajectory in read_turns(path)[0]] == [1, 1]
+
+
+def test_turns_whose_beginning_is_gone_are_left_out_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "turns.jsonl"
+    play(path, [noting("x"), noting("y"), "z"])
+    lines = path.read_text().splitlines(keepends=True)
+    for left in (lines[1:], lines[:1] + lines[2:]):
+        path.write_text("".join(left))
+        assert read_turns(path) == ([], ["turns of 1 episode are left out, since earlier ones of them are gone"])
+    with pytest.raises(DataError, match="there is no such file"):
+        read_turns(tmp_path / "nothing.jsonl")
+
+
+def test_the_bytes_are_bounded_and_the_newest_lines_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, num_bytes = tmp_path / "turns.jsonl", 2000
+    for start in (0, 100):  # the second journal goes on in the file of the first
+        journal = TurnJournal(path, num_bytes)
+        for number in range(start, start + 100):
+            journal.append(lambda number=number: {"episode": "e", "number": number, "text": "é" * (number % 30)})
+        journal.append(lambda: {"episode": "e", "text": "x" * num_bytes})
+        journal.close()
+        files = earlier_part(path), path
+        assert sorted(tmp_path.iterdir()) == sorted(files)
+        assert sum(file.stat().st_size for file in files) <= num_bytes
+        numbers = [json.loads(line)["number"] for file in files for line in file.read_text().splitlines() if line]
+        assert numbers == list(range(numbers[0], start + 100)) and len(numbers) > 10
+    assert caplog.text.count("turns.jsonl has no room for 1 line; raise turn_journal_mb") == 2
+
+
+def test_a_disk_that_fails_turns_it_off_and_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    journal = TurnJournal(folder / "turns.jsonl", 200)
+    shutil.rmtree(folder)
+    for _ in range(10):
+        journal.append(lambda: {"episode": "e", "text": "x" * 60})
+    journal.close()
+    assert caplog.text.count("turns.jsonl is off from here on: [Errno 2]") == 1
+
+
+def test_a_line_that_can_not_be_made_is_shown_as_what_it_is(tmp_path: Path) -> None:
+    journal = TurnJournal(tmp_path / "turns.jsonl", 10_000)
+    journal.append(lambda: {"episode": "a\ud800", "image": np.zeros(3)})
+    journal.close()
+    assert json.loads((tmp_path / "turns.jsonl").read_text()) == {"episode": "a?", "image": "ndarray"}
+
+
+@pytest.fixture
+def job(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config whose user doesn't reply to the third answer."""
+    monkeypatch.chdir(tmp_path)
+    users = [{"name": "user", "class_name": "toy_users.Asker", "config": {"reply": "hang", "after": 2}}]
+    Path("users.yaml").write_text(json.dumps({"interaction": users}))
+    rows = [{"prompt": word, "extra_info": {"interaction_kwargs": {"name": "user"}}} for word in ("one", "two")]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = {
+        "exp_name": "job",
+        "pretrain": str(tiny_model),
+        "max_steps": 1,
+        "rollout_batch_size": 2,
+        "sequence_length": 512,
+        "track_with": [],
+        "turn_journal_mb": 1,
+        "actor_infer": {
+            "generating_args": {"max_new_tokens": 64, "stop_strings": list("abcdefghijklmnopqrstuvwxyz0123456789")}
+        },
+        "train_env_manager": {"num_env_groups": 1, "group_size": 2},
+        "data": {"train_files": "rows.jsonl", "reward": "toy_rewards:length"},
+        "agent": {"interaction_config_path": "users.yaml"},
+    }
+    Path("job.yaml").write_text(yaml.safe_dump(values))
+    return tmp_path / "job.yaml"
+
+
+def test_a_run_that_is_killed_in_an_episode_leaves_its_turns(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = [Path(turnwise.__file__).parents[1], Path(toy_tools.__file__).parent]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, own))}
+    run = forked.Popen(["train", str(job)], cwd=job.parent, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        while not (found := [path for path in job.parent.glob("runs/job/*/turns.jsonl") if path.read_text().count('"turn":2')]):
+            assert run.poll() is None, "it ended by itself"
+            time.sleep(0.05)
+    finally:
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+    [path] = found
+    assert not (path.parent / "rollouts.jsonl").read_text(), "no trajectory was finished"
+    assert max(len(trajectory.turns) for trajectory in read_turns(path)[0]) == 3
+    with path.open("a") as file:
+        file.write('{"episode":"train/da')
+    # The user of the replay replies to everything.
+    (job.parent / "users.yaml").write_text(json.dumps({"interaction": [{"name": "user", "class_name": "toy_users.Asker"}]}))
+    assert main(["rollout", str(job), "--replay", str(path)]) == 0
+    said = capsys.readouterr()
+    assert "2 trajectories, all as recorded" in said.out
+    assert "note: turns.jsonl, line" in said.err and "is left out: invalid JSON" in said.err
+    assert main(["rollout", str(job), "--replay", str(path), "--split", "val"]) == 2
+    assert "holds no turn of the split val (--split); turns.jsonl, line" in capsys.readouterr().err

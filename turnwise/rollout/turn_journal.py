@@ -1,0 +1,209 @@
+"""`turns.jsonl`: every turn as soon as it is sampled, so that an episode can be replayed that never came to its end.
+
+A turn has two lines: the messages that the model is shown, results of tools among them, and then what was sampled, with the
+calls in it. The first line of an episode holds its task.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import ValidationError
+
+from turnwise.errors import DataError, counted
+from turnwise.protocols import AgentLoop, Conversation, OpenConversation
+from turnwise.rollout.record import Record, TurnRecord, first_fault, written_task, written_turn
+from turnwise.rollout.state_keys import StateKeyWriter
+from turnwise.runtime.threads import DaemonThread
+from turnwise.types import Message, SamplingParams, Task, Trajectory, Turn
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_S = 10.0
+"""Seconds to write what is left at the end of a run."""
+
+
+class TurnJournal:
+    """Appends lines to a file, in a thread, so that no episode waits for the disk. A file that has half of `max_bytes` is kept
+    as `turns.1.jsonl` in the place of the one before. If the disk fails, it says so and is off.
+    """
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path, self._max_bytes = path, max_bytes // 2
+        self._file: BinaryIO | None = path.open("ab", buffering=0)
+        self._size = path.stat().st_size
+        self._thread = DaemonThread("turn journal")
+        self._num_left_out = 0
+        if self._size:
+            self._thread.start(self._write, b"\n")  # a kill may have cut the last line
+
+    def noted(self, agents: Callable[[Task], AgentLoop]) -> Callable[[Task], AgentLoop]:
+        """The same agents, whose turns are appended."""
+        return lambda task: _NotedLoop(agents(task), self)
+
+    def append(self, make_line: Callable[[], Mapping[str, Any]]) -> None:
+        """Appends a line, which is made in the thread."""
+        self._thread.start(self._append, make_line)
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self._thread.start(self._end)
+        self._thread.end()
+        self._thread.join(_CLOSE_S)
+
+    def _append(self, make_line: Callable[[], Mapping[str, Any]]) -> None:
+        if self._file is not None:
+            text = json.dumps(
+                make_line(), ensure_ascii=False, separators=(",", ":"), default=lambda found: type(found).__name__
+            )
+            self._write(text.encode(errors="replace") + b"\n")
+
+    def _write(self, line: bytes) -> None:
+        if self._file is None:
+            return
+        if len(line) > self._max_bytes:
+            self._num_left_out += 1
+            return
+        try:
+            if self._size + len(line) > self._max_bytes:
+                self._file.close()
+                os.replace(self._path, earlier_part(self._path))
+                self._file, self._size = self._path.open("ab", buffering=0), 0
+            self._file.write(line)
+            self._size += len(line)
+        except OSError as fault:
+            logger.warning("%s is off from here on: %s", self._path.name, fault)
+            self._file = None
+
+    def _end(self) -> None:
+        if self._num_left_out:
+            left_out = counted(self._num_left_out, "line")
+            logger.warning("%s has no room for %s; raise turn_journal_mb", self._path.name, left_out)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def earlier_part(path: Path) -> Path:
+    """The file that a journal's earlier lines are kept in."""
+    return path.with_name(f"{path.stem}.1{path.suffix}")
+
+
+class _NotedLoop:
+    def __init__(self, loop: AgentLoop, journal: TurnJournal) -> None:
+        self._loop, self._journal = loop, journal
+
+    async def run(
+        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+    ) -> list[Trajectory]:
+        return await self._loop.run(task, sibling, _NotedContexts(self._journal, task, sibling, open_conversation), sampling)
+
+
+class _NotedContexts:
+    """The contexts of one episode."""
+
+    def __init__(self, journal: TurnJournal, task: Task, sibling: int, open_conversation: OpenConversation) -> None:
+        self._journal, self._task, self._sibling, self._open = journal, task, sibling, open_conversation
+        self._num_contexts = self._num_asked = self._num_sampled = 0
+
+    def __call__(
+        self,
+        sampling: SamplingParams,
+        *,
+        parent: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        encode_special_tokens: bool = True,
+    ) -> Conversation:
+        self._num_contexts += 1
+        opened = self._open(sampling, parent=parent, tools=tools, encode_special_tokens=encode_special_tokens)
+        return _NotedConversation(opened, self, self._num_contexts - 1)
+
+    def asked(self, context: int, messages: Sequence[Message]) -> None:
+        head = self._head(context)
+        if self._num_asked == 0:
+            head |= {"task": written_task(self._task), "sibling": self._sibling}
+        self._num_asked += 1
+        self._journal.append(lambda: head | {"messages": messages})
+
+    def sampled(self, context: int, turn: Turn, reply: Message) -> None:
+        head, snapshot = self._head(context) | {"turn": self._num_sampled}, replace(turn)  # the agent goes on to annotate it
+        self._num_sampled += 1
+        calls = {key: reply[key] for key in ("tool_calls", "call_errors") if reply.get(key)}
+        self._journal.append(lambda: head | {"sampled": written_turn(snapshot, None, StateKeyWriter())} | calls)
+
+    def _head(self, context: int) -> dict[str, Any]:
+        return {"episode": f"{self._task.id}/{self._sibling}", "context": context}
+
+
+class _NotedConversation:
+    def __init__(self, conversation: Conversation, contexts: _NotedContexts, context: int) -> None:
+        self.turns = conversation.turns
+        self._conversation, self._contexts, self._context = conversation, contexts, context
+
+    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
+        self._contexts.asked(self._context, new_messages)
+        reply = await self._conversation.generate(new_messages, max_new_tokens)
+        if reply is not None:
+            self._contexts.sampled(self._context, self.turns[-1], reply)
+        return reply
+
+    async def close(self) -> None:
+        await self._conversation.close()
+
+    def remaining_tokens(self) -> int:
+        return self._conversation.remaining_tokens()
+
+
+class _Line(Record):
+    episode: str
+    task: Task | None = None
+    sibling: int = 0
+    turn: int = 0
+    sampled: TurnRecord | None = None
+
+
+def is_turn_journal(path: Path) -> bool:
+    """Whether a file's first line is of a `TurnJournal`."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.readline(20).lstrip().startswith(b'{"episode":')
+
+
+def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
+    """The episodes of a journal, each with the turns that were sampled, and a sentence about each loss: a line that can't be
+    read, episodes whose beginning is gone.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    begun: dict[str, Trajectory] = {}
+    episodes, losses, cut = list[Trajectory](), list[str](), set[str]()
+    for file in filter(Path.is_file, (earlier_part(path), path)):
+        with file.open("rb") as lines:
+            for number, text in enumerate(lines, start=1):
+                if not text.strip():
+                    continue
+                try:
+                    line = _Line.model_validate_json(text)
+                except ValidationError as error:
+                    losses.append(f"{file.name}, line {number} is left out: {first_fault(error)}")
+                    continue
+                if line.task is not None:
+                    begun[line.episode] = Trajectory(line.task, line.sibling)
+                    episodes.append(begun[line.episode])
+                elif line.episode not in begun or (line.sampled and line.turn > len(begun[line.episode].turns)):
+                    cut.add(line.episode)
+                elif line.sampled:
+                    begun[line.episode].turns.append(line.sampled.made())
+    if cut:
+        losses.append(f"turns of {counted(len(cut), 'episode')} are left out, since earlier ones of them are gone")
+    return [episode for episode in episodes if episode.turns], losses
