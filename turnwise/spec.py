@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import TypeAdapter
 
 KLEstimator = Literal["k1", "abs", "k2", "k3"]
 KL_ALIASES: dict[str, KLEstimator] = {"kl": "k1", "mse": "k2", "low_var": "k3"}
@@ -117,102 +121,9 @@ class StrategySpec:
         return bool(self.entry)
 
 
-_GROUP: tuple[Grouping, NormalizationMethod] = ("traj_group_id", "mean_std")
-_BATCH: tuple[Grouping, NormalizationMethod] = ("batch", "identity")
-
-ESTIMATORS: dict[str, EstimatorSpec] = {
-    "gae": EstimatorSpec(
-        "turnwise.algorithms.ppo:PPO",
-        needs=frozenset({"values"}),
-        placement="turn",
-        normalization=_BATCH,
-        discounts=True,
-        has_td_errors=True,
-        paper="Schulman et al. 2016, arXiv:1506.02438",
-    ),
-    "reinforce": EstimatorSpec(
-        "turnwise.algorithms.reinforce:Reinforce",
-        placement="turn",
-        normalization=_BATCH,
-        discounts=True,
-        paper="Williams 1992",
-    ),
-    "grpo": EstimatorSpec(
-        "turnwise.algorithms.grpo:GRPO",
-        normalization=_GROUP,
-        needs_mean=True,
-        compares_siblings=True,
-        paper="Shao et al. 2024, arXiv:2402.03300",
-    ),
-    "rloo": EstimatorSpec(
-        "turnwise.algorithms.rloo:RLOO",
-        normalization="own",
-        compares_siblings=True,
-        paper="Ahmadian et al. 2024, arXiv:2402.14740",
-    ),
-    "reinforce_plus_plus": EstimatorSpec(
-        "turnwise.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
-        placement="final",
-        normalization=_BATCH,
-        discounts=True,
-        whitens_advantages=True,
-        paper="Hu 2025, arXiv:2501.03262",
-    ),
-    "reinforce_plus_plus_baseline": EstimatorSpec(
-        "turnwise.algorithms.reinforce_plus_plus:ReinforcePlusPlusBaseline",
-        normalization="own",
-        compares_siblings=True,
-        whitens_advantages=True,
-        paper="Hu 2025, arXiv:2501.03262",
-    ),
-    "agentic_reinforce": EstimatorSpec(
-        "turnwise.algorithms.agentic_reinforce:AgenticReinforce", placement="turn", normalization=_BATCH, discounts=True
-    ),
-    "step_reinforce": EstimatorSpec(
-        "turnwise.algorithms.step_reinforce:StepReinforce",
-        placement="turn",
-        normalization=_GROUP,
-        compares_siblings=True,
-        has_step_returns=True,
-    ),
-    "gigpo": EstimatorSpec(
-        "turnwise.algorithms.gigpo:GiGPO",
-        placement="turn",
-        normalization=_GROUP,
-        needs_mean=True,
-        compares_siblings=True,
-        has_step_returns=True,
-        mixes_step_advantages=True,
-        paper="Feng et al. 2025, arXiv:2505.10978",
-    ),
-    "opo": EstimatorSpec(
-        "turnwise.algorithms.opo:OPO",
-        normalization="own",
-        compares_siblings=True,
-        paper="Hao et al. 2025, arXiv:2505.23585",
-    ),
-    "grpo_passk": EstimatorSpec(
-        "turnwise.algorithms.grpo_passk:GRPOPassK",
-        normalization="own",
-        compares_siblings=True,
-        paper="Tang et al. 2025, arXiv:2503.19595",
-    ),
-    "gpg": EstimatorSpec(
-        "turnwise.algorithms.gpg:GPG",
-        normalization="own",
-        compares_siblings=True,
-        mixes_groups=True,
-        paper="Chu et al. 2025, arXiv:2504.02546",
-    ),
-    "remax": EstimatorSpec(
-        "turnwise.algorithms.remax:ReMax",
-        needs=frozenset({"greedy_sibling"}),
-        placement="final",
-        normalization="own",
-        discounts=True,
-        paper="Li et al. 2023, arXiv:2310.10505",
-    ),
-}
+ESTIMATORS = TypeAdapter(dict[str, EstimatorSpec]).validate_python(
+    yaml.safe_load(Path(__file__).with_name("estimators.yaml").read_text(encoding="utf-8"))
+)
 
 _CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 
