@@ -6,4 +6,9 @@
 # laptop in the first lines of qwen2-7b_seq_balance.yaml.
 set -e
 
-turnwise train "$(dirname "$0")/qwen2-7b_seq_balance.yaml" "rollout_name=${rollout_name:-sglang}" "$@"
+rollout_name=${rollout_name:-sglang}
+options="{tp_size: 2, mem_fraction_static: 0.6}"
+[ "$rollout_name" = vllm ] && options="{tensor_parallel_size: 2, gpu_memory_utilization: 0.6}"
+
+turnwise train "$(dirname "$0")/qwen2-7b_seq_balance.yaml" "rollout_name=$rollout_name" \
+  "actor_infer.strategy_args.strategy_config=$options" "$@"

@@ -8,7 +8,11 @@
 # lines of qwen2.5-3b_gsm8k_tool_agent_mlflow.yaml.
 set -e
 
+rollout_name=${rollout_name:-sglang}
+options="{tp_size: 2, mem_fraction_static: 0.5}"
+[ "$rollout_name" = vllm ] && options="{tensor_parallel_size: 2, gpu_memory_utilization: 0.5}"
+
 FOLDER=$(cd "$(dirname "$0")" && pwd)
 export MLFLOW_TRACKING_URI=${MLFLOW_TRACKING_URI:-sqlite:////tmp/mlruns.db}
-turnwise train "$FOLDER/qwen2.5-3b_gsm8k_tool_agent_mlflow.yaml" "rollout_name=${rollout_name:-sglang}" \
+turnwise train "$FOLDER/qwen2.5-3b_gsm8k_tool_agent_mlflow.yaml" "rollout_name=$rollout_name" "actor_infer.strategy_args.strategy_config=$options" \
   "actor_rollout_ref.rollout.multi_turn.tool_config_path=$FOLDER/config/tool_config/gsm8k_tool_config.yaml" "$@"

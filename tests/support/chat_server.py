@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class ChatServer(ThreadingHTTPServer):
-    """Answers every request alike until it is left, or by a function of its content, which gives a reply's text or a status.
+    """Answers every request alike until it is left, or by a function of its content, which gives a reply's text, its body, or a
+    status.
     Keeps `(path, key, content)` of what was asked."""
 
     def __init__(self, body: object, status: int = 200) -> None:
@@ -29,7 +30,9 @@ class _Handler(BaseHTTPRequestHandler):
         body, status = self.server.body, self.server.status
         if callable(body):
             said = body(content)
-            body, status = (answer(said), 200) if isinstance(said, str) else ("", said)
+            body, status = (
+                (answer(said), 200) if isinstance(said, str) else (said, 200) if isinstance(said, dict) else ("", said)
+            )
         self.send_response(status)
         self.end_headers()
         self.wfile.write((body if isinstance(body, str) else json.dumps(body)).encode())

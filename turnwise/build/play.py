@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from turnwise.agents.env_agent import EnvAgentSettings
-from turnwise.build.envs import build_agent, env_factory
 from turnwise.build.play_policies import PlayStopped
 from turnwise.chat.episode import TokenContexts
+from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.text_conversation import Complete, TextAnswer, TextConversation
-from turnwise.config import AgenticConfig
 from turnwise.errors import RolloutError, TurnwiseError
-from turnwise.protocols import Conversation, Env, OpenConversation
+from turnwise.protocols import AgentLoop, Conversation, OpenConversation
 from turnwise.rollout.tasks import sibling_sampling
 from turnwise.runtime.stacks import describe_error
-from turnwise.types import Completion, Media, Message, SamplingParams, Task, Trajectory, Turn
+from turnwise.tool_protocols import ToolCallParser
+from turnwise.types import Completion, Group, Media, Message, SamplingParams, Task, Trajectory, Turn
 
 
 class ShownPrompt(NamedTuple):
@@ -68,24 +67,27 @@ class EpisodePrinter:
     _conversations: list[Conversation] = field(init=False, default_factory=list)
     _num_told: int = field(init=False, default=0)
 
-    def over_tokens(self, server: Any, template: ChatTemplate, max_length: int, episode_id: str) -> None:
+    def over_tokens(
+        self, server: Any, template: ChatTemplate, max_length: int, episode_id: str, parser: ToolCallParser | None = None
+    ) -> None:
         """Contexts of a policy that samples tokens. Of an `PolicyServer`, conversations use only `generate` and
         `release`."""
-        contexts = TokenContexts(template, _ToldServer(server, self), max_length, episode_id)  # type: ignore[arg-type]
+        told: Any = _ToldServer(server, self)
+        contexts = TokenContexts(template, told, max_length, episode_id, parser)
         self._open, self._verify = contexts, contexts.verify
 
     def over_text(self, complete: Complete) -> None:
         """Contexts of a policy that answers in text."""
 
-        async def told(messages: Sequence[Message], sampling: SamplingParams) -> TextAnswer:
+        async def told(messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
             last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
             prompt = self.ask((), messages[last + 1 :], 0, sampling.max_new_tokens)
-            answer = await complete(messages, sampling)
+            answer = await complete(messages, sampling, tools)
             self.onlooker.response(prompt, answer)
             return answer
 
-        def opened(sampling: SamplingParams, **options: Any) -> Any:
-            return TextConversation(told, sampling)
+        def opened(sampling: SamplingParams, tools: Tools = (), **options: Any) -> Any:
+            return TextConversation(told, sampling, tools)
 
         self._open = opened
 
@@ -141,27 +143,18 @@ class _ToldServer:
 
 
 async def play_episode(
-    config: AgenticConfig,
+    agent: AgentLoop,
     task: Task,
-    settings: EnvAgentSettings,
     sampling: SamplingParams,
     printer: EpisodePrinter,
-    choose_for: Callable[[Env], None],
+    score: Callable[[Group], Awaitable[Any]] | None = None,
 ) -> PlayedEpisode:
-    """Plays a task with the agent of its tag. `choose_for` gets the environment before the first response.
+    """Plays a task with its agent, and scores it by the rewards of the data set where there are any.
 
     Raises:
-        TurnwiseError: what the agent, the policy or the environment's contract says.
+        TurnwiseError: what the agent, the policy, a reward or the environment's contract says.
         RolloutError: anything else was raised, with the place where it was.
     """
-    make = env_factory(config, task.tag, task.split)
-
-    def introduced(task: Task) -> Env:
-        env = make(task)
-        choose_for(env)
-        return env
-
-    agent = build_agent(config, task.tag, task.split, make_env=introduced, settings=settings)
     episode = agent.run(task, 0, printer, sibling_sampling(sampling, task, 0))
     [outcome] = await asyncio.gather(episode, return_exceptions=True)
     if isinstance(outcome, TurnwiseError):
@@ -171,4 +164,6 @@ async def play_episode(
     printer.end()
     if isinstance(outcome, BaseException):
         return PlayedEpisode(Trajectory(task=task, sibling=0, turns=printer.turns, status="truncated"), is_left=True)
+    if score is not None:
+        await score(Group(task, list(outcome)))
     return PlayedEpisode(outcome[0], is_left=False)

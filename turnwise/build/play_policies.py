@@ -96,13 +96,13 @@ class PlayerServer:
     `choose` gives the player of an environment. Like any server it stops at the token budget: a longer action is cut.
     """
 
-    def __init__(self, choose: Callable[[Env], Say], template: ChatTemplate) -> None:
+    def __init__(self, choose: Callable[[Env | None], Say], template: ChatTemplate) -> None:
         self._choose = choose
         self._template = template
         self._say: Say | None = None
 
-    def choose_for(self, env: Env) -> None:
-        """The environment of the episode."""
+    def choose_for(self, env: Env | None) -> None:
+        """The environment of the episode; None for a row."""
         self._say = self._choose(env)
 
     async def generate(

@@ -6,6 +6,7 @@ import inspect
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import AGENT_ALIASES, AGENTS, REWARDS, ROWS_TAG
-from turnwise.types import Split, Trajectory
+from turnwise.types import Split, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +142,19 @@ def build_tasks(config: AgenticConfig, split: Split, template: ChatTemplate) -> 
     return SeededTasks(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition), agents, rows, ROWS_TAG)
 
 
+def row_task(config: AgenticConfig, split: Split, number: int) -> Task:
+    """The task of one row, whatever its length; the first has number 0.
+
+    Raises:
+        DataError: there is no such row.
+    """
+    rows, loops = load_rows(config, split), _own_loops(config)
+    if not 0 <= number < len(rows):
+        raise DataError(f"data.{split}_files: there is no row {number}; they are 0 to {len(rows) - 1} (--seed)")
+    chosen = [DataRow(_tag_of(rows[number]), _agent_of(config, rows[number], loops), rows[number].columns)]
+    return replace(RowTasks(config.seed, split, chosen, shuffle=False).task(0), id=f"{split}/row-{number}", row=number)
+
+
 def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate) -> list[DataRow]:
     data, rows = config.data, load_rows(config, split)
     room = config.sequence_length - config.max_new_tokens(split, ROWS_TAG)
@@ -194,16 +208,19 @@ def say_shared_prompts(config: AgenticConfig) -> None:
         )
 
 
-def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Watchdog, stopwatch: Stopwatch) -> AgentLoop:
-    """The agent of rows that name it: made with those of `settings`, `split`, `seed`, `tools`, `limits` and `interactions` that
-    its constructor has, and with the arguments that agent.agent_config_path gives it.
+def build_row_agent(
+    config: AgenticConfig, split: Split, name: str, watchdog: Watchdog, stopwatch: Stopwatch, bytes_per_token: int = 1
+) -> AgentLoop:
+    """The agent of rows that name it, with limits in tokens times `bytes_per_token`. It is made with those of `settings`,
+    `split`, `seed`, `tools`, `limits` and `interactions` that its constructor has, and with the arguments that
+    agent.agent_config_path gives it.
 
     Raises:
         ConfigError: it asks for something else.
     """
     own = _own_loops(config).get(name)
     found = load_class(own.target if own else AGENTS.get(name) or name, "data.default_agent", ConfigError)
-    agent, max_new_tokens = config.agent, config.max_new_tokens(split, ROWS_TAG)
+    agent, max_new_tokens = config.agent, bytes_per_token * config.max_new_tokens(split, ROWS_TAG)
     offered: dict[str, Any] = {
         "settings": RowAgentSettings(config.data.prompt_key, max_new_tokens, agent.max_assistant_turns, agent.max_user_turns),
         "split": split,
@@ -285,12 +302,12 @@ def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
 
 def build_reward_stage(
     config: AgenticConfig,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     device: torch.device,
     watchdog: Watchdog,
     stopwatch: Stopwatch,
 ) -> RewardStage | None:
-    """The rewards that `data.reward` asks for; None if unset."""
+    """The rewards that `data.reward` asks for; None if unset. Without a tokenizer trajectories hold texts alone."""
     if not config.data.reward:
         return None
     rewards = load_rewards(config, _reader(tokenizer))
@@ -301,8 +318,10 @@ def build_reward_stage(
     return RewardStage(rewards, config.data.reward_timeout_s, watchdog)
 
 
-def _reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[Trajectory], str]:
+def _reader(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[Trajectory], str]:
     """The text of a trajectory's last response, without special tokens."""
+    if tokenizer is None:
+        return lambda trajectory: trajectory.turns[-1].text
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
 
     def read(trajectory: Trajectory) -> str:

@@ -14,6 +14,7 @@ from turnwise.config.environments import CustomEnv
 from turnwise.config.yaml_text import load_yaml
 from turnwise.errors import ConfigError, nearest
 from turnwise.jsonl import not_utf8
+from turnwise.spec import ROWS_TAG
 
 NO_MODEL = "none"
 """`pretrain` where no config and no model is given."""
@@ -40,8 +41,9 @@ def read_target(
     tag: str | None = None,
     model: str = NO_MODEL,
     max_steps: int | None = None,
+    takes_rows: bool = False,
 ) -> EnvTarget:
-    """The environment that a command names.
+    """The environment that a command names; with `takes_rows` also the rows of a config without environments.
 
     A `word` that ends in .yaml is a config and its overrides are KEY=VALUE of any key. Otherwise it is an env_type and they
     are arguments of the environment, on top of those of the tag of `config_file`. `model` stands where nothing names
@@ -57,7 +59,7 @@ def read_target(
         if config_file is not None:
             raise ConfigError(f"got two configs, {word} and --config {config_file}; name one")
         file = Path(word)
-        return _of_config(file, None, [], _with_model(file, overrides, model), tag, max_steps)
+        return _of_config(file, None, [], _with_model(file, overrides, model), tag, max_steps, takes_rows)
     if config_file is not None:
         file = Path(config_file)
         return _of_config(file, word, overrides, _with_model(file, [], model), tag, max_steps)
@@ -131,8 +133,15 @@ def _of_config(
     overrides: Sequence[str],
     tag: str | None,
     max_steps: int | None,
+    takes_rows: bool = False,
 ) -> EnvTarget:
     config, _ = load_config(file, overrides, AgenticConfig, purpose="play")
+    if takes_rows and config.data.train_files and (tag == ROWS_TAG or not config.custom_envs):
+        if max_steps is not None:
+            raise ConfigError(
+                "--max-steps bounds an environment's actions; a row's responses are bounded by agent.max_assistant_turns"
+            )
+        return EnvTarget(config, ROWS_TAG, file)
     tag = _choose_tag(config, file, env_type, tag)
     found = config.custom_envs[tag].env_type
     if env_type not in (None, found):

@@ -160,7 +160,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--policy", default="human", metavar="WHO", help="human (default), random, scripted, a model's DIR, or openai:URL"
     )
     play.add_argument("--model-name", metavar="NAME", help="the model behind openai:URL")
-    play.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episode (default: 0)")
+    play.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the episode; of rows, the number of the row (default: 0)"
+    )
     play.add_argument("--split", choices=("train", "val"), default="train")
     play.add_argument("--ids", action="store_true", help="show every token id")
     play.add_argument("--no-color", action="store_true")

@@ -1,4 +1,4 @@
-"""`turnwise play ENV [KEY=VALUE ...]`: one episode turn by turn, as the policy sees it."""
+"""`turnwise play ENV [KEY=VALUE ...]`: one episode of an environment, or of a row, turn by turn as the policy sees it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from turnwise.hub import looks_like_hub_name
 from turnwise.pipelines.interrupt import ends_at_once
 
 HELP = "an action, or !TEXT for a response as it stands; q leaves"
+HELP_ROWS = "a response as it stands; q leaves"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -24,7 +25,9 @@ def run(options: argparse.Namespace) -> int:
         if Path(options.policy).is_dir() or looks_like_hub_name(options.policy)
         else options.tokenizer or NO_MODEL
     )
-    target = read_target(options.env, options.overrides, tag=options.tag, model=model, max_steps=options.max_steps)
+    target = read_target(
+        options.env, options.overrides, tag=options.tag, model=model, max_steps=options.max_steps, takes_rows=True
+    )
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
         from turnwise.build.play import EpisodePrinter
@@ -46,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         screen = PlayScreen(console, setup, shows_ids=options.ids)
         screen.begin(options.policy)
         if options.policy == "human":
-            console.print(HELP, style="dim")
+            console.print(HELP if target.tag in target.config.custom_envs else HELP_ROWS, style="dim")
         screen.end(setup.play(EpisodePrinter(screen)))
     return 0
 

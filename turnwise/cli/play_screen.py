@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import threading
@@ -50,16 +51,19 @@ class PlayScreen:
         """Tokens of the context and of the response that the last answer left."""
 
     def begin(self, policy: str) -> None:
-        setup, settings = self._setup, self._setup.settings
-        limits = f"{counted(settings.max_steps, 'turn')}, responses of {settings.max_tokens_per_step} tokens"
+        setup, of_episode = self._setup, self._setup.limits
+        turns = counted(of_episode.max_turns, "turn") if of_episode.max_turns else "any number of turns"
+        limits = f"{turns}, responses of {of_episode.max_new_tokens} tokens"
         limits += f", a context of {setup.max_length}" if setup.tokenizer else ""
-        what = f"  {setup.task.split} seed {setup.task.seed} · mode {settings.mode} · {policy} · {limits}"
+        number = f"seed {setup.task.seed} · mode" if setup.task.row is None else f"row {setup.task.row} ·"
+        what = f"  {setup.task.split} {number} {of_episode.mode} · {policy} · {limits}"
         self._print(Text().append(setup.task.tag, "bold").append(what))
         for note in setup.notes:
             self._print(Text(f"note: {note}", "yellow"))
 
     def prompt(self, prompt: ShownPrompt) -> None:
-        title = f"turn {prompt.turn_idx} of {self._setup.settings.max_steps}"
+        most = self._setup.limits.max_turns
+        title = f"turn {prompt.turn_idx} of {most}" if most else f"turn {prompt.turn_idx}"
         if self._setup.tokenizer:
             title += f", context {prompt.num_before} of {self._setup.max_length}" if prompt.num_before else ", a new context"
         self._rule(title)
@@ -74,6 +78,8 @@ class PlayScreen:
         note = ending[answer.finish_reason]
         if isinstance(answer, TextAnswer):
             self._lines("says", "", answer.text + note, "green")
+            for call in answer.tool_calls:
+                self._lines("calls", "", f"{call.name}({json.dumps(call.arguments)})", "green")
             return
         ids = answer.token_ids.tolist()
         self._left = (
@@ -89,12 +95,15 @@ class PlayScreen:
     def outcome(self, turn_idx: int, turn: Turn) -> None:
         action = "nothing that action_pattern reads" if turn.action is None else repr(turn.action)
         style = "red" if turn.action is None else "bold"
+        if self._setup.task.row is not None:
+            action, style = "an answer" if not turn.metrics.get("tool_calls") else "a call", "bold"
         gained = Text().append(printable(action), style).append(f" → reward {turn.reward:g}", "bold" if turn.reward else "")
         gained.append("".join(f", {name} {value:g}" for name, value in turn.metrics.items()), "dim")
         self._row("does", "", gained)
         if turn.state_key != turn.observation:
             self._lines("state", "", str(turn.state_key), "dim")
-        left = counted(self._setup.settings.max_steps - turn_idx, "turn")
+        most = self._setup.limits.max_turns
+        left = counted(most - turn_idx, "turn") if most else "any number of turns"
         if self._setup.tokenizer:
             left += f", {self._left[0]} tokens of the context, {self._left[1]} of the response"
         self._lines("left", "", left, "dim")
@@ -103,9 +112,12 @@ class PlayScreen:
         """The score, what ended the episode, and which tokens would be trained on."""
         trajectory = played.trajectory
         self._rule("end")
-        how = "left by you" if played.is_left else ENDS[trajectory.limit] if trajectory.limit else "finished by the environment"
+        finished = "finished by the environment" if trajectory.task.row is None else "finished"
+        how = "left by you" if played.is_left else ENDS[trajectory.limit] if trajectory.limit else finished
         turns = counted(len(trajectory.turns), "turn")
         self._row("score", "", Text().append(f"{trajectory.score:g}", "bold").append(f" after {turns}, {how}"))
+        if trajectory.outcome_rewards:
+            self._lines("rewards", "", ", ".join(f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items()))
         if trajectory.metrics:
             metrics = ", ".join(f"{name} {value:g}" for name, value in trajectory.metrics.items())
             self._lines("metrics", "", metrics)

@@ -7,9 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from turnwise.chat.rendering import Tools
 from turnwise.chat.text_conversation import TextAnswer
 from turnwise.errors import ServerError
 from turnwise.inference.http_json import MAX_SHOWN, HttpJson
+from turnwise.tool_protocols import ToolCall
 from turnwise.types import Message, SamplingParams
 
 _PATH = "/chat/completions"
@@ -33,8 +35,8 @@ class OpenAIChat:
         self.url = self._http.url + _PATH
         self._model = model
 
-    async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> TextAnswer:
-        """The model's answer to a conversation.
+    async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
+        """The model's answer to a conversation, with its calls of `tools`.
 
         Raises:
             ServerError: there is no answer, or none that can be read, or the messages hold pictures.
@@ -42,13 +44,13 @@ class OpenAIChat:
         if not all(isinstance(message["content"], str) for message in messages):
             raise ServerError(f"{self.url} is asked by text alone; use an environment that renders text")
         started = time.perf_counter()
-        content = await self._http.ask(_PATH, self._body(messages, sampling))
+        content = await self._http.ask(_PATH, self._body(messages, sampling) | ({"tools": list(tools)} if tools else {}))
         return self._answer(content, time.perf_counter() - started)
 
     def _body(self, messages: Sequence[Message], sampling: SamplingParams) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": list(messages),
+            "messages": [_sent(message) for message in messages],
             "max_tokens": sampling.max_new_tokens,
             "temperature": 0.0 if sampling.is_greedy else sampling.temperature,
             "top_p": sampling.top_p,
@@ -59,8 +61,27 @@ class OpenAIChat:
     def _answer(self, content: Any, generate_s: float) -> TextAnswer:
         try:
             [choice, *_] = content["choices"]
-            text, reason = choice["message"]["content"] or "", choice.get("finish_reason")
+            message, reason = choice["message"], choice.get("finish_reason")
+            text, said = message["content"] or "", message.get("tool_calls") or ()
+            calls = [ToolCall(call["function"]["name"], _read(call["function"]["arguments"]), call["id"]) for call in said]
         except (KeyError, TypeError, ValueError) as error:
             shown = json.dumps(content)[:MAX_SHOWN]
             raise ServerError(f"{self.url} answered without choices[0].message.content: {shown}") from error
-        return TextAnswer(text, "length" if reason == "length" else "stop", generate_s)
+        return TextAnswer(text, "length" if reason == "length" else "stop", generate_s, tuple(calls))
+
+
+def _read(arguments: str) -> Any:
+    """The arguments of a call; what isn't JSON stays as it is, and the tool's schema refuses it."""
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:
+        return arguments
+
+
+def _sent(message: Message) -> Message:
+    """A message as the API takes it: arguments of calls are texts there."""
+    if not (calls := message.get("tool_calls")):
+        return message
+    functions = [(call, call["function"]["arguments"]) for call in calls]
+    texts = [(call, given if isinstance(given, str) else json.dumps(given)) for call, given in functions]
+    return {**message, "tool_calls": [{**call, "function": {**call["function"], "arguments": text}} for call, text in texts]}

@@ -15,7 +15,7 @@ def user(text):
 def test_it_sends_the_history_with_the_smaller_budget_and_a_seed_of_the_turn():
     asked = []
 
-    async def complete(messages, sampling):
+    async def complete(messages, sampling, tools=()):
         asked.append((list(messages), sampling))
         return TextAnswer(f"answer {len(asked)}", "length" if len(asked) == 2 else "stop", 0.5)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import re
@@ -244,3 +245,68 @@ def test_bad_input_is_a_sentence(lake, capsys, monkeypatch, arguments, message):
     assert main(["play", *arguments]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("error: ") == 1 and "Traceback" not in said
+
+
+@pytest.fixture
+def products(folder, tiny_model):
+    """A config of rows whose agent has the calculator."""
+    lines = [{"prompt": f"{n} * 7", "answer": str(7 * n), "agent_name": "tool_agent"} for n in (12, 13)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "tools.yaml").write_text("tools: [{class_name: calculator}]")
+    data = {"train_files": "rows.jsonl", "reward": "exact_match"}
+    values = {"pretrain": str(tiny_model), "sequence_length": 500, "data": data, "agent": {"tool_config_path": "tools.yaml"}}
+    (folder / "products.yaml").write_text(yaml.safe_dump(values | {"eval_steps": 0}))
+    return "products.yaml"
+
+
+CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "13 * 7"}}</tool_call>'
+
+
+def test_a_person_plays_a_row_with_its_tools(played, products):
+    said = played(products, "--seed", "1", lines=f"{CALL}\n91\n")
+    assert "train row 1 · tool_agent" in said and '"name": "calculator"' in said
+    assert "91<|im_end|>" in rows(said, "says") and "91<|im_end|>" in said.split("turn 2")[1].split("says")[0], (
+        "the result is shown"
+    )
+    assert [line.partition(" → ")[0] for line in rows(said, "does")] == ["a call", "an answer"]
+    assert rows(said, "score") == ["1 after 2 turns, finished"]
+    assert rows(said, "rewards") == ["exact_match 1"] and "calculator/calls 1" in rows(said, "metrics")[0]
+
+
+def test_a_model_plays_a_row(played, products, tiny_model):
+    said = played(products, "--policy", str(tiny_model), "actor_infer.generating_args.max_new_tokens=4")
+    assert "12 * 7" in said and rows(said, "logp") and rows(said, "score")[0].startswith("0 after 1 turn")
+
+
+def test_a_model_behind_a_url_calls_tools(played, products):
+    function = {"name": "calculator", "arguments": '{"expression": "12 * 7"}'}
+    calls = {"content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
+
+    def said(request):
+        done = request["messages"][-1]["role"] == "tool"
+        message = {"content": request["messages"][-1]["content"]} if done else calls
+        return {"choices": [{"message": {"role": "assistant"} | message, "finish_reason": "stop"}]}
+
+    with ChatServer(said) as server:
+        shown = played(products, "--policy", f"openai:{server.base_url}", "--model-name", "x")
+        [_, _, first], [_, _, second] = server.asked
+    assert first["tools"][0]["function"]["name"] == "calculator" and "tools" in second
+    assert [m["role"] for m in second["messages"]] == ["user", "assistant", "tool"]
+    assert second["messages"][1]["tool_calls"][0]["function"] == {"name": "calculator", "arguments": '{"expression": "12 * 7"}'}
+    assert rows(shown, "calls") == ['calculator({"expression": "12 * 7"})'] and rows(shown, "rewards")[0].endswith(
+        "exact_match 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seed", "2"], "there is no row 2; they are 0 to 1"),
+        (["--policy", "random"], "plays rows of data.train_files"),
+        (["--max-steps", "3"], "agent.max_assistant_turns"),
+        (["--split", "val"], "data.val_files"),
+    ],
+)
+def test_what_no_row_can_be_played_with(folder, products, capsys, arguments, message):
+    assert main(["play", products, *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -48,6 +48,7 @@ def test_a_script_names_its_engine_by_rollout_name(script: Path, engine: str, tm
     config, _ = load_config(Path(path), overrides, AgenticConfig)
     assert (verb, config.actor_infer.strategy_args.strategy_name, config.max_steps) == ("train", engine, 3)
     assert config.data.train_files == ["~/data/gsm8k/train.parquet"]
+    assert ("tp_size" in config.actor_infer.strategy_args.strategy_config) == (engine == "sglang")
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)

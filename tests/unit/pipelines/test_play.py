@@ -110,7 +110,7 @@ def test_a_person_plays_leaves_and_says_what_cannot_be_read(tiny_model, tokens):
     assert [answer.finish_reason for answer in notes.answers] == ["stop"] * 3
     assert result.is_left and result.trajectory.status == "truncated" and next(lines) == "never read"
     assert notes.order[-2:] == ["outcome 3", "prompt 4"]
-    assert setup.settings.episode_timeout_s is None
+    assert setup.agent._settings.episode_timeout_s is None
 
 
 def test_an_answer_is_cut_at_the_budget_as_a_models_would_be(tiny_model, tokens):
@@ -140,7 +140,7 @@ def test_without_a_tokenizer_bytes_stand_in_and_it_is_said(tiny_model):
     config = config_of(tiny_model)
     _, result, setup = played(config, Choices("scripted", seed=1))
     assert result.trajectory.score == 1.0
-    assert setup.max_length == 256 * BYTES_PER_TOKEN and setup.settings.max_tokens_per_step == 16 * BYTES_PER_TOKEN
+    assert setup.max_length == 256 * BYTES_PER_TOKEN and setup.limits.max_new_tokens == 16 * BYTES_PER_TOKEN
     assert "bytes are counted as tokens" in setup.notes[0]
     assert len(byte_tokenizer().encode("größer", add_special_tokens=False)) == len("größer".encode())
 
@@ -168,7 +168,7 @@ def test_an_environment_that_raises_ends_it_with_its_place(tiny_model, tokens):
 def test_a_policy_known_by_its_words_has_no_tokens(tiny_model):
     config, notes, asked = config_of(tiny_model), Notes(), []
 
-    async def complete(messages, sampling):
+    async def complete(messages, sampling, tools=()):
         asked.append(list(messages))
         return TextAnswer("<answer>Right</answer>", "stop")
 
