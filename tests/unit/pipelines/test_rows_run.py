@@ -286,3 +286,20 @@ def test_a_user_of_gsm8k_replies_in_a_whole_run(make_config, tmp_path: Path) -> 
     assert all(turn["observation"].startswith("Your response is incorrect!") for turn in whole[0]["turns"][1:])
     [*_, last] = read_metrics(folder / "metrics.jsonl")
     assert last["env/data/user_turns"] > 0 == last["env/data/interaction/gsm8k/score"]
+
+
+def test_a_run_goes_on_where_the_user_of_a_row_raises(make_config, tmp_path: Path) -> None:
+    (tmp_path / "users.yaml").write_text("interaction: [{name: user, class_name: toy_users.Asker}]")
+    rows = [{"prompt": word, "extra_info": {"interaction_kwargs": {"name": "user"}}} for word in WORDS.split()]
+    rows[2]["extra_info"]["interaction_kwargs"]["start"] = "raise"
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = make_config(
+        {"num_epochs": 1},
+        agent={"interaction_config_path": str(tmp_path / "users.yaml")},
+        train_env_manager={"num_env_groups": 2, "group_size": 2, "max_env_retries": 0, "max_failed_fraction": 0.9},
+    )
+    records = played(run(config))
+    failed = [record for record in records if record["status"] == "failed"]
+    assert {record["task"]["row"] for record in failed} == {2} and len({record["task"]["row"] for record in records}) == 7
+    said = "the interaction user.start_interaction raised RuntimeError: the service is down"
+    assert all(record["error"].startswith(said) and record["rejected"] == "failed" for record in failed)

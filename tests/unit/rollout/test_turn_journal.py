@@ -22,16 +22,20 @@ from toy_tools import Notebook
 import turnwise
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
+from turnwise.build.rollouts import Agents, open_policy, parser_of
+from turnwise.build.rows import build_tasks
 from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.cli.main import main
+from turnwise.config import AgenticConfig, load_config
 from turnwise.errors import DataError, RolloutError, ServerError
+from turnwise.rollout.journal import write_group
 from turnwise.rollout.recorded import replay
 from turnwise.rollout.turn_journal import TurnJournal, earlier_part, is_turn_journal, read_turns
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.tools.session import OfferedTool, ToolBox
-from turnwise.types import SamplingParams, Task, Trajectory
+from turnwise.types import Group, SamplingParams, Task, Trajectory
 
 TEMPLATE = ChatTemplate(
     byte_tokenizer(),
@@ -225,3 +229,37 @@ def test_a_run_that_is_killed_in_an_episode_leaves_its_turns(job: Path, capsys: 
     assert "note: turns.jsonl, line" in said.err and "is left out: invalid JSON" in said.err
     assert main(["rollout", str(job), "--replay", str(path), "--split", "val"]) == 2
     assert "holds no turn of the split val (--split); turns.jsonl, line" in capsys.readouterr().err
+
+
+def test_calls_of_tools_are_read_in_a_replay(job: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (job.parent / "tools.yaml").write_text("tools: [{class_name: toy_tools.Notebook}]")
+    shutil.copytree(tiny_model, job.parent / "long")  # its weights aren't read
+    shape = json.loads((tiny_model / "config.json").read_text()) | {"max_position_embeddings": 2048}
+    (job.parent / "long" / "config.json").write_text(json.dumps(shape))
+    changes = {
+        "pretrain": "long",
+        "sequence_length": 2048,
+        "actor_infer.generating_args.max_new_tokens": 256,
+        "agent.tool_config_path": "tools.yaml",
+        "agent.tool_parser": "hermes",
+        "data.default_agent": "tool_agent",
+    }
+    overrides = [f"{key}={value}" for key, value in changes.items()]
+    config, _ = load_config(job, overrides, AgenticConfig)
+    policy = open_policy(config)
+    try:
+        template, task = policy.template, build_tasks(config, "train", policy.template).task(0)
+        said = [noting("x"), "1", noting("y"), "2"]
+        opened = TokenContexts(template, ScriptedServer(map(template.respond, said)), 2048, "e", parser_of(config, template))
+        # It ends the conversation after the second answer.
+        user = {"interaction": [{"name": "user", "class_name": "toy_users.Asker", "config": {"num_questions": 1}}]}
+        (job.parent / "users.yaml").write_text(json.dumps(user))
+        agent = Agents(config, "train", policy, None)(task)
+        [trajectory] = policy.event_loop.run(agent.run(task, 0, opened, SAMPLING))
+    finally:
+        policy.close()
+    assert [turn.metrics.get("tool_calls") for turn in trajectory.turns] == [1, 0, 1, 0] and trajectory.status == "finished"
+    (job.parent / "rollouts.jsonl").write_text("".join(line + "\n" for line in write_group(0, Group(task, [trajectory]))))
+    arguments = ["rollout", str(job), "--replay", "rollouts.jsonl", *overrides]
+    assert main(arguments) == 0, capsys.readouterr().err
+    assert "1 trajectories, all as recorded" in capsys.readouterr().out
