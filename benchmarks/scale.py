@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from crowd_server import CrowdServer
 from machine import describe_machine
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
@@ -41,7 +42,7 @@ from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.tasks import SeededTasks
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.testing.fakes import CrowdServer, byte_tokenizer
+from turnwise.testing.fakes import byte_tokenizer
 from turnwise.types import Group, Reduction, SamplingParams
 
 SIZES = (100, 1_000, 10_000)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import cProfile
 import pstats
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -19,14 +20,17 @@ from turnwise.rollout.settings import SchedulerSettings
 from turnwise.rollout.tasks import SeededTasks
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.testing.fakes import CrowdServer, byte_tokenizer
+from turnwise.testing.fakes import byte_tokenizer
 from turnwise.testing.toy_envs import IdentityEnv
 from turnwise.types import SamplingParams
 
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 GROUP_SIZE, NUM_TURNS = 4, 3
 
 
 def calls_of_a_turn(num_episodes: int) -> float:
+    from crowd_server import CrowdServer
+
     template, watchdog = ChatTemplate(byte_tokenizer()), Watchdog()
     answer = template.respond("a")
     server = CrowdServer(lambda _: answer)
@@ -51,6 +55,7 @@ def calls_of_a_turn(num_episodes: int) -> float:
     return pstats.Stats(profile).total_calls / (num_episodes * NUM_TURNS)
 
 
-def test_the_work_of_a_turn_does_not_grow_with_the_number_of_episodes() -> None:
+def test_the_work_of_a_turn_does_not_grow_with_the_number_of_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
     few, many = calls_of_a_turn(80), calls_of_a_turn(800)
     assert many == pytest.approx(few, rel=0.1)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from turnwise.envs.players import HasActions, RandomPlayer
+from turnwise.envs.players import HasActions
 from turnwise.errors import EnvironmentFault
 from turnwise.protocols import HasExpert
 from turnwise.types import derive_seed
 
 Choose = Callable[[], str]
 """The next action of the current episode."""
-
-
-@dataclass(slots=True)
-class Words:
-    """Actions given for an environment that names none."""
-
-    actions: tuple[str, ...]
 
 
 def actions_of(env: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
@@ -46,7 +40,7 @@ def random_of(env: Any, seed: int, given: Sequence[str] = ()) -> Choose | None:
         EnvironmentFault: its `actions` aren't words.
     """
     actions = actions_of(env, given)
-    return RandomPlayer(Words(actions), derive_seed(seed, "random player")).act if actions else None
+    return partial(random.Random(derive_seed(seed, "random player")).choice, actions) if actions else None
 
 
 def expert_of(env: Any) -> Choose | None:
