@@ -105,6 +105,11 @@ class ChatTemplate:
         template._foreign = ForeignText(self._codec.added_tokens)
         return template
 
+    @property
+    def opens_thinking(self) -> bool:
+        """Whether the header of a response opens its thinking."""
+        return _opened(self._header) != ""
+
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids of the first prompt: the messages, and the header of the next response.
 

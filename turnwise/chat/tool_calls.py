@@ -51,6 +51,8 @@ def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
         )
     entry, _ = TOOL_PARSERS.get(found, (found, ""))
     parser: ToolCallParser = load_class(entry, "agent.tool_parser", ConfigError)()
+    if isinstance(parser, MarkedCallParser):
+        parser.opens_thinking = template.opens_thinking
     return parser
 
 
@@ -63,6 +65,8 @@ class MarkedCallParser(ABC):
     """A call as the model should write it."""
     dropped: ClassVar[tuple[str, ...]] = ()
     """Marks around all calls, which are no content."""
+    opens_thinking: bool = False
+    """Whether the template's header opens the thinking of each response."""
 
     def parse(self, text: str, tools: Tools) -> ParsedResponse:
         """The calls in their order; the text around them, and a sentence for each that can't be read.
@@ -78,12 +82,13 @@ class MarkedCallParser(ABC):
             try:
                 read, position = self.read(said, mark, tools)
                 position = self._after_closing(said, position)
-                calls += read
+                calls += [call for call in read if isinstance(call, ToolCall)]
+                problems = [problem for problem in read if isinstance(problem, _Unreadable)]
             except _Unreadable as problem:
-                position = self._next(said, mark.end())
-                shown = said[mark.start() : position].strip()
-                cut = f"{shown[:_MAX_SHOWN]}…" if len(shown) > _MAX_SHOWN else shown
-                errors.append(f"this tool call can't be read, since {problem}: {cut} Write it as {self.form}")
+                position, problems = self._next(said, mark.end()), [problem]
+            shown = said[mark.start() : position].strip()
+            cut = f"{shown[:_MAX_SHOWN]}…" if len(shown) > _MAX_SHOWN else shown
+            errors += [f"this tool call can't be read, since {problem}: {cut} Write it as {self.form}" for problem in problems]
         content.append(said[position:])
         around = "".join(content)
         for mark_around in self.dropped:
@@ -91,15 +96,15 @@ class MarkedCallParser(ABC):
         return ParsedResponse(around.strip(), tuple(calls), tuple(errors))
 
     def _thinking(self, text: str) -> str:
-        """What a response begins with that is no answer yet, up to the end of its thinking. The header may have opened it; then
-        its end stands before the first call."""
-        opened, mark = text.lstrip().startswith("<think>"), self.opening.search(text)
+        """What a response begins with that is no answer yet, up to the end of its thinking. Where neither the response nor the
+        header of this template opens it, its end stands before the first call."""
+        opened, mark = self.opens_thinking or text.lstrip().startswith("<think>"), self.opening.search(text)
         before, end, _ = (text if opened or mark is None else text[: mark.start()]).partition("</think>")
         return before + end if opened or end else ""
 
     @abstractmethod
-    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
-        """The calls behind an opening mark, and the position after them.
+    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[Sequence[ToolCall | _Unreadable], int]:
+        """The calls behind an opening mark, with the faults of single ones, and the position after them.
 
         Raises:
             _Unreadable: the text isn't of the form.
@@ -180,12 +185,12 @@ class MistralParser(MarkedCallParser):
     form = '[TOOL_CALLS][{"name": …, "arguments": {…}}]'
     _NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\](\w+)\s*)?(?:\[ARGS\])?")
 
-    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[list[ToolCall], int]:
+    def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[Sequence[ToolCall | _Unreadable], int]:
         if named := self._NAMED.match(text, mark.end()):
             value, end = _json_at(text, named.end())
             return [_call({"name": named.group(1), "arguments": value, "id": named.group(2) or ""})], end
         values, end = _json_at(text, mark.end())
-        return [_call(value) for value in (values if isinstance(values, list) else [values])], end
+        return [_call_or_fault(value) for value in (values if isinstance(values, list) else [values])], end
 
 
 class Qwen3CoderParser(MarkedCallParser):
@@ -279,6 +284,13 @@ def _call(value: Any) -> ToolCall:
         raise _Unreadable(f"the arguments of {name} are no object")
     found = value.get("id")
     return ToolCall(name, arguments, found if isinstance(found, str) else "")
+
+
+def _call_or_fault(value: Any) -> ToolCall | _Unreadable:
+    try:
+        return _call(value)
+    except _Unreadable as fault:
+        return fault
 
 
 def _python_call(code: str) -> ToolCall:

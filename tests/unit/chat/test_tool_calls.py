@@ -20,6 +20,7 @@ from turnwise.chat.tool_calls import (
     find_parser,
 )
 from turnwise.errors import ConfigError
+from turnwise.models.tokenizer import CHAT_TEMPLATE
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.types import SamplingParams
 
@@ -351,3 +352,20 @@ def test_ids_of_the_model_are_kept_where_templates_take_them(ids, kept):
     reply = asyncio.run(conversation.generate([{"role": "user", "content": "?"}]))
     found = tuple(call["id"] for call in reply["tool_calls"])
     assert (found == ids) == kept and len(set(found)) == 2 and all(len(call_id) == 9 for call_id in found)
+
+
+def test_one_wrong_call_of_a_list_is_named_and_the_others_are_read():
+    said = '[TOOL_CALLS][{"name": "weather", "arguments": {"town": "Rome"}}, {"arguments": {}}]'
+    found = MistralParser().parse(said, [])
+    assert [(call.name, call.arguments) for call in found.tool_calls] == [("weather", {"town": "Rome"})]
+    [error] = found.errors
+    assert "it names no function" in error
+
+
+def test_thinking_that_the_header_has_opened_and_nobody_ends_holds_no_calls():
+    text = CHAT_TEMPLATE.replace("assistant\\n", "assistant\\n<think>\\n")
+    parser = find_parser("hermes", ChatTemplate(byte_tokenizer(), text))
+    call = '<tool_call>{"name": "weather", "arguments": {"town": "Rome"}}</tool_call>'
+    assert parser.parse(f"hm {call}", []).tool_calls == ()
+    [read] = parser.parse(f"hm</think>{call}", []).tool_calls
+    assert read.arguments == {"town": "Rome"}
