@@ -211,11 +211,11 @@ def test_recorded_rows_are_trained_on_again(make_config) -> None:
     assert [record["score"] for record in played(again)] == [record["score"] for record in played(first)]
 
 
-def test_commands_for_environments_say_that_there_is_none(make_config, tmp_path: Path, capsys) -> None:
+def test_a_command_for_environments_says_that_there_is_none(make_config, tmp_path: Path, capsys) -> None:
     (tmp_path / "rows.yaml").write_text(dump_yaml(make_config()))
-    for command in (["play"], ["demos", "--policy", "random", "--out", str(tmp_path / "demos.jsonl")]):
-        assert main([command[0], str(tmp_path / "rows.yaml"), *command[1:]]) == 2
-        assert "has no custom_envs: its tasks are rows of data" in capsys.readouterr().err
+    options = ["--policy", "random", "--out", str(tmp_path / "demos.jsonl")]
+    assert main(["demos", str(tmp_path / "rows.yaml"), *options]) == 2
+    assert "has no custom_envs: its tasks are rows of data" in capsys.readouterr().err
 
 
 def test_a_reward_that_breaks_on_every_group_ends_the_run_with_its_error(make_config) -> None:
