@@ -103,6 +103,7 @@ HEAVY: dict[str, str] = {
     "textarena": "envs/textarena_env.py",
     "reasoning_gym": "envs/reasoning_gym_env.py",
     "bm25s": "tools/search.py",
+    "mcp": "tools/mcp_server.py",
 }
 """Optional libraries and the one module or folder that imports each."""
 

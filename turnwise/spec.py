@@ -229,6 +229,7 @@ TOOLS: dict[str, str] = {
     "calc_gsm8k_reward": "turnwise.tools.gsm8k:Gsm8kTool",
     "python": "turnwise.tools.python_tool:PythonTool",
     "search": "turnwise.tools.search:SearchTool",
+    "mcp": "turnwise.tools.mcp_server:McpServer",
 }
 """Registered tools, classes of `protocols.Tool` or functions. A tool file names others `module:Class` or `module:function`."""
 TOOL_ALIASES: dict[str, str] = {"verl.tools.gsm8k_tool.Gsm8kTool": "calc_gsm8k_reward"}

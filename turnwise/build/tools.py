@@ -22,6 +22,7 @@ from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import AGENT_ALIASES, INTERACTIONS, ROW_AGENTS, TOOLS
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.interaction_session import Interactions, interaction_kwargs
+from turnwise.tools.mcp_server import McpServer
 from turnwise.tools.session import OfferedTool, ToolBox
 
 
@@ -32,7 +33,8 @@ def build_tools(config: AgenticConfig, watchdog: Watchdog | None = None, stopwat
         ConfigError: a file, class, function or schema is wrong, or two tools have one name.
     """
     agent = config.agent
-    tools = [_of_entry(entry, f"class_name of {agent.tool_config_path}") for entry in _entries(agent.tool_config_path)]
+    key = f"class_name of {agent.tool_config_path}"
+    tools = [offered for entry in _entries(agent.tool_config_path) for offered in _of_entry(entry, key)]
     if agent.function_tool_path:
         tools += [OfferedTool(FunctionTool(function)) for function in _functions(agent.function_tool_path)]
     return ToolBox(tools, agent.tool_timeout_s, watchdog or Watchdog(), stopwatch or Stopwatch())
@@ -42,9 +44,9 @@ def _entries(path: str | None) -> list[ToolEntry]:
     return read_tool_file(path) if path else []
 
 
-def _of_entry(entry: ToolEntry, key: str) -> OfferedTool:
+def _of_entry(entry: ToolEntry, key: str) -> list[OfferedTool]:
     found = load_object(TOOLS.get(entry.class_name) or entry.class_name, key, ConfigError)
-    make: Callable[[], Tool]
+    make: Callable[[], Tool | McpServer]
     if isinstance(found, type):
         make = partial(found, entry.config, entry.tool_schema)
     elif not callable(found):
@@ -54,13 +56,18 @@ def _of_entry(entry: ToolEntry, key: str) -> OfferedTool:
     else:
         make = partial(FunctionTool, found, entry.tool_schema)
     with Foreign(f"{key} {entry.class_name}: making it", "at the start", are_faults=True):
-        tool = make()
+        made = make()
+    tools = list(made) if isinstance(made, McpServer) else [made]
+    return [OfferedTool(_checked(tool, f"{key} {entry.class_name}"), entry.timeout_s, entry.max_concurrency) for tool in tools]
+
+
+def _checked(tool: Tool, what: str) -> Tool:
     lacking = [name for name in ("schema", "create", "execute", "calc_reward", "release") if not hasattr(tool, name)]
     if lacking:
-        raise ConfigError(f"{key} {entry.class_name}: has no {', '.join(lacking)}; see Tool in turnwise/tool_protocols.py")
+        raise ConfigError(f"{what}: has no {', '.join(lacking)}; see Tool in turnwise/tool_protocols.py")
     if not isinstance(tool.schema, Mapping):
-        raise ConfigError(f"{key} {entry.class_name}: its schema is a {type(tool.schema).__name__}, and tool_schema is unset")
-    return OfferedTool(tool, entry.timeout_s, entry.max_concurrency)
+        raise ConfigError(f"{what}: its schema is a {type(tool.schema).__name__}, and tool_schema is unset")
+    return tool
 
 
 def _functions(path: str) -> Sequence[Callable[..., Any]]:

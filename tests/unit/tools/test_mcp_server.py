@@ -1,0 +1,160 @@
+"""Tools of MCP servers: one that is a program, and one in this process that speaks streamable HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from turnwise.build.tools import _of_entry
+from turnwise.config.tools import ToolEntry
+from turnwise.errors import ConfigError, NotAvailableError, ToolError
+from turnwise.tools import mcp_server
+from turnwise.tools.mcp_server import McpServer
+from turnwise.tools.session import ToolBox, ToolFault
+from turnwise.types import Task
+
+PROGRAM = Path(__file__).parents[2] / "support" / "toy_mcp.py"
+STDIO = {"command": [sys.executable, str(PROGRAM)], "env": {"TOY": "red", "PYTHONPATH": os.pathsep.join(sys.path)}}
+
+
+@pytest.fixture(scope="module")
+def http():
+    pytest.importorskip("mcp")
+    import uvicorn
+    from toy_mcp import server
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        application = server.streamable_http_app()
+        serving = uvicorn.Server(uvicorn.Config(application, log_level="critical"))
+        thread = threading.Thread(target=serving.run, args=([listening],))
+        thread.start()
+        yield {"url": f"http://127.0.0.1:{listening.getsockname()[1]}/mcp", "headers": {"X-Key": "secret"}}
+        serving.should_exit = serving.force_exit = True
+        thread.join(30)
+
+
+@pytest.fixture(params=["stdio", "http"])
+def config(request):
+    pytest.importorskip("mcp")
+    return STDIO if request.param == "stdio" else request.getfixturevalue("http")
+
+
+def answer(config: dict, name: str, timeout_s: float | None = 60, **arguments) -> tuple[str, bool]:
+    box = ToolBox(_of_entry(ToolEntry(class_name="mcp", config=config, timeout_s=timeout_s), "class_name"))
+
+    async def main() -> tuple[str, bool]:
+        async with box.open(Task(id="0", tag="data", split="train", seed=0)) as session:
+            return tuple(await session.call(name, arguments))
+
+    return asyncio.run(main())
+
+
+def test_its_tools_have_the_schemas_of_the_server(config):
+    schemas = {tool.schema["function"]["name"]: tool.schema["function"] for tool in McpServer(config, None)}
+    assert list(schemas) == ["add", "variable", "fail", "picture", "slow", "end"]
+    assert schemas["add"]["description"] == "Adds two numbers."
+    assert schemas["add"]["parameters"]["required"] == ["a", "b"]
+
+
+def test_calls_of_several_episodes_go_over_one_connection(config):
+    async def main() -> list[str]:
+        tools = {tool.schema["function"]["name"]: tool for tool in McpServer(config, None)}
+        return await asyncio.gather(*(tools["add"].execute(None, {"a": n, "b": 1}) for n in range(20)))
+
+    for _ in range(2):  # event loops come and go
+        assert asyncio.run(main()) == [str(n + 1) for n in range(20)]
+
+
+def test_mistakes_are_results(config):
+    text, is_error = answer(config, "fail")
+    assert is_error and text.startswith("Error executing 'fail': ") and "no such page" in text
+    text, is_error = answer(config, "add", a="x", b=1)
+    assert is_error and "Invalid arguments for 'add'" in text
+
+
+def test_the_servers_own_check_of_arguments_is_a_mistake_too(config):
+    (add,) = McpServer(config | {"tools": ["add"]}, None)
+    with pytest.raises(ToolError, match="validation error"):
+        asyncio.run(add.execute(None, {"a": "x"}))
+
+
+def test_content_that_is_no_text_is_left_out(config):
+    assert answer(config, "picture") == ("a dot\n[image left out]", False)
+
+
+def test_a_call_has_a_deadline_and_others_go_on(http):
+    for config in (STDIO, http):
+        with pytest.raises(ToolFault, match="timeout_s of the tool"):
+            answer(config, "slow", timeout_s=0.3)
+        assert answer(config, "add", a=1, b=2) == ("3", False)
+
+
+def test_a_program_has_its_variables_and_chosen_tools():
+    pytest.importorskip("mcp")
+    assert answer(STDIO, "variable", key="TOY") == ("red", False)
+    assert [tool.schema["function"]["name"] for tool in McpServer(STDIO | {"tools": ["end", "add"]}, None)] == ["end", "add"]
+
+
+def test_a_server_that_ended_fails_the_call_and_is_started_again():
+    pytest.importorskip("mcp")
+    with pytest.raises(Exception, match="failed in a call of end: Connection closed"):
+        answer(STDIO, "end")
+    assert answer(STDIO, "add", a=1, b=2) == ("3", False)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"url": "http://127.0.0.1:1/mcp"}, "http://127.0.0.1:1/mcp can't be reached: ConnectError"),
+        ({"url": "localhost"}, "missing an 'http://'"),
+        ({"command": ["/no/such/program"]}, "/no/such/program can't be reached: FileNotFoundError"),
+        ({"command": ["true"]}, "the MCP server true can't be reached: MCPError: Connection closed"),
+    ],
+)
+def test_a_server_that_cannot_be_reached_is_refused(config, message):
+    pytest.importorskip("mcp")
+    with pytest.raises(NotAvailableError, match=message):
+        McpServer(config, None)
+
+
+def test_a_server_that_says_nothing_is_refused(monkeypatch):
+    pytest.importorskip("mcp")
+    monkeypatch.setattr(mcp_server, "CONNECT_S", 0.5)
+    with pytest.raises(NotAvailableError, match=r"the MCP server sleep 1000 didn't name its tools within 0\.5 s"):
+        McpServer({"command": ["sleep", "1000"]}, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "config has command, a list of words, or url; give one of them"),
+        ({"command": ["a"], "url": "b"}, "give one of them"),
+        ({"command": "python a.py"}, "config.command is 'python a.py'; it must be a list of texts"),
+        ({"command": ["a", 1]}, "it must be a list of texts"),
+        ({"url": "a", "env": {"A": 1}}, "config.env is .* it must be a dict of texts"),
+        ({"uri": "a"}, "config has no key 'uri'; it has command, .* Did you mean 'url'"),
+    ],
+)
+def test_a_wrong_config_is_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
+        McpServer(config, None)
+
+
+def test_a_tool_that_the_server_lacks_is_refused():
+    pytest.importorskip("mcp")
+    with pytest.raises(ConfigError, match=r"names 'adds'; the server has add, .* Did you mean 'add'"):
+        McpServer(STDIO | {"tools": ["adds"]}, None)
+    with pytest.raises(ConfigError, match="leave tool_schema out"):
+        McpServer(STDIO, {"type": "function"})
+
+
+def test_without_its_library_it_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(NotAvailableError, match=r"isn't installed; pip install 'turnwise\[tools\]'"):
+        McpServer({"url": "http://127.0.0.1:2/mcp"}, None)

@@ -1,0 +1,171 @@
+"""The registered name `mcp`: the tools of an MCP server, by the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from functools import lru_cache
+from typing import Any
+
+from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, ToolError, nearest
+from turnwise.runtime.threads import DaemonThread
+from turnwise.types import Task
+
+CONNECT_S = 60.0
+"""Seconds that a server has to start and to name its tools."""
+KEYS = {"command": list, "url": str, "env": dict, "headers": dict, "tools": list}
+INVALID_PARAMS = -32602
+
+
+class McpServer:
+    """The tools of a server, in the place of one: it's iterated over.
+
+    Its config has `command`, the words that start a server which talks over stdin and stdout (with `env`, variables of its
+    environment), or `url`, where one talks streamable HTTP (with `headers`), and `tools`, the names to offer; all if it is left
+    out.
+
+    Raises:
+        ConfigError: the config has another key, not one of `command` and `url`, or a name that isn't a tool of the server.
+        NotAvailableError: the server doesn't answer, or the client isn't installed.
+    """
+
+    def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
+        for key, value in config.items():
+            if key not in KEYS:
+                raise ConfigError(f"mcp: config has no key {key!r}; it has {', '.join(KEYS)}.{nearest(key, KEYS)}")
+            texts = [value] if isinstance(value, str) else [*value, *(value.values() if isinstance(value, dict) else [])]
+            if not isinstance(value, KEYS[key]) or not value or not all(isinstance(text, str) for text in texts):
+                raise ConfigError(f"mcp: config.{key} is {value!r}; it must be a {KEYS[key].__name__} of texts")
+        if ("command" in config) == ("url" in config):
+            raise ConfigError("mcp: config has command, a list of words, or url; give one of them")
+        if tool_schema:
+            raise ConfigError("mcp: the server says what its tools' schemas are; leave tool_schema out")
+        how = {key: config[key] for key in KEYS if key in config and key != "tools"}
+        self._connection = _connected(json.dumps(how))
+        offered = {tool.name: tool for tool in self._connection.tools}
+        for name in config.get("tools", ()):
+            if name not in offered:
+                raise ConfigError(
+                    f"mcp: config.tools names {name!r}; the server has {', '.join(offered)}.{nearest(name, offered)}"
+                )
+        self._tools = [McpTool(self._connection, offered[name]) for name in config.get("tools", offered)]
+
+    def __iter__(self) -> Iterator[McpTool]:
+        return iter(self._tools)
+
+
+class McpTool:
+    """A tool of a server. What goes wrong in the tool is the result, which the model reads."""
+
+    def __init__(self, connection: _Connection, tool: Any) -> None:
+        function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+        self.schema: Mapping[str, Any] = {"type": "function", "function": function}
+        self._connection, self._name = connection, tool.name
+
+    async def create(self, task: Task) -> None: ...
+
+    async def execute(self, state: None, arguments: Mapping[str, Any]) -> str:
+        result = await asyncio.wrap_future(self._connection.start(self._connection.call(self._name, dict(arguments))))
+        parts = [part.text if part.type == "text" else f"[{part.type} left out]" for part in result.content]
+        text = "\n".join(parts) or json.dumps(result.structured_content, ensure_ascii=False)
+        if result.is_error:
+            raise ToolError(text)
+        return text
+
+    async def calc_reward(self, state: None) -> float:
+        return 0.0
+
+    async def release(self, state: None) -> None: ...
+
+
+class _Connection:
+    """A client, in an event loop of its own, since it belongs to one task, and episodes come and go. One that is lost is made
+    anew for the next call."""
+
+    def __init__(self, how: Mapping[str, Any]) -> None:
+        self._how, self._loop = how, asyncio.new_event_loop()
+        self._holder: asyncio.Task[None] | None = None
+        self._client: asyncio.Future[Any] = self._loop.create_future()
+        self._is_lost = asyncio.Event()
+        DaemonThread("mcp").start(self._loop.run_forever)
+        listed = self.start(self._listed())
+        try:
+            self.tools = listed.result(CONNECT_S)
+        except TimeoutError as fault:
+            listed.cancel()
+            if self._holder:
+                self._loop.call_soon_threadsafe(self._holder.cancel)
+            raise NotAvailableError(f"the MCP server {self} didn't name its tools within {CONNECT_S:g} s") from fault
+
+    def __str__(self) -> str:
+        return str(self._how.get("url") or " ".join(self._how["command"]))
+
+    def start(self, call: Any) -> Any:
+        """A future of a coroutine in the connection's loop."""
+        return asyncio.run_coroutine_threadsafe(call, self._loop)
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        client = await self._connected()
+        from mcp import MCPError
+
+        try:
+            return await client.call_tool(name, arguments)
+        except MCPError as fault:
+            if fault.code == INVALID_PARAMS:
+                raise ToolError(str(fault)) from fault
+            self._is_lost.set()
+            raise EnvironmentFault(f"the MCP server {self} failed in a call of {name}: {fault}") from fault
+
+    async def _listed(self) -> list[Any]:
+        client, tools, cursor = await self._connected(), [], None
+        while True:
+            page = await client.list_tools(cursor=cursor)
+            tools += page.tools
+            cursor = page.next_cursor
+            if not cursor:
+                return tools
+
+    async def _connected(self) -> Any:
+        if self._holder is None or self._holder.done() or self._is_lost.is_set():
+            self._client, self._is_lost = self._loop.create_future(), asyncio.Event()
+            self._holder = self._loop.create_task(self._hold(self._client, self._is_lost))
+            self._holder.add_done_callback(lambda holder: holder.cancelled() or holder.exception())  # else asyncio logs it
+        holder = self._holder
+        await asyncio.wait([holder, self._client], return_when=asyncio.FIRST_COMPLETED)
+        if not self._client.done():
+            raise NotAvailableError(f"the MCP server {self} can't be reached: {_cause(holder.exception())}")
+        return self._client.result()
+
+    async def _hold(self, client: asyncio.Future[Any], is_lost: asyncio.Event) -> None:
+        from mcp import Client, StdioServerParameters
+        from mcp.client.streamable_http import streamable_http_client
+        from mcp.shared._httpx_utils import create_mcp_http_client
+
+        async with AsyncExitStack() as stack:
+            if "url" in self._how:
+                http = await stack.enter_async_context(create_mcp_http_client(headers=self._how.get("headers")))
+                server: Any = streamable_http_client(self._how["url"], http_client=http)
+            else:
+                command, *words = self._how["command"]
+                server = StdioServerParameters(command=command, args=words, env=self._how.get("env"))
+            client.set_result(await stack.enter_async_context(Client(server)))
+            await is_lost.wait()
+
+
+def _cause(fault: BaseException | None) -> str:
+    """The first exception of a group, in words."""
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    return f"{type(fault).__name__}: {fault}" if fault else "it closed the connection"
+
+
+@lru_cache(maxsize=8)
+def _connected(how: str) -> _Connection:
+    """The connection to a server. It is made once, though a start asks for a tool several times."""
+    try:
+        import mcp  # noqa: F401
+    except ImportError as fault:
+        raise NotAvailableError("mcp needs the client mcp, which isn't installed; pip install 'turnwise[tools]'") from fault
+    return _Connection(json.loads(how))
