@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 
-T = globals()["T"]
+T = globals().get("T")
 ATTEMPTS = {}
 ROOT_ONLY = set()
 libc = ctypes.CDLL(None, use_errno=True)
@@ -455,7 +455,7 @@ CALLS = {
         "ptrace": 117, "process_vm_readv": 270, "unshare": 97, "setns": 268, "chroot": 51, "mount": 40, "setuid": 146, "keyctl": 219,
         "bpf": 280, "perf_event_open": 241, "io_uring_setup": 425, "userfaultfd": 282, "open_by_handle_at": 265, "execveat": 281,
     },
-}[os.uname().machine]  # fmt: skip
+}.get(os.uname().machine, {})  # fmt: skip
 
 
 def reaches_the_kernel(number):
@@ -487,4 +487,5 @@ def main():
     print(json.dumps({"results": results, "of_root": sorted(ROOT_ONLY)}))
 
 
-main()
+if T:  # not where pytest looks for doctests
+    main()

@@ -4,44 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import os
-
-from mcp.server.mcpserver import Image, MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-
-server = MCPServer("toy", log_level="CRITICAL")
+from typing import Any
 
 
-@server.tool()
-def add(a: int, b: int) -> int:
-    """Adds two numbers."""
-    return a + b
+def make_server() -> Any:
+    from mcp.server.mcpserver import Image, MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
 
+    server = MCPServer("toy", log_level="CRITICAL")
 
-@server.tool()
-def variable(key: str) -> str:
-    return os.environ.get(key, "unset")
+    @server.tool()
+    def add(a: int, b: int) -> int:
+        """Adds two numbers."""
+        return a + b
 
+    @server.tool()
+    def variable(key: str) -> str:
+        return os.environ.get(key, "unset")
 
-@server.tool()
-def fail() -> str:
-    raise ToolError("no such page")
+    @server.tool()
+    def fail() -> str:
+        raise ToolError("no such page")
 
+    @server.tool()
+    def picture() -> list:
+        return ["a dot", Image(data=b"x", format="png")]
 
-@server.tool()
-def picture() -> list:
-    return ["a dot", Image(data=b"x", format="png")]
+    @server.tool()
+    async def slow() -> str:
+        await asyncio.sleep(100)
+        return ""
 
+    @server.tool()
+    def end() -> str:
+        os._exit(3)
 
-@server.tool()
-async def slow() -> str:
-    await asyncio.sleep(100)
-    return ""
-
-
-@server.tool()
-def end() -> str:
-    os._exit(3)
+    return server
 
 
 if __name__ == "__main__":
-    server.run()
+    make_server().run()

@@ -27,10 +27,10 @@ STDIO = {"command": [sys.executable, str(PROGRAM)], "env": {"TOY": "red", "PYTHO
 def http():
     pytest.importorskip("mcp")
     import uvicorn
-    from toy_mcp import server
+    from toy_mcp import make_server
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        application = server.streamable_http_app()
+        application = make_server().streamable_http_app()
         serving = uvicorn.Server(uvicorn.Config(application, log_level="critical"))
         thread = threading.Thread(target=serving.run, args=([listening],))
         thread.start()
