@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
+
+import yaml
 
 from turnwise.config.problems import Problem, as_sentences
 from turnwise.config.resolve import estimator_of, published_clips, variant_of
@@ -190,24 +193,11 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
 )
 
 
-_OPTIMIZER = (
-    "learning_rate",
-    "gradient_accumulation_steps",
-    "weight_decay",
-    "warmup_steps",
-    "warmup_ratio",
-    "lr_scheduler_type",
-    "adam_beta1",
-    "adam_beta2",
-)
 _LORA: Requirement[Role | SFTConfig] = Requirement(
     ("model_args.lora_alpha", "model_args.lora_dropout", "model_args.lora_target"),
     lambda role: role.model_args.lora_rank is not None,
     "needs lora_rank",
 )
-_TRUST = ("model_args.trust_remote_code", "model_args.allow_pickle")
-_CHANGES = ("model_args.disable_gradient_checkpointing", "model_args.freeze_module_prefix", "model_args.lora_rank", *_LORA.keys)
-"""Keys of `model_args` about training."""
 _WARMUP: Requirement[Role | SFTConfig] = Requirement(
     ("training_args.warmup_ratio",), lambda role: role.training_args.warmup_steps == 0, "warmup_steps is set"
 )
@@ -224,55 +214,24 @@ _INFER_BATCHES: Requirement[Role] = Requirement(
     lambda role: role.use_dynamic_batching_in_infer,
     "needs use_dynamic_batching_in_infer: true",
 )
-_TRAINED: tuple[Requirement[Role], ...] = (
-    _LORA,
-    _WARMUP,
+_TRAINED: tuple[Requirement[Role], ...] = (_LORA, _WARMUP, _PACKING, _TRAIN_BATCHES, _INFER_BATCHES)
+_COMPUTES: tuple[Requirement[Role], ...] = (
     _PACKING,
-    _TRAIN_BATCHES,
     _INFER_BATCHES,
-    Requirement(("generating_args",), _never, "actor_infer samples; set it there"),
+    Requirement(
+        ("training_args.per_device_train_batch_size",),
+        lambda role: not role.use_dynamic_batching_in_infer,
+        "use_dynamic_batching_in_infer fills micro-batches by tokens",
+    ),
 )
-
+_AT_TIMES = {"actor_train": _TRAINED, "critic": _TRAINED, "reference": _COMPUTES, "reward": _COMPUTES}
+"""Keys of roles that some settings leave without effect."""
+UNREAD: dict[str, dict[str, list[str]]] = yaml.safe_load(Path(__file__).with_name("unread.yaml").read_text(encoding="utf-8"))
+"""Role → reason → keys that the role never reads."""
 ROLE_REQUIREMENTS: dict[str, tuple[Requirement[Role], ...]] = {
-    "actor_train": _TRAINED,
-    "critic": _TRAINED,
-    "actor_infer": (
-        Requirement(("training_args", *_CHANGES), _never, "actor_train trains; set it there"),
-        Requirement(("model_args.attn_implementation",), _never, "the engine brings its own, or actor_train's"),
-        Requirement(_TRUST, _never, "the sampler has actor_train's model; set it there"),
-        Requirement(
-            (
-                *(f"use_dynamic_batching_in_{work}" for work in ("train", "infer")),
-                *(f"max_tokens_per_microbatch_in_{work}" for work in ("train", "infer")),
-                "use_sequence_packing",
-            ),
-            _never,
-            "the engine batches requests by itself",
-        ),
-    ),
-    "reference": (
-        _PACKING,
-        _INFER_BATCHES,
-        Requirement(tuple(f"training_args.{key}" for key in _OPTIMIZER), _never, "it isn't trained"),
-        Requirement(
-            ("training_args.per_device_train_batch_size",),
-            lambda role: not role.use_dynamic_batching_in_infer,
-            "use_dynamic_batching_in_infer fills micro-batches by tokens",
-        ),
-        Requirement(
-            (*_CHANGES, "use_dynamic_batching_in_train", "max_tokens_per_microbatch_in_train"),
-            _never,
-            "it isn't trained",
-        ),
-        Requirement(("model_args.model_type",), _never, "a reference always has the policy's head"),
-        Requirement(("generating_args",), _never, "actor_infer samples; set it there"),
-    ),
+    role: (*_AT_TIMES.get(role, ()), *(Requirement(tuple(keys), _never, reason) for reason, keys in unread.items()))
+    for role, unread in UNREAD.items()
 }
-ROLE_REQUIREMENTS["reward"] = (
-    *ROLE_REQUIREMENTS["reference"][:-2],
-    Requirement(("model_args.model_type",), _never, "a reward model always has a score head"),
-    Requirement(("generating_args",), _never, "a reward model writes nothing"),
-)
 
 SFT_REQUIREMENTS: tuple[Requirement[SFTConfig], ...] = (
     _LORA,
@@ -288,10 +247,7 @@ SFT_REQUIREMENTS: tuple[Requirement[SFTConfig], ...] = (
 def never_works(key: str) -> bool:
     """Whether a dotted key is one of a role that never reads it."""
     role, _, inner = key.partition(".")
-    ignored = (
-        name for requirement in ROLE_REQUIREMENTS.get(role, ()) if requirement.works is _never for name in requirement.keys
-    )
-    return any(f"{inner}.".startswith(f"{name}.") for name in ignored)
+    return any(f"{inner}.".startswith(f"{name}.") for names in UNREAD.get(role, {}).values() for name in names)
 
 
 def find_ineffective(config: AgenticConfig | SFTConfig) -> list[Problem]:
