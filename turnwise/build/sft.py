@@ -19,6 +19,7 @@ from turnwise.config import SFTConfig, require, unavailable
 from turnwise.data.demonstrations import Row, read_rows
 from turnwise.errors import ChatTemplateError, DataError
 from turnwise.models.load import load_tokenizer
+from turnwise.pipelines.by_validation import ByValidation
 from turnwise.pipelines.checkpoints import Contents, Fingerprint
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import BatchPlan, ModelRole
@@ -62,10 +63,11 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
             _batch_plan(config),
             stopwatch,
         )
+        by_validation = ByValidation(config, folder.best)
         contents = Contents(
             sft.workers,
             tokenizer,
-            parts={"random": GlobalRandomState(), "demonstrations": Fingerprint(train_samples)},
+            parts={"random": GlobalRandomState(), "demonstrations": Fingerprint(train_samples), "by_validation": by_validation},
             num_bytes=info_of(sft).saved_bytes,
         )
         pipeline = SFTPipeline(
@@ -80,6 +82,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
             log=RunLog(build_trackers(config, folder, SFT_COLUMNS, total_steps, is_quiet, stopwatch)),
             folder=folder,
             checkpoints=build_checkpoints(config, folder, total_steps, contents),
+            by_validation=by_validation,
             interrupts=Interrupts(),
         )
         begin(config, folder, pipeline)

@@ -10,6 +10,7 @@ from turnwise.config.section import NonNegative, PositiveCount, Section
 
 if TYPE_CHECKING:
     from turnwise.config.schema import AgenticConfig
+    from turnwise.config.sft import SFTConfig
 
 
 class SaveBest(Section):
@@ -32,6 +33,32 @@ class EarlyStopping(Section):
     """Validations in a row without a better value than the best before them, after which the run ends."""
     min_delta: NonNegative = 0.0
     """A value is better where it differs from the best by more than this."""
+
+
+class SFTSaveBest(SaveBest):
+    """The same for fine-tuning, whose validations measure a loss."""
+
+    metric: Literal["sft/val_loss"] = "sft/val_loss"
+    """Metric of the validations by which the best model is kept, in the run's folder best."""
+    mode: Literal["max", "min"] = "min"
+    """Whether the largest or the smallest value is the best."""
+
+
+class SFTEarlyStopping(EarlyStopping):
+    """The same for fine-tuning, whose validations measure a loss."""
+
+    metric: Literal["sft/val_loss"] = "sft/val_loss"
+    """Metric of the validations that is to get better."""
+    mode: Literal["max", "min"] = "min"
+    """Whether larger or smaller values are better."""
+
+
+def sft_validation_problems(config: SFTConfig) -> Iterator[Problem]:
+    """The same for fine-tuning."""
+    for key, section in (("save_best", config.save_best), ("early_stopping", config.early_stopping)):
+        if section is not None and not (config.eval_steps and config.val_files):
+            keys = ", ".join(type(section).model_fields)
+            yield Problem.at(key, f"{keys} act on the validation loss; set eval_steps and val_files, or leave this out")
 
 
 def validation_problems(config: AgenticConfig) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from string import Formatter
 from typing import Any
 
 from turnwise.config.asynchrony import asynchrony, cut_sampling
-from turnwise.config.by_validation import validation_problems
+from turnwise.config.by_validation import sft_validation_problems, validation_problems
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_problems import adapter_problems, model_problems
 from turnwise.config.problems import Path, Problem
@@ -51,6 +51,7 @@ def _sft(config: SFTConfig) -> Iterator[Problem]:
         yield _wrong_strategy("strategy_args", config.strategy_args.strategy_name, "train")
     if config.eval_steps > 0 and not config.val_files:
         yield Problem.at("eval_steps", f"{config.eval_steps} asks for a validation loss, but there are no val_files")
+    yield from sft_validation_problems(config)
     yield from _head("model_args", config.model_args)
     yield from adapter_problems("model_args", config.model_args)
 

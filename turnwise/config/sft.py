@@ -6,6 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from turnwise.config.by_validation import SFTEarlyStopping, SFTSaveBest
 from turnwise.config.devices import DeviceRanks
 from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.resolve import resolve_model, resolve_sequence_length, tokens_of_microbatch
@@ -36,6 +37,8 @@ class SFTConfig(RunKeys):
     """Fill micro-batches by tokens instead of by samples. Changes speed and memory, not the result."""
     max_tokens_per_microbatch_in_train: PositiveCount = derived()
     """Tokens of a micro-batch, where batching is dynamic [2 × sequence_length, at least 4096]."""
+    save_best: SFTSaveBest | None = None
+    early_stopping: SFTEarlyStopping | None = None
     deterministic: bool = False
     """Two runs of one config and seed are bit-identical."""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from turnwise.config import AgenticConfig
+from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.errors import ConfigError, counted, nearest
 from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.tracking.metrics import reduce_metrics
@@ -68,7 +68,7 @@ class BestValue:
 class ByValidation:
     """`save_best` and `early_stopping` of a run, if set. The best model goes into `folder`."""
 
-    def __init__(self, config: AgenticConfig, folder: Path) -> None:
+    def __init__(self, config: AgenticConfig | SFTConfig, folder: Path) -> None:
         kept, stopping = config.save_best, config.early_stopping
         self.best = BestValue(kept.metric, kept.mode) if kept else None
         self.stopping = BestValue(stopping.metric, stopping.mode, stopping.min_delta) if stopping else None

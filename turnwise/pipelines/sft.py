@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.batching.plan import optimizer_steps
+from turnwise.pipelines.by_validation import ByValidation
 from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.roles import ModelRole
@@ -39,6 +40,7 @@ class SFTPipeline:
     log: RunLog
     folder: RunFolder
     checkpoints: Checkpoints
+    by_validation: ByValidation
     interrupts: Interrupts
 
     @property
@@ -54,7 +56,9 @@ class SFTPipeline:
         steps = [indices for epoch in epochs for indices in epoch][: self.num_steps]
         for step in range(self.checkpoints.num_done, len(steps)):
             if self.val_samples and config.eval_steps and step % config.eval_steps == 0:
-                log.add(self.validate())
+                self.validate(step)
+                if step == self.num_steps:  # early_stopping has ended the run
+                    return self._end(step)
             chosen = [self.train_samples[i] for i in steps[step]]
             with log.phase("train") as clock, self.checkpoints.updating(step, self.interrupts):
                 log.add(self.sft.optimizer_step(chosen, self.loss, position=step))
@@ -64,18 +68,24 @@ class SFTPipeline:
                 self.do_checkpoint()
             self.interrupts.release()
         if self.val_samples:
-            log.add(self.validate())
-            log.end_step(self.num_steps)
+            self.validate(self.num_steps)
+        self._end(self.num_steps)
 
-    def validate(self) -> list[Metric]:
-        """Mean negative log-likelihood of an assistant token of the validation demonstrations."""
+    def _end(self, step: int) -> None:
+        if self.val_samples:
+            self.log.end_step(step)
+        if not self.checkpoints.is_saved:
+            self.do_checkpoint()
+
+    def validate(self, step: int) -> None:
+        """Logs the mean negative log-likelihood of an assistant token of the validation demonstrations, and acts on it."""
         metrics = []
         with self.log.phase("val"):
             results = self.sft.forward(self.val_samples, "logprobs")
         for sample, logprobs in zip(self.val_samples, results, strict=True):
             mask = sample.response_mask
             metrics.append(Metric("sft/val_loss", -float(logprobs[mask].mean()), "mean", weight=float(mask.sum())))
-        return metrics
+        self.log.add(self.by_validation.see(step, metrics, self.checkpoints))
 
     def do_checkpoint(self) -> Path:
         """Writes a model folder with the optimiser's state after the last whole step."""

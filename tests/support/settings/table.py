@@ -347,12 +347,20 @@ AGENTIC: tuple[Live, ...] = (
     ),
 )
 
+_SFT_VALIDATED = {"eval_steps": 1, "val_files": "$demonstrations", "num_epochs": 3}
+
 SFT: tuple[Live, ...] = (
     *RUN,
     Live("device_mapping", [99], "error"),
     Live("num_gpus_per_node", 1, "error", {"device_mapping": [0, 1]}),
     Live("sequence_length", 8, "error"),
     Live("eval_steps", 2, "metrics", {"val_files": "$demonstrations"}),
+    Live("save_best.metric", "val/score/mean", "error"),
+    Live("save_best.mode", "max", "files", _SFT_VALIDATED),
+    Live("early_stopping.metric", "val/score/mean", "error"),
+    Live("early_stopping.mode", "max", "metrics", _SFT_VALIDATED | {"early_stopping.patience": 1}),
+    Live("early_stopping.patience", 1, "metrics", _SFT_VALIDATED | {"early_stopping.min_delta": 9.0}),
+    Live("early_stopping.min_delta", 9.0, "metrics", _SFT_VALIDATED | {"early_stopping.patience": 1}),
     Live("train_files", "$other_demonstrations", "weights"),
     Live("val_files", "$demonstrations", "metrics"),
     Live("num_epochs", 2, "weights"),

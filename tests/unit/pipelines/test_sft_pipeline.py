@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from turnwise.build.run import start_run
 from turnwise.build.sft import build_sft
 from turnwise.config import SFTConfig, parse_config
-from turnwise.errors import DataError
+from turnwise.errors import ConfigError, DataError
 from turnwise.tracking.jsonl import read_metrics
 
 
@@ -59,3 +59,21 @@ def test_a_row_that_is_too_long_is_named(tiny_model, tmp_path):
     path = write_demonstrations(tmp_path / "long.jsonl", 1, answer="P _ " * 100)
     with pytest.raises(DataError, match=r"line 1: has \d+ tokens, more than sequence_length 64"):
         fine_tune(tiny_model, tmp_path, train_files=[path])
+
+
+def test_the_best_model_is_kept_and_a_run_that_only_gets_worse_on_validation_ends(tiny_model, tmp_path):
+    other = write_demonstrations(tmp_path / "val.jsonl", 3, answer="O O X")
+    pipeline, rows = fine_tune(
+        tiny_model, tmp_path, val_files=[other], eval_steps=2, num_epochs=20, save_best={}, early_stopping={"patience": 2}
+    )
+    losses = {row["step"]: row["sft/val_loss"] for row in rows if "sft/val_loss" in row}
+    best = min(losses, key=losses.get)
+    assert json.loads((pipeline.folder.best / "best.json").read_text())["step"] == best
+    AutoModelForCausalLM.from_pretrained(pipeline.folder.best)
+    assert pipeline.num_steps == max(losses) == best + 4 < 100, "two validations without a better one end it"
+    assert (pipeline.checkpoints.path / f"checkpoint-{pipeline.num_steps}").is_dir()
+
+
+def test_what_only_validations_decide_needs_them(tiny_model):
+    with pytest.raises(ConfigError, match="early_stopping: .*act on the validation loss; set eval_steps and val_files"):
+        parse_config({"pretrain": str(tiny_model), "train_files": ["x.jsonl"], "early_stopping": {}}, SFTConfig)
