@@ -75,5 +75,5 @@ def test_the_best_model_is_kept_and_a_run_that_only_gets_worse_on_validation_end
 
 
 def test_what_only_validations_decide_needs_them(tiny_model):
-    with pytest.raises(ConfigError, match="early_stopping: .*act on the validation loss; set eval_steps and val_files"):
+    with pytest.raises(ConfigError, match=r"early_stopping: .*act on the validation loss; set eval_steps and val_files"):
         parse_config({"pretrain": str(tiny_model), "train_files": ["x.jsonl"], "early_stopping": {}}, SFTConfig)
