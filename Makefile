@@ -14,7 +14,7 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/extras --ignore=tests/engines -n $(WORKERS) --dist worksteal
 
-# What takes minutes: twenty kills of a run, the README's example as printed, and eighty of the known mistakes (tests/mutants.txt).
+# What takes minutes: twenty kills of a run, the README's example as printed, and fifty of the known mistakes (tests/mutants.txt).
 test-extras: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/extras
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import runpy
 from pathlib import Path
 from typing import get_args
@@ -16,7 +17,11 @@ from turnwise.pipelines.tokenizer_text import environment_text
 from turnwise.types import Split
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted(path for path in (ROOT / "examples").rglob("*.yaml") if path.parent.name != "config")
+ELSEWHERE = ("config", "tool_config", "accelerate", "grpo_trainer", "sglang_multiturn")
+"""Parts of configs, and examples that train in tests of their own."""
+CONFIGS = sorted(
+    path for path in (ROOT / "examples").rglob("*.yaml") if path.parent.name not in ELSEWHERE and path.name != "tools.yaml"
+)
 LAPTOP = ["strategy_args", "device_mapping", "model_args"]
 
 
@@ -35,21 +40,35 @@ def of_sums(folder: Path) -> None:
     script["write"](folder / "demos.jsonl", [{"messages": script["conversation"](row)} for row in rows[:16]])
 
 
+def of_products(folder: Path) -> None:
+    """The files of examples/products, with a few products each."""
+    script = runpy.run_path(str(ROOT / "examples" / "products" / "products.py"))
+    rows = [script["row"](a, b, index, True) for index, (a, b) in enumerate(script["pairs"](seed=0)[:24])]
+    script["write"](folder / "train.jsonl", rows[:16])
+    script["write"](folder / "val.jsonl", rows[16:])
+    rng = random.Random(0)
+    script["write"](folder / "demos.jsonl", [script["demonstration"](12, 34, rng, True) for _ in range(16)])
+
+
+ROWS = {"arithmetic": of_sums, "products": of_products}
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_one_small_step(path: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = [f"pretrain={model}", f"output_dir={tmp_path}", "max_steps=1"]
     if "train_files" in yaml.safe_load(path.read_text(encoding="utf-8")):
         demos = tmp_path / "demos.jsonl"
-        if path.parent.name == "arithmetic":
-            of_sums(tmp_path)
-            changes.append(f"val_files=[{demos}]")
+        if path.parent.name in ROWS:
+            ROWS[path.parent.name](tmp_path)
+            changes += [f"val_files=[{demos}]"] if path.parent.name == "arithmetic" else ["sequence_length=2048"]
         else:
             assert main(["demos", str(path.parent / "agentic.yaml"), "--episodes", "16", "--out", str(demos)]) == 0
         assert main(["sft", str(path), *changes, f"train_files=[{demos}]", "--quiet"]) == 0
         return
     config, _ = load_config(path, [])
     if config.data.train_files:
-        of_sums(tmp_path)
+        ROWS[path.parent.name](tmp_path)
+        changes += ["sequence_length=2048"] if path.parent.name == "products" else []
         changes += [f"data.{split}_files=[{tmp_path / f'{split}.jsonl'}]" for split in get_args(Split)]
     has_critic = config.adv_estimator == "gae"
     for split in get_args(Split):
