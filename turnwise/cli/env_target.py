@@ -136,7 +136,7 @@ def _of_config(
     takes_rows: bool = False,
 ) -> EnvTarget:
     config, _ = load_config(file, overrides, AgenticConfig, purpose="play")
-    if takes_rows and config.data.train_files and (tag == ROWS_TAG or not config.custom_envs):
+    if takes_rows and config.data.train_files and (tag == ROWS_TAG or (tag is None and not config.custom_envs)):
         if max_steps is not None:
             raise ConfigError(
                 "--max-steps bounds an environment's actions; a row's responses are bounded by agent.max_assistant_turns"

@@ -304,9 +304,30 @@ def test_a_model_behind_a_url_calls_tools(played, products):
         (["--seed", "2"], "there is no row 2; they are 0 to 1"),
         (["--policy", "random"], "plays rows of data.train_files"),
         (["--max-steps", "3"], "agent.max_assistant_turns"),
+        (["--tag", "Lake"], "has no environment 'Lake'"),
         (["--split", "val"], "data.val_files"),
     ],
 )
 def test_what_no_row_can_be_played_with(folder, products, capsys, arguments, message):
     assert main(["play", products, *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_rows_beside_environments_are_the_tag_data(played, folder, products):
+    values = yaml.safe_load((folder / products).read_text())
+    values["data"]["reward"] = "format"
+    values["custom_envs"] = {"Toy": {"env_type": f"{TOYS}:LettersEnv"}}
+    (folder / products).write_text(yaml.safe_dump(values))
+    assert "train row 0 · tool_agent" in played(products, "--tag", "data", lines="84\n")
+    assert "train seed 0" in played(products, lines="q\n")
+
+
+def test_a_simulated_user_replies_to_a_person(played, folder, products):
+    (folder / "users.yaml").write_text("interaction: [{name: gsm8k, class_name: gsm8k, config: {}}]")
+    row = {"prompt": "12 * 7", "answer": "84", "extra_info": {"interaction_kwargs": {"name": "gsm8k", "ground_truth": "84"}}}
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    users = ["agent.interaction_config_path=users.yaml", "agent.max_user_turns=3", "agent.tool_config_path=null"]
+    said = played(products, *users, lines="#### 83\n#### 84\n")
+    first, second = (line.partition("reward ")[2] for line in rows(said, "does"))
+    assert float(first.split(",")[0]) < float(second.split(",")[0]), "the user scores each answer"
+    assert rows(said, "score")[0].endswith("after 2 turns, finished")
