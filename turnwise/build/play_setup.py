@@ -118,8 +118,8 @@ def _task(config: AgenticConfig, tag: str, choices: Choices) -> Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _Player:
-    """The agent of a task."""
+class _TaskAgent:
+    """The agent of a task, with what it may take and how it samples."""
 
     agent: AgentLoop
     limits: EpisodeLimits
@@ -133,7 +133,7 @@ def _of_task(
     bytes_per_token: int = 1,
     is_patient: bool = False,
     choose_for: Callable[[Env], None] = lambda env: None,
-) -> _Player:
+) -> _TaskAgent:
     """The agent of a task, with limits in tokens times `bytes_per_token`. A patient one has all the time; `choose_for` gets the
     environment before the first response."""
     sampling = sampling_params(config, task.split)
@@ -141,7 +141,7 @@ def _of_task(
     if task.row is not None:
         agent = build_row_agent(config, task.split, task.agent, watchdog, Stopwatch(), bytes_per_token)
         most = bytes_per_token * config.max_new_tokens(task.split, ROWS_TAG)
-        return _Player(agent, EpisodeLimits(config.agent.max_assistant_turns, most, task.agent), sampling)
+        return _TaskAgent(agent, EpisodeLimits(config.agent.max_assistant_turns, most, task.agent), sampling)
     settings = agent_settings(config, task.tag, task.split, watchdog)
     settings = replace(settings, max_tokens_per_step=bytes_per_token * settings.max_tokens_per_step)
     if is_patient:
@@ -155,7 +155,7 @@ def _of_task(
         return env
 
     agent = build_agent(config, task.tag, task.split, make_env=introduced, settings=settings)
-    return _Player(agent, EpisodeLimits(settings.max_steps, settings.max_tokens_per_step, settings.mode), sampling)
+    return _TaskAgent(agent, EpisodeLimits(settings.max_steps, settings.max_tokens_per_step, settings.mode), sampling)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
