@@ -7,6 +7,7 @@ import gc
 import random
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -317,18 +318,21 @@ def test_a_task_that_is_cancelled_while_its_deadline_passes_is_cancelled(watchdo
 
 
 def test_stacks_are_few_enough_to_be_read() -> None:
-    stop = threading.Event()
+    # In a process of its own: threads that other tests have left behind would be shown too.
+    code = """
+import threading
+from turnwise.runtime.stacks import describe_stacks
 
-    def worker(depth: int) -> None:
-        worker(depth - 1) if depth else stop.wait()
+stop = threading.Event()
 
-    threads = [
-        threading.Thread(target=worker, args=(index % 7 * 3,), name=f"worker {index}", daemon=True) for index in range(21)
-    ]
-    for thread in threads:
-        thread.start()
-    text = describe_stacks(None)
-    stop.set()
+def worker(depth):
+    worker(depth - 1) if depth else stop.wait()
+
+for index in range(21):
+    threading.Thread(target=worker, args=(index % 7 * 3,), name=f"worker {index}", daemon=True).start()
+print(describe_stacks(None))
+"""
+    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert re.search(r"\n  and \d+ more threads", text)
     assert "threads, one of them worker 0:" in text and "calls further out" in text
     assert len(text.splitlines()) < 50 and all(line.startswith("  ") for line in text.splitlines())
