@@ -215,10 +215,10 @@ AGENT_ALIASES: dict[str, str] = {
 TOOL_PARSERS: dict[str, tuple[str, str]] = {
     "mistral": ("turnwise.chat.tool_calls:MistralParser", "[TOOL_CALLS]"),
     "deepseek": ("turnwise.chat.tool_calls:DeepSeekParser", "<｜tool▁call▁begin｜>"),
-    "gpt_oss": ("turnwise.chat.tool_calls:GptOssParser", "to=functions."),
+    "gpt_oss": ("turnwise.chat.tool_calls:GptOssParser", "<|channel|>commentary"),
     "qwen3_coder": ("turnwise.chat.tool_calls:Qwen3CoderParser", "<function="),
     "hermes": ("turnwise.chat.tool_calls:HermesParser", "<tool_call>"),
-    "llama3_json": ("turnwise.chat.tool_calls:Llama3JsonParser", "<|python_tag|>"),
+    "llama3_json": ("turnwise.chat.tool_calls:Llama3JsonParser", """{"name": "' + """),
     "python_tag": ("turnwise.chat.tool_calls:PythonTagParser", ""),
 }
 """The forms of tool calls: a class of `protocols.ToolCallParser`, and the text in a chat template that tells the form; the

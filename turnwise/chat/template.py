@@ -130,7 +130,12 @@ class ChatTemplate:
             ChatTemplateError: the template refuses the messages after an assistant's or doesn't show them, or drops the
                 assistant's text.
         """
-        tail = self._ids(self._tails, self._prefix, new_messages, tools)
+        prefix = self._prefix
+        if new_messages and new_messages[0].get("role") == "tool" and self._results_need_call:
+            prefix = self._called(new_messages[0])
+        tail = self._ids(self._tails, prefix, new_messages, tools)
+        if prefix is not self._prefix:
+            tail = self._from_end(tail)
         ends = self._ends
         if not ends.closing or len(response_ids) == 0:
             return tail
@@ -259,6 +264,24 @@ class ChatTemplate:
             f"a context can't be extended with this chat template ({refusal}): one that renders user → assistant → user and "
             "keeps each text is needed"
         )
+
+    def _called(self, result: Message) -> tuple[Message, Message]:
+        """The prefix of a result that a template writes behind a call only: the sentinel is the call's last argument."""
+        function = {"name": result.get("name") or "error", "arguments": {"a": SENTINEL}}
+        call = {"id": result.get("tool_call_id", "call00000"), "type": "function", "function": function}
+        return self._prefix[0], {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    @cached_property
+    def _results_need_call(self) -> bool:
+        """Whether a tool's result is refused behind an answer that calls nothing, and shows behind a call."""
+        result = {"role": "tool", "name": "look", "tool_call_id": "call00000", "content": _THOUGHT}
+        texts = [self._text([*prefix, result], is_last=False) for prefix in (self._prefix, self._called(result))]
+        return [_THOUGHT in text.partition(SENTINEL)[2] for text in texts] == [False, True]
+
+    def _from_end(self, tail: list[int]) -> list[int]:
+        """The tail from the token on that ends the turn: what stands before it belongs to the made-up call."""
+        ends = (index for index, token_id in enumerate(tail) if token_id in self.stop_token_ids)
+        return tail[next(ends, self._first_added(tail) or 0) :]
 
     @cached_property
     def _takes_parts(self) -> bool:

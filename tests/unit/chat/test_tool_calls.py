@@ -275,7 +275,7 @@ CHATML = (
         ("<tool_call>", HermesParser),
         ("<tool_call><function=", Qwen3CoderParser),
         ("[TOOL_CALLS]", MistralParser),
-        ("<|python_tag|>", Llama3JsonParser),
+        ('{{ \'{"name": "\' + tool_call.name }}', Llama3JsonParser),
         ("<｜tool▁call▁begin｜>", DeepSeekParser),
         ("<|channel|>commentary to=functions.", GptOssParser),
     ],
