@@ -313,3 +313,13 @@ def test_training_is_blind_to_the_algorithm():
             if (found := names.search(line))
         ]
     )
+
+
+def test_asynchrony_is_the_bound_of_a_buffer():
+    """What else follows from it (a process of its own for the trainer, streamed steps) is derived in `config`."""
+    asking = {
+        f"turnwise/{path}"
+        for path in sources()
+        if "config.async_generation_ratio" in (PACKAGE / path).read_text(encoding="utf-8") and room_of(path) != "config"
+    }
+    assert asking == {"turnwise/build/source.py"}

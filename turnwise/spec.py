@@ -32,6 +32,8 @@ METHOD_STATISTICS: dict[NormalizationMethod, tuple[Statistic, Statistic]] = {
 }
 """Default scores for the mean and the standard deviation of each method of `reward_normalization`."""
 
+OldLogProbs = Literal["if_needed", "always", "rollouts"]
+"""Where old log-probs come from: a forward pass if needed, always a forward pass, or the servers that sampled the tokens."""
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LOSS_AGG_MODES: tuple[LossAggMode, ...] = get_args(LossAggMode)
 

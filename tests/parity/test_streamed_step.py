@@ -18,8 +18,8 @@ from turnwise.algorithms.settings import AlgorithmSettings, Correction, Importan
 from turnwise.cluster.local import LocalCluster
 from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.pipelines.policy_update import PolicyUpdate
-from turnwise.pipelines.roles import BatchPlan, ModelRole, OldLogProbs
-from turnwise.spec import LOSS_AGG_MODES, PG_VARIANTS
+from turnwise.pipelines.roles import BatchPlan, ModelRole
+from turnwise.spec import LOSS_AGG_MODES, PG_VARIANTS, OldLogProbs
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy

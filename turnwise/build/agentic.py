@@ -40,7 +40,7 @@ from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.by_validation import ByValidation
 from turnwise.pipelines.checkpoints import Contents
 from turnwise.pipelines.interrupt import Interrupts
-from turnwise.pipelines.roles import ModelRole, OldLogProbs
+from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster, Stateful, StreamsStep
 from turnwise.rollout.journal import Journal
@@ -48,7 +48,7 @@ from turnwise.rollout.tasks import TaskSource
 from turnwise.rollout.turn_journal import TurnJournal
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.spec import ESTIMATORS
+from turnwise.spec import ESTIMATORS, OldLogProbs
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.timeline import Timeline
@@ -75,7 +75,7 @@ def build_agentic(
     set_profile(config)
     kl_ctrl = KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)
     algorithm = build_algorithm(config, kl_ctrl)
-    is_asynchronous = config.async_generation_ratio > 0 and rollouts is None
+    is_asynchronous = config.plays_ahead and rollouts is None
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
     replay_log = build_replay_log(config, folder, is_asynchronous, replay)
     placement, device = build_placement(config, is_apart=is_asynchronous), sampling_device(config)
@@ -222,10 +222,9 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
 
 
 def old_log_probs(config: AgenticConfig, algorithm: Algorithm) -> OldLogProbs:
-    """The source of old log-probs. Asynchronous samples always need a forward pass, and so do some algorithms."""
-    if config.use_rollout_log_probs:
-        return "rollouts"
-    return "always" if config.async_generation_ratio or "old_logprobs" in algorithm.needs else "if_needed"
+    """The config's source of old log-probs, or a forward pass where the algorithm always needs one."""
+    is_needed = config.old_log_probs == "if_needed" and "old_logprobs" in algorithm.needs
+    return "always" if is_needed else config.old_log_probs
 
 
 def algorithm_settings(config: AgenticConfig) -> AlgorithmSettings:

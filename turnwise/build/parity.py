@@ -43,7 +43,7 @@ def build_parity_gate(
         sampling=gate_sampling(sampling, config.seed, policy.servers.info().sampling_mask),
         max_length=config.sequence_length,
         max_diff=config.parity_max_logprob_diff,
-        forgets=config.async_generation_ratio == 0,
+        forgets=not config.plays_ahead,
         suspects=Suspects(
             score=partial(actor_train.forward, output="logprobs"),
             weights=weights,

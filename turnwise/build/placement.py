@@ -59,7 +59,7 @@ def sampling_device(config: AgenticConfig) -> torch.device:
 def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
     """`cpu_split`. A missing number is half of the threads, or what the other side leaves, and at least one. Synchronous runs
     take turns, so that each side has all threads."""
-    if isinstance(config, SFTConfig) or not config.async_generation_ratio:
+    if isinstance(config, SFTConfig) or not config.plays_ahead:
         return CpuThreads(num_threads, num_threads, num_threads)
     train, rollout = config.cpu_split.train, config.cpu_split.rollout
     half = num_threads - num_threads // 2

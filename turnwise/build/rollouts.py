@@ -128,7 +128,7 @@ def serve(
         policy.stopwatch,
         policy.replay_log,
         # Training episodes go on during a validation only if they are played ahead.
-        max_concurrency=sum(num_episodes) if config.async_generation_ratio else max(num_episodes),
+        max_concurrency=sum(num_episodes) if config.plays_ahead else max(num_episodes),
         neighbours=neighbours if neighbours and is_shared else {},
     )
     manager = LLMServerManager(servers, request_s=config.deadlines.request_s, watchdog=policy.watchdog)
@@ -163,7 +163,7 @@ def build_scheduler(
     """
     score = build_reward_stage(config, policy.tokenizer, sampling_device(config), policy.watchdog, policy.stopwatch)
     agents: Callable[[Task], AgentLoop] = Agents(config, split, policy, pictures)
-    is_alone = split == "val" and config.async_generation_ratio == 0
+    is_alone = split == "val" and not config.plays_ahead
     return RolloutScheduler(
         run_async=policy.run_apart if is_alone else policy.event_loop.run,
         tasks=tasks or build_tasks(config, split, policy.template),

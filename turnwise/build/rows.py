@@ -135,8 +135,7 @@ def build_tasks(config: AgenticConfig, split: Split, template: ChatTemplate) -> 
         num_epochs = config.data.num_epochs if is_training else 1
         rows = RowTasks(config.seed, split, fitting, config.data.shuffle and is_training, num_epochs)
     if config.data.curriculum and is_training:
-        num_versions = config.async_generation_ratio + 2
-        return CurriculumTasks(config.seed, split, manager.tags, agents, rows, ROWS_TAG, num_versions)
+        return CurriculumTasks(config.seed, split, manager.tags, agents, rows, ROWS_TAG, config.num_task_versions)
     if rows is not None and not manager.env_tags:
         return rows
     return SeededTasks(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition), agents, rows, ROWS_TAG)

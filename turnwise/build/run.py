@@ -60,7 +60,7 @@ def build_trackers(
         on_error.pop_all()
     if "stdout" in config.track_with and not is_quiet:
         # Tokens of asynchronous rollouts are those of later batches too, and say nothing of this one.
-        most = most_sampled(config) if isinstance(config, AgenticConfig) and not config.async_generation_ratio else 0
+        most = most_sampled(config) if isinstance(config, AgenticConfig) and not config.plays_ahead else 0
         pace = Pace(num_steps, folder.num_done, stopwatch, most, smaller_steps(config))
         trackers.append(stdout_tracker(config.exp_name, columns, num_steps, every=config.logging_steps, pace=pace))
     return trackers

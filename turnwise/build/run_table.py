@@ -75,7 +75,7 @@ def _agentic_rows(pipeline: AgenticPipeline) -> Iterator[Row]:
         yield "reference", f"{_start(config.reference.model_args.model_name_or_path)}: {_strategy(reference)}"
     yield "actor_infer", _server(pipeline.actor_infer.info(), actor)
     yield from _placement(pipeline)
-    if isinstance(pipeline.cluster, ProcessCluster) and config.async_generation_ratio:
+    if isinstance(pipeline.cluster, ProcessCluster) and config.plays_ahead:
         yield "asynchronous", f"{_split(pipeline.cluster)}; {asynchronous(config)}"
     yield from _environments(config, "train")
     yield from data_rows(config)
@@ -204,7 +204,7 @@ def _split(cluster: ProcessCluster) -> str:
 
 def _profile(config: AgenticConfig | SFTConfig) -> str:
     is_strict = torch.are_deterministic_algorithms_enabled()
-    is_ahead = isinstance(config, AgenticConfig) and config.async_generation_ratio > 0
+    is_ahead = isinstance(config, AgenticConfig) and config.plays_ahead
     promise = "deterministic" + (", bit-identical when it is replayed (train --replay)" if is_ahead else "")
     profile = promise if is_strict else "bit-identity isn't promised (deterministic: true asks for it)"
     return f"{profile}, seed {config.seed}, {counted(torch.get_num_threads(), 'thread')}"

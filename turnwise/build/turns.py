@@ -19,7 +19,7 @@ def give_turns(
 ) -> Callable[[], Awaitable[None]] | None:
     """Lets the roles of a synchronous run take turns, and returns the turn of a weight transfer. None where none is shared:
     on a CPU, and in asynchronous runs, whose roles compute at the same time."""
-    if not placement.accelerator or config.async_generation_ratio:
+    if not placement.accelerator or config.plays_ahead:
         return None
     residents: dict[str, Resident] = {}
     for name, role in roles.items():

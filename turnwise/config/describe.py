@@ -94,7 +94,7 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
     yield from algorithm_rows(config)
     yield from _step(config)
     yield "sampling", f"{sampling(config, 'train')}, {counted(_episodes_at_once(config), 'episode')} at once"
-    if config.async_generation_ratio:
+    if config.plays_ahead:
         ratio = config.async_generation_ratio
         batches = "1 batch" if ratio == 1 else f"{ratio} batches"
         yield "asynchronous", f"up to {batches} ahead; {asynchronous(config)}"
@@ -326,10 +326,10 @@ def _memory(config: AgenticConfig, shape: ModelShape) -> str:
     if config.needs_reference and not config.is_reference_in_policy:
         parts.append(f"{bytes_text(4 * num)} reference")
     dtype = config.actor_infer.model_args.dtype
-    is_late = config.actor_train.model_update_frequency > 1 or config.async_generation_ratio > 0
+    is_late = config.actor_train.model_update_frequency > 1 or config.plays_ahead
     if dtype != "fp32" or is_late or policy.has_adapter:
         parts.append(f"{bytes_text(BYTES[dtype] * num)} sampler")
-    if config.async_generation_ratio > 0:
+    if config.plays_ahead:
         parts.append(f"{bytes_text(4 * num)} on the way from the trainer's process")
     episodes = _episodes_at_once(config)
     kv = shape.kv_bytes_per_token(dtype) * config.sequence_length * episodes

@@ -43,7 +43,7 @@ def resolve(config: AgenticConfig) -> None:
         role.fill(max_tokens_per_microbatch_in_train=tokens, max_tokens_per_microbatch_in_infer=tokens)
     is_fp32 = config.actor_train.model_args.dtype == config.actor_infer.model_args.dtype == "fp32"
     config.fill(parity_max_logprob_diff=1e-3 if is_fp32 else 5e-2)
-    may_stream = config.async_generation_ratio > 0 and not _is_extended(config)
+    may_stream = config.plays_ahead and not _is_extended(config)
     config.fill(stream_training=may_stream and not any(streaming_obstacles(config)))
 
 

@@ -15,7 +15,7 @@ from turnwise.config.resolve import estimator_of, resolve
 from turnwise.config.roles import ActorTrain, GeneratingArgs, Role
 from turnwise.config.running import LimitKeys, RunKeys
 from turnwise.config.section import Count, Name, PositiveCount, derived
-from turnwise.spec import KV_CACHE_BYTES
+from turnwise.spec import KV_CACHE_BYTES, OldLogProbs
 
 Split = Literal["train", "val"]
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -108,7 +108,23 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     def trains_apart(self) -> bool:
         """Whether other processes train, unless a launcher has started this one."""
         has_several = any(len(mapping or ()) > 1 for mapping in self.device_mappings.values())
-        return self.async_generation_ratio > 0 or self.cluster.name == "process" or has_several
+        return self.plays_ahead or self.cluster.name == "process" or has_several
+
+    @property
+    def plays_ahead(self) -> bool:
+        """Whether episodes are played while the trainer computes. Both then have memory and threads at once, and samples may be
+        older than the policy that they train."""
+        return self.async_generation_ratio > 0
+
+    @property
+    def num_task_versions(self) -> int:
+        """Versions of a curriculum's state that groups which aren't trained on yet may have been drawn from."""
+        return self.async_generation_ratio + 2
+
+    @property
+    def old_log_probs(self) -> OldLogProbs:
+        """Where old log-probs come from. Samples that were played ahead always need a forward pass."""
+        return "rollouts" if self.use_rollout_log_probs else "always" if self.plays_ahead else "if_needed"
 
     @property
     def num_replicas(self) -> int:
@@ -142,7 +158,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def is_streamed(self) -> bool:
         """Whether a step trains on its groups as they end."""
-        return self.stream_training and self.async_generation_ratio > 0
+        return self.stream_training and self.plays_ahead
 
     def env_manager(self, split: Split) -> EnvManager:
         return self.train_env_manager if split == "train" else self.val_env_manager
@@ -150,7 +166,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def needs_kept_ids(self) -> bool:
         """Whether training needs the ids that each token was drawn from: sampling is cut, and its log-probs are compared."""
-        is_compared = self.async_generation_ratio or self.train_infer_correction or self.use_rollout_log_probs
+        is_compared = self.plays_ahead or self.train_infer_correction or self.use_rollout_log_probs
         return self.sampling("train").keeps_ids and bool(is_compared)
 
     def sampling(self, split: Split) -> GeneratingArgs:

@@ -85,7 +85,7 @@ def _names_file(*keys: str) -> Callable[[AgenticConfig], bool]:
 
 
 def _is_asynchronous(config: AgenticConfig) -> bool:
-    return config.async_generation_ratio > 0
+    return config.plays_ahead
 
 
 def _penalizes_kl(config: AgenticConfig) -> bool:

@@ -10,11 +10,10 @@ from turnwise.batching.pack import blank, pack, unpack
 from turnwise.batching.plan import deal, denominators, micro_batches, optimizer_steps
 from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, NeedsWholeStep, Output, StepPart, Workers
 from turnwise.runtime.stopwatch import Stopwatch, Work
+from turnwise.spec import OldLogProbs
 from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
 
 LogprobField = Literal["old_logprobs", "ref_logprobs"]
-OldLogProbs = Literal["if_needed", "always", "rollouts"]
-"""Where old log-probs come from: a forward pass if needed, always a forward pass, or the servers that sampled the tokens."""
 
 
 @dataclass(frozen=True, slots=True)

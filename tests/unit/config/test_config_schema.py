@@ -133,6 +133,22 @@ def test_the_sampler_follows_the_trained_model() -> None:
     assert config.reference.model_args.model_name_or_path == "models/none"
 
 
+@pytest.mark.parametrize(
+    ("keys", "derived"),
+    [
+        ({}, (False, False, "if_needed")),
+        ({"async_generation_ratio": 1}, (True, True, "always")),
+        ({"async_generation_ratio": 1, "stream_training": False}, (True, False, "always")),
+        ({"async_generation_ratio": 1, "use_rollout_log_probs": True}, (True, True, "rollouts")),
+        ({"actor_train": {"device_mapping": [0, 1]}}, (True, False, "if_needed")),
+    ],
+)
+def test_what_follows_from_playing_ahead(keys: dict[str, object], derived: tuple[object, ...]) -> None:
+    """The trainer gets a process of its own, steps are streamed, and old log-probs are always computed."""
+    config = AgenticConfig.model_validate(MINIMAL | {"adv_estimator": "grpo", "rollout_batch_size": 8} | keys)
+    assert (config.trains_apart, config.is_streamed, config.old_log_probs) == derived
+
+
 def test_lora_raises_the_learning_rate() -> None:
     config, _ = parse_config(MINIMAL | {"actor_train": {"model_args": {"lora_rank": 8}}})
     assert config.actor_train.training_args.learning_rate == 1e-5
