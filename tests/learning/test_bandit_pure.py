@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.algorithms.grpo import GRPO
+from turnwise.algorithms.score_estimator import GRPO
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.types import Batch, Denominators, Group, ModelOutputs, Sample, Task, Trajectory, Turn, TurnSpan, samples_of
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.algorithms.ppo import PPO
 from turnwise.algorithms.settings import AlgorithmSettings
+from turnwise.algorithms.token_estimator import PPO
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples

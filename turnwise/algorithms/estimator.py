@@ -10,8 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.algorithms.controllers import KLController
-from turnwise.algorithms.kl_penalty import penalize_kl
+from turnwise.algorithms.kl import KLController, penalize_kl
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.algorithms.normalization import resolve_normalizer
 from turnwise.algorithms.response_tokens import Array, ResponseTokens

@@ -1,13 +1,19 @@
-"""Estimators of KL(p ‖ q) from tokens sampled from p (Schulman, "Approximating KL Divergence", 2020)."""
+"""Estimators of KL(p ‖ q) from tokens sampled from p (Schulman, "Approximating KL Divergence", 2020), and the KL to a
+reference as a penalty on rewards (Ziegler et al. 2019, arXiv:1909.08593, eq. 2).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from turnwise.algorithms.response_tokens import Array, ResponseTokens
+from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.spec import KLEstimator
+from turnwise.types import Metric
 
 MAX_EXPONENT = 20.0
 """Bound of log-prob differences before they are exponentiated: exp(20) ≈ 5e8 is finite in fp32."""
@@ -45,3 +51,66 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
     tensor([0.0187, 0.1487, 0.0000])
     """
     return KL_ESTIMATORS[estimator](logprobs - base_logprobs)
+
+
+class KLController:
+    """Holds β, which is part of the checkpoint. Without a `target` it never changes; with one, each batch steers it:
+
+    e = clip(KL / target − 1, −0.2, 0.2); β ← β·(1 + e·n / horizon) (Ziegler et al. 2019, arXiv:1909.08593, section 2.2).
+
+    >>> controller = KLController(0.2, target=6.0, horizon=10_000)
+    >>> for kl, num_trajectories in ((12.0, 1000), (3.0, 1000), (6.3, 256)):
+    ...     controller.update(kl, num_trajectories)
+    ...     print(round(controller.coef, 10))
+    0.204
+    0.19992
+    0.2001758976
+    """
+
+    def __init__(self, coef: float, target: float | None = None, horizon: float = 10_000.0) -> None:
+        self.coef = coef
+        self.target = target
+        self.horizon = horizon
+
+    def update(self, kl: float, num_trajectories: int) -> None:
+        """`kl` in nats per token: the mean over the batch's trajectories of the mean over their tokens."""
+        if self.target is not None:
+            error = min(max(kl / self.target - 1.0, -0.2), 0.2)
+            self.coef *= 1.0 + error * num_trajectories / self.horizon
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Goes on with a steered β; a fixed one stays as the settings have it, whatever it was before."""
+        if self.target is not None:
+            self.coef = state["coef"]
+
+
+def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController) -> tuple[Array, list[Metric]]:
+    """β·KL_t(old, ref) of each token [R], to be subtracted from its reward; 0 without `add_token_level_kl`. Steers β.
+
+    The KL is logged only if both log-probs exist: a number made from zeros would look like a KL.
+
+    Raises:
+        ValueError: the penalty is on and a forward pass that it needs hasn't run.
+    """
+    full = [sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs for sample in tokens.samples]
+    old = tokens.gather(full)
+    ref = tokens.gather([sample.ref_logprobs for sample in tokens.samples])
+    if old is None or ref is None:
+        if settings.add_token_level_kl:
+            raise ValueError("add_token_level_kl needs old_logprobs and ref_logprobs on every sample before credit")
+        return np.zeros(len(tokens.position)), []
+    kl = kl_divergence(torch.from_numpy(old), torch.from_numpy(ref), settings.kl_penalty).numpy()
+    sums, lengths = tokens.totals(kl)[tokens.is_trained], tokens.lengths[tokens.is_trained]
+    if not len(sums):
+        return np.zeros_like(kl), []
+    kl_mean = float((sums / lengths).mean())
+    metrics = [Metric("critic/kl", kl_mean, weight=len(sums)), Metric("critic/kl_sum", float(sums.mean()), weight=len(sums))]
+    if not settings.add_token_level_kl:
+        return np.zeros_like(kl), metrics
+    metrics.append(Metric("critic/kl_coef", controller.coef, "last"))
+    penalties = controller.coef * kl
+    controller.update(kl_mean, len(tokens.trajectories))
+    return penalties, metrics

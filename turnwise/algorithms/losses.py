@@ -1,4 +1,9 @@
-"""The loss of a policy: a variant, its aggregation over tokens, a KL to the reference and an entropy bonus."""
+"""The losses of a policy (a variant, its aggregation over tokens, a KL to the reference and an entropy bonus) and of a critic.
+
+All four modes of `loss_agg_mode` are linear in the token losses, so a mode is a factor for each token, already divided by the
+denominators of the *whole* optimiser step. Sums over micro-batches and ranks then add up to the same loss however the step was
+cut.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +14,70 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise.algorithms.aggregation import aggregate, step_denominator, token_factors
 from turnwise.algorithms.choices import CHOICES, token_covariances
-from turnwise.algorithms.correction import correction_metrics, importance_weights, kept_tokens
+from turnwise.algorithms.correction import correction_metrics, importance_weights, kept_tokens, token_mismatch
 from turnwise.algorithms.kl import k1, k2, kl_divergence
 from turnwise.algorithms.masks import masked_mean, replace_outside
-from turnwise.algorithms.mismatch import token_mismatch
 from turnwise.algorithms.ratios import Spans
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.algorithms.variants import VARIANTS, PolicyInputs, find_variant
 from turnwise.protocols import Output
+from turnwise.spec import LossAggMode
 from turnwise.types import Batch, Denominators, Metric, ModelOutputs, TokenAnnotations
+
+
+def tokens_per_sequence(mask: Tensor, sequence_id: Tensor, num_sequences: int) -> Tensor:
+    """Σ m of each sequence [S], from `mask` and `sequence_id` [N].
+
+    >>> tokens_per_sequence(torch.tensor([True, True, False, True]), torch.tensor([0, 0, 1, 1]), 3)
+    tensor([2., 1., 0.])
+    """
+    counts = torch.zeros(num_sequences, dtype=torch.float32, device=mask.device)
+    return counts.index_add(0, sequence_id, mask.to(torch.float32))
+
+
+def token_factors(
+    mask: Tensor, weights: Tensor, sequence_id: Tensor, num_sequences: int, denominators: Denominators, mode: LossAggMode
+) -> Tensor:
+    """The factor of each token's loss [N]; 0 outside the mask. With weight w, m the mask, N and B the step's
+    weighted numbers of trained tokens and of sequences that have one:
+
+    - `token-mean`: w·m / N
+    - `seq-mean-token-sum`: w·m / B
+    - `seq-mean-token-mean`: w·m / (B·Σm of its sequence), exact because a sequence is never cut over micro-batches
+    - `seq-mean-token-sum-norm`: w·m / (B·T_max), T_max a constant (Liu et al. 2025, "Dr. GRPO")
+    """
+    share = replace_outside(weights.to(torch.float32), mask)
+    denominator = step_denominator(denominators, mode)
+    if mode == "seq-mean-token-sum-norm":
+        denominator *= denominators.max_length
+    if mode == "seq-mean-token-mean":
+        share = share / tokens_per_sequence(mask, sequence_id, num_sequences).clamp(min=1)[sequence_id]
+    return share / denominator if denominator > 0 else torch.zeros_like(share)
+
+
+def step_denominator(denominators: Denominators, mode: LossAggMode) -> float:
+    """The denominator of a step that grows with its samples: N or B."""
+    return denominators.num_tokens if mode == "token-mean" else denominators.num_sequences
+
+
+def aggregate(losses: Tensor, mask: Tensor, factors: Tensor) -> Tensor:
+    """Σ factor·L over the mask: this micro-batch's part of the step's loss, from three arrays [N].
+
+    >>> from typing import get_args
+    >>> losses = torch.tensor([1.0, 2, 3, 4, 5, 6, 7, 8])
+    >>> mask = torch.tensor([1, 1, 0, 0, 1, 1, 1, 0]).bool()
+    >>> step = Denominators(num_tokens=5, num_sequences=2, max_length=4)
+    >>> for mode in get_args(LossAggMode):
+    ...     factors = token_factors(mask, torch.ones(8), torch.tensor([0] * 4 + [1] * 4), 2, step, mode)
+    ...     print(mode, round(aggregate(losses, mask, factors).item(), 6))
+    token-mean 4.2
+    seq-mean-token-sum 10.5
+    seq-mean-token-mean 3.75
+    seq-mean-token-sum-norm 2.625
+    """
+    return (replace_outside(losses, mask) * factors).sum()
+
 
 LOSS_METRICS = ("actor/pg_loss", "actor/kl_loss", "actor/total_loss")
 """The metrics of `PolicyLoss` that are divided like its loss; all others are means over tokens, or extremes."""
@@ -161,3 +219,49 @@ def token_metrics(inputs: PolicyInputs, measured: dict[str, Tensor], weights: Te
     metrics.append(Metric("actor/ratio_max", replace_outside(ratio, mask, float("-inf")).max(), "max", weight=count))
     metrics.append(Metric("actor/ratio_min", replace_outside(ratio, mask, float("inf")).min(), "min", weight=count))
     return metrics
+
+
+class ValueLoss:
+    """½(V − R)², the mean over the states of decisions: before each trained token, or before each turn if `gae_granularity` is
+    `turn`. A `protocols.Loss`.
+
+    With `value_clip` c it is ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), V_old the value before the update: moving a
+    value further than c doesn't reduce the loss (Schulman et al. 2016's GAE with PPO's clip; the pessimistic bound of OpenAI
+    Baselines' ppo2).
+    """
+
+    outputs: frozenset[Output] = frozenset({"values"})
+
+    def __init__(self, settings: AlgorithmSettings) -> None:
+        self.clip = settings.value_clip
+        self.is_by_turn = settings.gae_granularity == "turn"
+
+    def __call__(self, outputs: ModelOutputs, batch: Batch) -> tuple[Tensor, list[Metric]]:
+        """`(part of the step's loss, metrics)` from tensors [N]. Entries outside the trained states are never read."""
+        mask = first_tokens(batch) if self.is_by_turn else batch.response_mask
+        num_states = batch.denominators.num_turns if self.is_by_turn else batch.denominators.num_tokens
+        values, old, returns = (replace_outside(x, mask) for x in (outputs.values.float(), batch.values, batch.returns))
+        errors = (values - returns).square()
+        losses = errors
+        measured = {"critic/value": old, "critic/vpred": values, "critic/error": errors}
+        if self.clip is not None:
+            clipped = (values.clamp(old - self.clip, old + self.clip) - returns).square()
+            losses = torch.maximum(errors, clipped)
+            measured["critic/clipfrac"] = clipped > errors
+        share = replace_outside(batch.weights, mask)
+        factors = share / num_states if num_states > 0 else torch.zeros_like(share)
+        total = 0.5 * aggregate(losses, mask, factors)
+        count = share.sum()
+        means = [
+            Metric(name, masked_mean(x.detach().float(), mask, batch.weights), weight=count) for name, x in measured.items()
+        ]
+        return total, [*loss_metrics({"critic/loss": total}, batch), *means]
+
+
+def first_tokens(batch: Batch) -> Tensor:
+    """bool [N]: the first trained token of each turn, marked once even if tokens in its middle aren't trained on."""
+    trained = batch.response_mask.nonzero().squeeze(-1)
+    turn = Spans.of(batch).turn_id[trained]
+    is_first = torch.ones_like(trained, dtype=torch.bool)
+    is_first[1:] = turn[1:] != turn[:-1]
+    return torch.zeros_like(batch.response_mask).index_put((trained,), is_first)

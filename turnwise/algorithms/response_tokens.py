@@ -1,4 +1,9 @@
-"""The response tokens of a batch as one row, in the order of sampling, for credit."""
+"""The response tokens of a batch as one row, in the order of sampling, with the rewards that are placed on them, discounted
+sums and generalised advantage estimation. Observations, template and padding aren't among them, so no credit runs through these.
+
+Arrays [R] hold the steps of T trajectories one after another; `lengths` [T] counts each one's steps. A step is a response token
+or a turn.
+"""
 
 from __future__ import annotations
 
@@ -131,3 +136,76 @@ class ResponseTokens:
         flat = np.zeros(edges[-1], np.float32)
         flat[self.position] = values
         return [flat[start:stop].copy() for start, stop in pairwise(edges)]
+
+
+Placement = Literal["turn", "final"]
+
+
+def place_rewards(tokens: ResponseTokens, placement: Placement) -> Array:
+    """The rewards of the tokens [R]: each turn's reward on its last token, or all rewards on the episode's last token."""
+    if placement == "turn":
+        return turn_rewards(tokens)
+    return final_rewards(tokens, np.array([trajectory.score for trajectory in tokens.trajectories], dtype=np.float64))
+
+
+def turn_rewards(tokens: ResponseTokens) -> Array:
+    """r_k on the last token of turn k, [R]; the whole episode's rewards (`outcome_rewards`) on its last token.
+
+    The reward of a turn without trained tokens (an empty or a greedy response) goes to the last trained turn before it, or to
+    the first of all. No reward is lost: a trajectory's rewards add up to its score.
+    """
+    counts = np.array([len(trajectory.turns) for trajectory in tokens.trajectories], dtype=np.int64)
+    of_turns = np.array([turn.reward for trajectory in tokens.trajectories for turn in trajectory.turns], dtype=np.float64)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    trained = (np.cumsum(counts) - counts)[tokens.trajectory_of_turn] + tokens.turn_index
+    before = np.searchsorted(trained, np.arange(len(of_turns)), side="right") - 1
+    first = np.cumsum(tokens.num_turns) - tokens.num_turns
+    is_credited = tokens.is_trained[owner]
+    place = tokens.last[np.maximum(before, first[owner])[is_credited]]
+    rewards = np.bincount(place, of_turns[is_credited], len(tokens.position)).astype(np.float64)
+    outcomes = np.array([sum(trajectory.outcome_rewards.values()) for trajectory in tokens.trajectories], dtype=np.float64)
+    return rewards + final_rewards(tokens, outcomes)
+
+
+def final_rewards(tokens: ResponseTokens, scores: Array) -> Array:
+    """The `scores` [T] on the last token of each trajectory, [R]."""
+    rewards = np.zeros(len(tokens.position))
+    rewards[tokens.ends] = scores[tokens.is_trained]
+    return rewards
+
+
+def discounted_sums(x: Array, lengths: Index, discount: float) -> Array:
+    """y_t = x_t + discount·y_{t+1} in each trajectory, y = 0 after its end.
+
+    >>> discounted_sums(np.array([0.0, 0, 1, 0, 0, 2]), np.array([6]), 0.5).tolist()
+    [0.3125, 0.625, 1.25, 0.5, 1.0, 2.0]
+    """
+    trajectory = np.repeat(np.arange(len(lengths)), lengths)
+    step = np.arange(len(x)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    table = np.zeros((lengths.max(initial=0) + 1, len(lengths)))
+    table[step, trajectory] = x
+    for row in range(len(table) - 2, -1, -1):
+        table[row] += discount * table[row + 1]
+    return table[step, trajectory]
+
+
+def gae(
+    rewards: Array, values: Array, lengths: Index, gamma: float, lambd: float, last_values: Array | None = None
+) -> tuple[Array, Array]:
+    """Advantages and returns [R] (Schulman et al. 2016, arXiv:1506.02438, eq. 16):
+
+    δ_t = r_t + γV_{t+1} − V_t,  A_t = δ_t + γλA_{t+1},  returns = A + V.
+
+    V_{t+1} after the last step is 0 where the episode ended, and `last_values` [T] where it was cut from outside.
+
+    >>> rewards, values = np.array([0.0, 1, 0, 2]), np.array([0.2, 0.3, 0.5, 0.6])
+    >>> advantages, returns = gae(rewards, values, np.array([4]), gamma=1.0, lambd=0.95)
+    >>> advantages.round(6).tolist(), returns.round(6).tolist()
+    ([2.530575, 2.5585, 1.43, 1.4], [2.730575, 2.8585, 1.93, 2.0])
+    """
+    ends = np.cumsum(lengths)[lengths > 0] - 1
+    following = np.zeros_like(values)
+    following[:-1] = values[1:]
+    following[ends] = 0.0 if last_values is None else last_values[lengths > 0]
+    advantages = discounted_sums(rewards + gamma * following - values, lengths, gamma * lambd)
+    return advantages, advantages + values

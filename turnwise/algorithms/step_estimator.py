@@ -1,16 +1,21 @@
-"""Credit on turns: one number per turn, on all its trained tokens."""
+"""Estimators on turns: one number per turn, on all its trained tokens."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
-from turnwise.algorithms.advantages import summary
-from turnwise.algorithms.gae import discounted_sums
-from turnwise.algorithms.response_tokens import Array, ResponseTokens
-from turnwise.algorithms.reward_placement import place_rewards
+import numpy as np
+
+from turnwise.algorithms.advantages import clip, summary
+from turnwise.algorithms.estimator import groups_of, scores_of, weights_of
+from turnwise.algorithms.kl import KLController
+from turnwise.algorithms.normalization import RunningParts, group_ids, resolve_normalizer
+from turnwise.algorithms.response_tokens import Array, Index, ResponseTokens, discounted_sums, place_rewards
+from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.algorithms.token_estimator import TokenEstimator
-from turnwise.types import Group, Metric
+from turnwise.spec import ESTIMATORS
+from turnwise.types import Group, Metric, Turn
 
 
 class StepEstimator(TokenEstimator):
@@ -38,3 +43,108 @@ class StepEstimator(TokenEstimator):
     @abstractmethod
     def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
         """The advantages [K] of the turns from their step `returns` [K], and metrics."""
+
+
+class StepReinforce(StepEstimator):
+    """A_k = G_k normalised by `reward_normalization`, by default (G_k − μ) / (σ + 1e-6) over all turns of a group."""
+
+    spec = ESTIMATORS["step_reinforce"]
+
+    def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
+        """The advantages [K] of the turns."""
+        ids, owner = group_ids(groups, self.normalizer.grouping), tokens.trajectory_of_turn
+        normalized = self.normalizer(returns, ids[owner], weights_of(groups)[owner])
+        advantages, metrics = clip("critic/step_reward_clip_frac", normalized, self.settings.reward_clip)
+        return advantages, metrics + summary("critic/step_rewards", advantages)
+
+
+def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
+    """The bucket of each turn [K]: turns share a number if they have the same entry of `groups` [K] and an equal `state_key`.
+
+    Groups of other tasks never share a bucket, however alike their states look.
+
+    Raises:
+        ValueError: a turn has no `state_key`.
+    """
+    buckets: dict[tuple[int, Hashable], int] = {}
+    found = []
+    for turn, group in zip(credited_turns(tokens), groups.tolist(), strict=True):
+        if turn.state_key is None:
+            raise ValueError(
+                "adv_estimator gigpo compares turns that were taken in the same state, and a turn has no state_key (its "
+                f"observation begins {turn.observation[:40]!r}); the agent loop must set it, as env_agent does"
+            )
+        found.append(buckets.setdefault((group, turn.state_key), len(buckets)))
+    return np.array(found, np.int64)
+
+
+def bucket_metrics(tokens: ResponseTokens, groups: Index, buckets: Index) -> list[Metric]:
+    """How many turns share a state, and how often observations hide the state: a turn is *aliased* if another turn of its group
+    shows the same observation in another state."""
+    if not len(buckets):
+        return []
+    sizes = np.bincount(buckets)
+    seen: dict[tuple[int, str], set[int]] = {}
+    shown = [(group, turn.observation) for turn, group in zip(credited_turns(tokens), groups.tolist(), strict=True)]
+    for key, bucket in zip(shown, buckets.tolist(), strict=True):
+        seen.setdefault(key, set()).add(bucket)
+    num_aliased = sum(len(seen[key]) > 1 for key in shown)
+    return [
+        Metric("critic/bucket_size/mean", float(sizes.mean()), weight=len(sizes)),
+        Metric("critic/bucket_size/max", float(sizes.max()), "max"),
+        Metric("critic/bucket_of_one", float((sizes == 1).mean()), weight=len(sizes)),
+        Metric("critic/aliased_turns", num_aliased / len(buckets), weight=len(buckets)),
+    ]
+
+
+def credited_turns(tokens: ResponseTokens) -> Iterator[Turn]:
+    """The K turns with a trained token."""
+    for owner, index in zip(tokens.trajectory_of_turn.tolist(), tokens.turn_index.tolist(), strict=True):
+        yield tokens.trajectories[owner].turns[index]
+
+
+class GiGPO(StepEstimator):
+    """A_k = w_E·A^E + w_S·A^S_k, on every trained token of turn k (Feng et al. 2025, arXiv:2505.10978).
+
+    A^E: scores normalised over the trajectories of a group, as in GRPO. A^S: step returns normalised by the same method over
+    the turns of one task group that were taken in the same state; 0 for a turn that is alone in its state. Both are held to
+    ±`reward_clip`. `reward_normalization.grouping` is A^E's: a bucket never leaves its group.
+
+    Raises:
+        ConfigError: a `reward_normalization` that takes no mean.
+    """
+
+    spec = ESTIMATORS["gigpo"]
+
+    def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
+        super().__init__(settings, kl_controller)
+        self.step_normalizer = resolve_normalizer(settings.reward_normalization, self.spec.normalization)
+        if self.normalizer.running and self.step_normalizer.running:
+            self.running = RunningParts({"episode": self.normalizer.running, "step": self.step_normalizer.running})
+
+    def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
+        """The advantages [K] of the turns.
+
+        Raises:
+            ValueError: a turn has no `state_key`.
+        """
+        owner = tokens.trajectory_of_turn
+        of_episodes, metrics = self._episode_advantages(groups, tokens)
+        buckets = state_buckets(tokens, groups_of(groups)[owner])
+        of_steps, measured = self._step_advantages(returns, buckets, weights_of(groups)[owner])
+        advantages = self.settings.episode_reward_weight * of_episodes[owner] + self.settings.step_reward_weight * of_steps
+        return advantages, [*metrics, *measured, *bucket_metrics(tokens, groups_of(groups)[owner], buckets)]
+
+    def _episode_advantages(self, groups: Sequence[Group], tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
+        """A^E of the trajectories [T]."""
+        penalties = np.array([trajectory.score_kl_penalty for trajectory in tokens.trajectories], dtype=np.float64)
+        ids = group_ids(groups, self.normalizer.grouping)
+        normalized = self.normalizer(scores_of(groups) - penalties, ids, weights_of(groups))
+        advantages, metrics = clip("critic/reward_clip_frac", normalized, self.settings.reward_clip)
+        return advantages, metrics + summary("critic/episode_rewards", advantages)
+
+    def _step_advantages(self, returns: Array, buckets: Index, weights: Array) -> tuple[Array, list[Metric]]:
+        """A^S of the turns [K]."""
+        normalized = self.step_normalizer(returns, buckets, weights)
+        advantages, metrics = clip("critic/step_reward_clip_frac", normalized, self.settings.reward_clip)
+        return advantages, metrics + summary("critic/step_rewards", advantages)

@@ -1,4 +1,4 @@
-"""Credit on token rewards: returns of the response tokens."""
+"""Estimators on token rewards: returns of the response tokens."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from turnwise.algorithms.advantages import clip, summary, whiten_all, write_advantages
-from turnwise.algorithms.controllers import KLController
-from turnwise.algorithms.estimator import Estimator, scores_of, tokens_of, weights_of
+from turnwise.algorithms.estimator import Estimator, groups_of, scores_of, tokens_of, weights_of
+from turnwise.algorithms.kl import KLController
+from turnwise.algorithms.losses import ValueLoss
 from turnwise.algorithms.normalization import group_ids
-from turnwise.algorithms.response_tokens import Array, ResponseTokens
-from turnwise.algorithms.reward_placement import Placement, final_rewards, place_rewards
+from turnwise.algorithms.response_tokens import (
+    Array,
+    Placement,
+    ResponseTokens,
+    discounted_sums,
+    final_rewards,
+    gae,
+    place_rewards,
+)
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.errors import ConfigError
-from turnwise.types import Group, Metric
+from turnwise.spec import ESTIMATORS
+from turnwise.types import FloatArray, Group, Metric, Trajectory
 
 
 class TokenEstimator(Estimator):
@@ -65,3 +76,137 @@ class TokenEstimator(Estimator):
     @abstractmethod
     def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
         """The advantages [R] from the tokens' `rewards` [R], and metrics."""
+
+
+class Reinforce(TokenEstimator):
+    """REINFORCE (Williams 1992): A_t = Σ_{k≥t} γ^{k−t} r_k over the response tokens of a trajectory, turn after turn."""
+
+    spec = ESTIMATORS["reinforce"]
+
+    def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
+        """The returns [R] of the tokens."""
+        return discounted_sums(rewards, tokens.lengths, self.settings.gamma), []
+
+
+class AgenticReinforce(TokenEstimator):
+    """REINFORCE on turns: C_k = Σ rewards inside turn k + γC_{k+1}, the same on every token of turn k."""
+
+    spec = ESTIMATORS["agentic_reinforce"]
+
+    def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
+        """The return of each token's turn [R]."""
+        steps = tokens.steps("turn")
+        return discounted_sums(steps.sums(rewards), steps.lengths, self.settings.gamma)[steps.of_token], []
+
+
+class ReinforcePlusPlus(Reinforce):
+    """A_t = Σ_{k≥t} γ^{k−t} r_k with the score on the last token, whitened over the tokens of the batch (Hu 2025,
+    arXiv:2501.03262).
+    """
+
+    spec = ESTIMATORS["reinforce_plus_plus"]
+
+
+class ReMax(TokenEstimator):
+    """A_t = Σ_{k≥t} γ^{k−t} r_k − the score of the group's greedy sibling, which isn't trained on (Li et al. 2023,
+    arXiv:2310.10505).
+
+    That score is clipped by `reward_clip` like the rewards, so that equal episodes have an advantage of 0. No KL is subtracted
+    from it: the greedy episode has no log-probs.
+
+    Raises:
+        ConfigError: `whiten_rewards`, after which rewards and that score could not be compared.
+    """
+
+    spec = ESTIMATORS["remax"]
+
+    def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
+        super().__init__(settings, kl_controller)
+        if settings.whiten_rewards:
+            raise ConfigError(
+                "whiten_rewards moves the rewards that adv_estimator remax compares with the score of a greedy sibling; use "
+                "whiten_advantages, or remove it"
+            )
+
+    def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
+        """The returns [R] of the tokens above their group's baseline.
+
+        Raises:
+            ValueError: a group has no greedy sibling.
+        """
+        baselines = np.array([self._baseline(group) for group in groups], dtype=np.float64)
+        of_token = np.repeat(baselines[groups_of(groups)], tokens.lengths)
+        returns = discounted_sums(rewards, tokens.lengths, self.settings.gamma)
+        return returns - of_token, []
+
+    def _baseline(self, group: Group) -> float:
+        if group.greedy is None:
+            raise ValueError(
+                f"adv_estimator remax subtracts the score of a greedy sibling, and group {group.index} (task {group.task.id}) "
+                "has none in `greedy`: the rollout must add one"
+            )
+        bound = self.settings.reward_clip or np.inf
+        rewards = [group.greedy.score] if self.placement == "final" else rewards_by_turn(group.greedy)
+        return float(np.clip(rewards, -bound, bound).sum())
+
+
+def rewards_by_turn(trajectory: Trajectory) -> list[float]:
+    """The reward of each turn; the last turn's includes the episode's."""
+    rewards = [turn.reward for turn in trajectory.turns] or [0.0]
+    rewards[-1] += sum(trajectory.outcome_rewards.values())
+    return rewards
+
+
+class PPO(TokenEstimator):
+    """A = GAE(γ, λ) of token rewards against the critic's values, over response tokens or over turns; returns = A + V
+    (Schulman et al. 2017, arXiv:1707.06347).
+
+    With `gae_granularity: turn` a turn is one decision: the sum of its rewards, V at its first token, one advantage for all its
+    tokens, γ and λ per turn.
+    """
+
+    spec = ESTIMATORS["gae"]
+
+    def __init__(self, settings: AlgorithmSettings, kl_controller: KLController | None = None) -> None:
+        super().__init__(settings, kl_controller)
+        self.lambd = settings.lambd if settings.lambd is not None else (0.95 if settings.gae_granularity == "turn" else 1.0)
+        self.value_loss = ValueLoss(settings)
+
+    def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
+        """GAE over the steps of the tokens; writes their `returns` into the samples.
+
+        Raises:
+            ValueError: the critic's forward pass hasn't run.
+        """
+        steps = tokens.steps(self.settings.gae_granularity)
+        values = _gathered(tokens, [sample.values for sample in tokens.samples])[steps.first]
+        advantages, returns = gae(
+            steps.sums(rewards), values, steps.lengths, self.settings.gamma, self.lambd, last_values=self._last_values(tokens)
+        )
+        for sample, array in zip(tokens.samples, tokens.scatter(returns[steps.of_token]), strict=True):
+            sample.returns = array
+        measured = [*summary("critic/values", values), *summary("critic/returns", returns)]
+        return advantages[steps.of_token], [*measured, *explained_variance(values, returns)]
+
+    def _last_values(self, tokens: ResponseTokens) -> Array:
+        """The value of each trajectory's last state [T]: 0 unless the trajectory was cut from outside."""
+        after = np.zeros(len(tokens.trajectories))
+        after[tokens.is_trained] = _gathered(tokens, [sample.next_values for sample in tokens.samples])[tokens.ends]
+        is_cut = np.array([trajectory.bootstraps for trajectory in tokens.trajectories], dtype=bool)
+        return np.where(is_cut & self.settings.bootstrap_on_truncation, after, 0.0)
+
+
+def _gathered(tokens: ResponseTokens, arrays: Sequence[FloatArray | None]) -> Array:
+    found = tokens.gather(arrays)
+    if found is None:
+        raise ValueError("adv_estimator gae needs values on every sample before credit: the critic's forward pass hasn't run")
+    return found
+
+
+def explained_variance(values: Array, returns: Array) -> list[Metric]:
+    """1 − Var(R − V) / Var(R): 1 if the critic knows the returns, 0 if it is no better than a constant; no metric if all
+    returns are equal."""
+    variance = float(returns.var()) if len(returns) else 0.0
+    if variance <= 1e-12:
+        return []
+    return [Metric("critic/explained_variance", 1.0 - float((returns - values).var()) / variance, weight=len(returns))]

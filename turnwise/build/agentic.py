@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turnwise.algorithms.controllers import KLController
+from turnwise.algorithms.kl import KLController
 from turnwise.algorithms.settings import AlgorithmSettings, Correction, ImportanceWeight, RatioBand, RewardNormalization
 from turnwise.build.cluster import begin_replay_log, build_cluster, build_replay_log, check_losses
 from turnwise.build.health import build_health

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from turnwise.algorithms.controllers import KLController
+from turnwise.algorithms.kl import KLController
 from turnwise.build.agentic import build_algorithm
 from turnwise.build.rollouts import (
     Agents,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.algorithms.controllers import KLController
+from turnwise.algorithms.kl import KLController
 from turnwise.config import AgenticConfig
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.pipelines.by_validation import ByValidation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from turnwise.algorithms.mismatch import staleness_metrics
+from turnwise.algorithms.correction import staleness_metrics
 from turnwise.config import AgenticConfig
 from turnwise.rollout.measure import rollout_metrics, system_metrics
 from turnwise.rollout.source import Part, RolloutSource

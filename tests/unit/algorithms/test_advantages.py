@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from turnwise.algorithms.advantages import clip, summary, write_advantages
-from turnwise.algorithms.controllers import KLController
 from turnwise.algorithms.estimator import tokens_of
-from turnwise.algorithms.kl import kl_divergence
+from turnwise.algorithms.kl import KLController, kl_divergence
 from turnwise.algorithms.score_estimator import ScoreEstimator
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.tracking.metrics import reduce_metrics

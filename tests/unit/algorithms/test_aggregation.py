@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.algorithms.aggregation import aggregate, token_factors
+from turnwise.algorithms.losses import aggregate, token_factors
 from turnwise.spec import LOSS_AGG_MODES
 from turnwise.types import Denominators
 

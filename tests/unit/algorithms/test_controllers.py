@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from turnwise.algorithms.controllers import KLController
+from turnwise.algorithms.kl import KLController
 
 BATCHES = [(12.0, 1000), (3.0, 1000), (6.3, 256)]
 

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from turnwise.algorithms.estimator import Estimator, tokens_of
-from turnwise.algorithms.gigpo import GiGPO
-from turnwise.algorithms.grpo_passk import best_above_second
-from turnwise.algorithms.reward_placement import turn_rewards
-from turnwise.algorithms.score_estimator import ScoreEstimator, runs_of
+from turnwise.algorithms.response_tokens import turn_rewards
+from turnwise.algorithms.score_estimator import ScoreEstimator, best_above_second, runs_of
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
-from turnwise.algorithms.step_estimator import StepEstimator
+from turnwise.algorithms.step_estimator import GiGPO, StepEstimator
 from turnwise.algorithms.token_estimator import TokenEstimator
 from turnwise.batching.samples import build_samples
 from turnwise.errors import ConfigError

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from turnwise.algorithms.gae import discounted_sums, gae
+from turnwise.algorithms.response_tokens import discounted_sums, gae
 
 FINITE = st.floats(-10, 10, width=32)
 

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from turnwise.algorithms.controllers import KLController
-from turnwise.algorithms.grpo import GRPO
+from turnwise.algorithms.kl import KLController
+from turnwise.algorithms.score_estimator import GRPO
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.errors import ConfigError
 from turnwise.spec import ESTIMATORS

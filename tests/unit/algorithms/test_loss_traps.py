@@ -11,7 +11,6 @@ import torch
 from toy_model import toy_batches, toy_model, toy_samples
 
 from turnwise.algorithms.losses import PolicyLoss
-from turnwise.algorithms.masks import whiten
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
@@ -78,10 +77,6 @@ def test_no_kl_is_measured_from_zeros(make_batch):
     """Without a reference there is no KL to it, and without the sampler's log-probs no mismatch."""
     _, metrics = loss_of(make_batch([[0, 1]], advantages=[0.0, 1.0]), [-1.0, -1.0])
     assert not [m.name for m in metrics if "kl_loss" in m.name or "train_infer" in m.name]
-
-
-def test_whitening_one_token_is_no_nan():
-    assert whiten(torch.tensor([NAN, 3.0]), torch.tensor([False, True])).tolist() == [0.0, 3.0]
 
 
 @pytest.mark.parametrize("variant", PG_VARIANTS)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.algorithms.mismatch import staleness_metrics, token_mismatch
+from turnwise.algorithms.correction import staleness_metrics, token_mismatch
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import VersionRun
 

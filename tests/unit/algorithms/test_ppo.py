@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from turnwise.algorithms.controllers import KLController
-from turnwise.algorithms.losses import PolicyLoss
-from turnwise.algorithms.ppo import PPO, explained_variance
-from turnwise.algorithms.response_tokens import ResponseTokens
-from turnwise.algorithms.reward_placement import turn_rewards
+from turnwise.algorithms.kl import KLController
+from turnwise.algorithms.losses import PolicyLoss, ValueLoss
+from turnwise.algorithms.response_tokens import ResponseTokens, turn_rewards
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
-from turnwise.algorithms.value_loss import ValueLoss
+from turnwise.algorithms.token_estimator import PPO, explained_variance
 from turnwise.batching.samples import build_samples
 from turnwise.errors import ConfigError
 from turnwise.spec import ESTIMATORS

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from turnwise.algorithms.running import RunningMoments
+from turnwise.algorithms.normalization import RunningMoments
 
 
 def test_batches_add_up_to_the_moments_of_everything():

@@ -5,8 +5,8 @@ import pickle
 import pytest
 import torch
 
+from turnwise.algorithms.losses import ValueLoss, first_tokens
 from turnwise.algorithms.settings import AlgorithmSettings
-from turnwise.algorithms.value_loss import ValueLoss, first_tokens
 from turnwise.tracking.metrics import reduce_metrics
 from turnwise.types import ModelOutputs
 

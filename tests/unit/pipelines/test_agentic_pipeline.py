@@ -192,7 +192,7 @@ def test_critic_warmup_without_a_critic_changes_nothing(letters, tiny_model, tmp
 def test_own_estimators_and_agents_come_as_module_and_class(tiny_model, tmp_path, monkeypatch):
     (tmp_path / "my_parts.py").write_text(
         "from turnwise.agents.env_agent import EnvAgent\n"
-        "from turnwise.algorithms.grpo import GRPO\n"
+        "from turnwise.algorithms.score_estimator import GRPO\n"
         "from turnwise.types import Metric\n\n\n"
         "class MyGRPO(GRPO):\n"
         "    def credit(self, groups):\n"

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from turnwise.algorithms.controllers import KLController
+from turnwise.algorithms.kl import KLController
 from turnwise.algorithms.settings import Correction, ImportanceWeight, RatioBand
 from turnwise.build.agentic import algorithm_settings, build_algorithm
 from turnwise.config import AgenticConfig, parse_config
@@ -115,8 +115,8 @@ def test_what_must_have_run_before_credit(keys, needs):
 
 
 OWN_LOSSES = """
-from turnwise.algorithms.grpo import GRPO
-from turnwise.algorithms.running import RunningMoments
+from turnwise.algorithms.score_estimator import GRPO
+from turnwise.algorithms.normalization import RunningMoments
 
 
 class Plain:

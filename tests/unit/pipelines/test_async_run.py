@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from small_runs import run_small, small_config, training
 
-from turnwise.algorithms.agentic_reinforce import AgenticReinforce
+from turnwise.algorithms.token_estimator import AgenticReinforce
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
 from turnwise.build.run_table import applied_settings

@@ -114,7 +114,9 @@ def test_the_critic_starts_from_reward_pretrain(tiny_model, tmp_path):
 
 
 def test_an_estimator_of_one_s_own_gets_a_critic_where_it_needs_values(tiny_model, tmp_path, monkeypatch):
-    (tmp_path / "my_credit.py").write_text("from turnwise.algorithms.ppo import PPO\n\n\nclass Mine(PPO):\n    pass\n")
+    (tmp_path / "my_credit.py").write_text(
+        "from turnwise.algorithms.token_estimator import PPO\n\n\nclass Mine(PPO):\n    pass\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     config = make_config(tiny_model, tmp_path, max_steps=1, adv_estimator="my_credit:Mine")
     [row] = measured(run(config))
@@ -123,7 +125,7 @@ def test_an_estimator_of_one_s_own_gets_a_critic_where_it_needs_values(tiny_mode
 
 def test_an_estimator_that_needs_a_critic_must_train_it(tiny_model, tmp_path, monkeypatch):
     body = "class Mine(PPO):\n    def __init__(self, *args):\n        super().__init__(*args)\n        self.value_loss = None\n"
-    (tmp_path / "untrained_credit.py").write_text(f"from turnwise.algorithms.ppo import PPO\n\n\n{body}")
+    (tmp_path / "untrained_credit.py").write_text(f"from turnwise.algorithms.token_estimator import PPO\n\n\n{body}")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="needs values, and its value_loss is None; a critic is made"):
         run(make_config(tiny_model, tmp_path, max_steps=1, adv_estimator="untrained_credit:Mine"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_runs import LETTERS, run_small, small_config
 
-from turnwise.algorithms.controllers import KLController
+from turnwise.algorithms.kl import KLController
 from turnwise.batching.samples import build_samples
 from turnwise.build.agentic import build_algorithm
 from turnwise.rollout.record import read_record

@@ -11,9 +11,9 @@ import torch
 from small_runs import run_small, small_config, training
 from toy_model import toy_model
 
+from turnwise.algorithms.correction import token_mismatch
 from turnwise.algorithms.kl import k3
 from turnwise.algorithms.losses import PolicyLoss
-from turnwise.algorithms.mismatch import token_mismatch
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.pack import blank, pack, unpack
 from turnwise.batching.plan import denominators

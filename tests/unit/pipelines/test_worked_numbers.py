@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.algorithms.controllers import KLController
+from turnwise.algorithms.kl import KLController
 from turnwise.batching.pack import pack, unpack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples

@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 
 from turnwise import Trainer
-from turnwise.algorithms.grpo import GRPO
+from turnwise.algorithms.score_estimator import GRPO
 from turnwise.algorithms.losses import PolicyLoss
 from turnwise.envs.base import TextEnv
 
