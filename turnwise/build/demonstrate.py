@@ -16,7 +16,6 @@ from turnwise.build.rollouts import sampling_params
 from turnwise.chat.text_conversation import TextConversation
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
-from turnwise.envs.checks.players import actions_of
 from turnwise.envs.players import Acting, ErringPlayer, Player
 from turnwise.errors import ConfigError
 from turnwise.inference.openai_chat import OpenAIChat
@@ -93,19 +92,10 @@ def _scripted(demonstrator: Demonstrator, settings: EnvAgentSettings) -> Convers
     return scripted(make_player, settings.action_pattern)
 
 
-@dataclass(slots=True)
-class _Chooser:
-    """A player made from a function."""
-
-    actions: tuple[str, ...]
-    act: Callable[[], str]
-
-
 def _known(demonstrator: Demonstrator, env: Env, task: Task) -> Player:
-    actions = actions_of(env, demonstrator.actions)
     if demonstrator.policy == "random":
-        return _Chooser(actions, random_player(env, task.seed, demonstrator.actions))
-    expert = _Chooser(actions, scripted_player(env))
+        return random_player(env, task.seed, demonstrator.actions)
+    expert = scripted_player(env, demonstrator.actions)
     if demonstrator.policy == "expert":
         return expert
     random_player(env, task.seed, demonstrator.actions)  # refuses an environment whose actions nobody names

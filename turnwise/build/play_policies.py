@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from turnwise.chat.template import ChatTemplate
-from turnwise.envs.checks.players import Choose, expert_of, random_of
 from turnwise.envs.parsing import ANSWERS, as_answer
+from turnwise.envs.players import ExpertPlayer, RandomPlayer
 from turnwise.errors import ConfigError
-from turnwise.protocols import Env
-from turnwise.types import Completion, Media, SamplingParams, VersionRun
+from turnwise.protocols import Env, HasExpert
+from turnwise.types import Completion, Media, SamplingParams, VersionRun, derive_seed
 
 PLAYERS = ("human", "random", "scripted")
 OPENAI = "openai:"
@@ -66,28 +66,27 @@ def player(choose: Callable[[], str], pattern: str | None) -> Say:
     return say
 
 
-def random_player(env: Env, seed: int, actions: Sequence[str]) -> Choose:
+def random_player(env: Env, seed: int, actions: Sequence[str]) -> RandomPlayer:
     """Draws from the environment's actions, or from the given ones.
 
     Raises:
         ConfigError: nobody names any.
     """
-    found = random_of(env, seed, actions)
-    if found is None:
+    player = RandomPlayer(env, derive_seed(seed, "random player"), actions)
+    if not player.actions:
         raise ConfigError(f"{type(env).__name__} has no `actions` to draw from: name them with --actions a,b,c")
-    return found
+    return player
 
 
-def scripted_player(env: Env) -> Choose:
+def scripted_player(env: Env, actions: Sequence[str] = ()) -> ExpertPlayer:
     """The environment's own expert.
 
     Raises:
         ConfigError: it has none.
     """
-    found = expert_of(env)
-    if found is None:
+    if not isinstance(env, HasExpert):
         raise ConfigError(f"{type(env).__name__} has no expert_action(), so nobody plays it by script; choose another --policy")
-    return found
+    return ExpertPlayer(env, actions)
 
 
 class PlayerServer:

@@ -214,8 +214,8 @@ def _player_of(task: Task, choices: Choices, pattern: str | None, env: Env | Non
     if choices.policy == "human" or env is None:
         return person(choices.read, pattern)
     if choices.policy == "random":
-        return player(random_player(env, task.seed, choices.actions), pattern)
-    return player(scripted_player(env), pattern)
+        return player(random_player(env, task.seed, choices.actions).act, pattern)
+    return player(scripted_player(env).act, pattern)
 
 
 def _of_url(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:

@@ -10,20 +10,16 @@ from collections.abc import Callable
 from concurrent.futures import TimeoutError as CallTimeout
 from contextlib import redirect_stdout
 from pathlib import Path
-from textwrap import wrap
 
 from turnwise.cli.env_target import NO_MODEL, EnvTarget, given_actions, read_target
-from turnwise.envs.checks.examination import CheckSettings
-from turnwise.envs.checks.report import Report, check_env
+from turnwise.envs.checks.examination import CheckSettings, Report, check_env
 from turnwise.envs.registry import make_env, takes_split
 from turnwise.errors import EnvironmentFault
 from turnwise.runtime.threads import DaemonThread
 
 EXIT_FINDINGS = 1
-_NAME, _MARK = 15, 9
-"""Characters of the columns, where no name is longer."""
-_MAX_LINES = 3
-"""Lines shown of one result: an exception may have any text."""
+_MAX_SHOWN = 300
+"""Characters shown of one result."""
 MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("ERROR", "bold red"), "skipped": ("–", "dim")}
 
 
@@ -92,28 +88,30 @@ def _takes_split(env_type: str, timeout_s: float) -> bool:
 
 
 def _print(report: Report, target: EnvTarget, settings: CheckSettings) -> None:
+    from rich.table import Table
     from rich.text import Text
 
     from turnwise.cli.console import open_console, printable
 
     console = open_console()
     arguments = [f"{key}={value}" for key, value in target.env.env_config.items()]
-    console.print(
-        Text().append(report.env, "bold").append("  ".join(["", *arguments, f"{settings.num_episodes} seeds"]), "dim")
-    )
-    name_width = max(_NAME, *(len(finding.check) + 1 for finding in report.findings))
-    room = max(console.width - name_width - _MARK, 40)
+    console.print("  ".join([report.env, *arguments, f"{settings.num_episodes} seeds"]), style="bold", soft_wrap=True)
+    rows = Table.grid(padding=(0, 2, 0, 0))
     for finding in report.findings:
         word, style = MARKS[finding.verdict]
-        result = wrap(printable(finding.result), room, max_lines=_MAX_LINES, placeholder=" …")
-        cell = [(line, "dim" if finding.verdict == "skipped" else "") for line in result]
-        cell += [(f"  {line}", "dim") for call in finding.trace for line in wrap(printable(call), room - 2, max_lines=2)]
-        cell += [(line, style) for line in wrap(finding.advice, room, initial_indent="→ ", subsequent_indent="  ")]
-        for index, (line, line_style) in enumerate(cell):
-            name, mark = (finding.check, word) if index == 0 else ("", "")
-            row = Text().append(f"{name:<{name_width}}", "bold").append(f"{mark:<{_MARK}}", style).append(line, line_style)
-            console.print(row, soft_wrap=True)
+        cell = Text(_cut(printable(finding.result)), "dim" if finding.verdict == "skipped" else "")
+        for line in finding.trace:
+            cell.append(f"\n  {_cut(printable(line))}", "dim")
+        if finding.advice:
+            cell.append(f"\n→ {finding.advice}", style)
+        rows.add_row(Text(finding.check, "bold"), Text(word, style), cell)
+    console.print(rows)
     console.print(_summary(report), style="bold")
+
+
+def _cut(text: str) -> str:
+    """The text of an exception may have any length."""
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"
 
 
 def _summary(report: Report) -> str:

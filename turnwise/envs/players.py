@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from turnwise.errors import EnvironmentFault
 from turnwise.protocols import HasExpert
 
 
@@ -14,10 +15,6 @@ class HasActions(Protocol):
     """An environment with a fixed list of action words."""
 
     actions: tuple[str, ...]
-
-
-class ExpertEnv(HasActions, HasExpert, Protocol):
-    """An environment that knows a good action, too."""
 
 
 @runtime_checkable
@@ -33,11 +30,23 @@ class Player(Acting, Protocol):
     actions: tuple[str, ...]
 
 
-class RandomPlayer:
-    """Draws each action uniformly."""
+def actions_of(env: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
+    """The action words: the given ones, else the environment's own `actions`; perhaps empty.
 
-    def __init__(self, env: HasActions, seed: int) -> None:
-        self.actions = env.actions
+    Raises:
+        EnvironmentFault: its `actions` aren't words.
+    """
+    actions: Any = given or (env.actions if isinstance(env, HasActions) else ())
+    if isinstance(actions, str) or not isinstance(actions, Sequence) or not all(isinstance(word, str) for word in actions):
+        raise EnvironmentFault(f"{type(env).__name__}.actions is {repr(actions)[:60]}; a random player needs a sequence of str")
+    return tuple(actions)
+
+
+class RandomPlayer:
+    """Draws each action uniformly from the given ones, else from the environment's own."""
+
+    def __init__(self, env: Any, seed: int, actions: Sequence[str] = ()) -> None:
+        self.actions = actions_of(env, actions)
         self._rng = random.Random(seed)
 
     def act(self) -> str:
@@ -63,12 +72,15 @@ class BlindPlayer:
 class ExpertPlayer:
     """Plays like the environment's own expert."""
 
-    def __init__(self, env: ExpertEnv) -> None:
-        self.actions = env.actions
+    def __init__(self, env: HasExpert, actions: Sequence[str] = ()) -> None:
+        self.actions = actions_of(env, actions)
         self._env = env
 
     def act(self) -> str:
-        return self._env.expert_action()
+        action: Any = self._env.expert_action()
+        if not isinstance(action, str):
+            raise EnvironmentFault(f"{type(self._env).__name__}.expert_action() gave {action!r}; an action is a str")
+        return action
 
 
 class ErringPlayer:

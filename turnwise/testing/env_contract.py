@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from turnwise.envs.checks.call_results import CallResult, start_result, step_result
+from turnwise.envs.checks.session import CallResult, start_result, step_result
 from turnwise.envs.contract import check_shape, read_reset, read_state_key, read_step
 from turnwise.errors import EnvironmentFault
 from turnwise.protocols import Env

@@ -1,4 +1,4 @@
-"""The checks that an environment goes through, one after the other."""
+"""Examines an environment before training: its faults, what to change, and the figures that show it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turnwise.envs.checks import findings
-from turnwise.envs.checks.call_results import CallResult, Mismatch, first_difference
-from turnwise.envs.checks.findings import CheckedEpisode, Finding
-from turnwise.envs.checks.players import Choose, expert_of, random_of
-from turnwise.envs.checks.session import BrokenCall, CallTimes, CheckedEnv
-from turnwise.envs.checks.times import times
+from turnwise.envs.checks.findings import CheckedEpisode, Finding, Verdict
+from turnwise.envs.checks.session import BrokenCall, CallResult, CallTimes, CheckedEnv, Timings, first_difference
 from turnwise.envs.contract import is_picture
 from turnwise.envs.hold_out import SharesTasks
-from turnwise.protocols import Env
+from turnwise.envs.players import ExpertPlayer, RandomPlayer
+from turnwise.protocols import Env, HasExpert
 from turnwise.types import Reduction, Split, derive_seed
 
 T = TypeVar("T")
@@ -28,8 +26,8 @@ T = TypeVar("T")
 NUM_REPLAYED = 8
 """Episodes that are played again, to see whether they come out the same."""
 NUM_SIBLINGS = 4
-UNREADABLE = ("", "no such action {%√\n")
-"""Two bad answers of a model: an unparsable one, and one that is no action."""
+UNREADABLE = {"": "unparsed text", "no such action {%√\n": "an unknown action"}
+"""Two bad answers of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +50,74 @@ class CheckSettings:
     """Whether the environment's arguments hold a `split`, which is the same for training and validation."""
 
 
-class Examination:
-    """One kind of environment under examination. Each check returns its findings and keeps data for later checks."""
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The verdict on one environment."""
+
+    env: str
+    findings: tuple[Finding, ...]
+    is_played: bool = True
+    """Whether any valid action was tried."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """`skipped` if nothing is wrong but hardly anything was examined."""
+        verdicts = {finding.verdict for finding in self.findings}
+        if "error" in verdicts or not self.is_played:
+            return "error" if "error" in verdicts else "skipped"
+        return "warning" if "warning" in verdicts else "ok"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"env": self.env, "verdict": self.verdict, "findings": [finding.to_json() for finding in self.findings]}
+
+
+def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> Report:
+    """Plays an environment and returns the findings. A call that hangs ends the examination, any other fault only its check.
+
+    Args:
+        takes_split: whether the environment separates training and validation tasks by an argument of `make_env`.
+
+    Raises:
+        TurnwiseError: the constructor refuses its arguments.
+
+    >>> from turnwise.envs.frozen_lake.env import FrozenLakeEnv
+    >>> report = check_env(lambda split: FrozenLakeEnv(split=split), True, CheckSettings(num_episodes=4))
+    >>> report.env, [finding.check for finding in report.findings if finding.verdict == "error"]
+    ('FrozenLakeEnv', [])
+    """
+    examination = _Examination(make_env, takes_split, settings)
+    rows: list[Finding] = []
+    for check in examination.checks:
+        try:
+            # Keeps what a check found before its call broke.
+            rows += check()
+        except BrokenCall as broken:
+            if not any(row.result == broken.problem for row in rows):
+                rows.append(_of_broken(broken))
+            if broken.hangs or check == examination.checks[0]:
+                break
+    if not any(row.verdict == "error" for row in rows):
+        rows.insert(0, Finding("returns", "ok", f"{examination.num_calls:,} calls of reset and step return what they should"))
+    return Report(examination.name, tuple(rows), bool(examination.played))
+
+
+def _of_broken(broken: BrokenCall) -> Finding:
+    advice = ""
+    if broken.hangs:
+        advice = "give it a time limit of its own, or allow more with --timeout (env_step_timeout_s in training)"
+    elif broken.is_raised and broken.method == "step":
+        advice = "an exception fails the episode: answer with an observation, or with terminated"
+    elif broken.is_raised:
+        advice = "an exception there fails every episode"
+    return Finding(broken.method, "error", broken.problem, advice, broken.trace)
+
+
+class _Examination:
+    """One kind of environment under examination. Each check yields its findings and keeps data for later checks."""
 
     def __init__(self, make_env: Callable[[Split], Env], takes_split: bool, settings: CheckSettings) -> None:
         self.name = "the environment"
-        self.checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        self.checks = (
             self._starts,
             self._random_play,
             self._scripted_play,
@@ -73,30 +133,26 @@ class Examination:
         self._takes_split = takes_split
         self._settings = settings
         self._reductions: dict[str, Reduction] = {}
-        self._clock = CallTimes()
+        self._clock = CallTimes(Timings)
         self._random: list[CheckedEpisode] = []
         self._scripted: list[CheckedEpisode] = []
 
     @property
-    def is_played(self) -> bool:
-        """Whether any action was known, so that the effects of actions were examined."""
-        return bool(self._played)
-
-    @property
     def num_calls(self) -> int:
         """Calls of `reset` and `step` so far."""
-        return sum(len(self._clock.of(method).wall_s) for method in ("reset", "step"))
+        return sum(len(self._clock[method].wall_s) for method in ("reset", "step"))
 
     @property
-    def _played(self) -> list[CheckedEpisode]:
+    def played(self) -> list[CheckedEpisode]:
+        """The episodes of players, which are empty if no action is known."""
         return [*self._random, *self._scripted]
 
     def _starts(self) -> Iterator[Finding]:
         """The class itself, and the starts of both splits."""
         # Only the first constructor pays for imports, so they don't count as an episode's cost.
-        with self._opened(clock=CallTimes()) as first:
+        with self._opened(clock=CallTimes(Timings)) as first:
             self.name = first.name
-            self._reductions = dict(first.reductions)
+            self._reductions = first.reductions
         starts: dict[Split, list[CallResult]] = {"train": [], "val": []}
         plays_all = False
         for split, call_results in starts.items():
@@ -107,8 +163,10 @@ class Examination:
         yield findings.splits(starts["train"], starts["val"], self._takes_split, self._settings.is_split_given, plays_all)
 
     def _random_play(self) -> Iterator[Finding]:
-        def choose(env: CheckedEnv, seed: int) -> Choose | None:
-            return env.call("actions", partial(random_of, env.env, seed, self._settings.actions))
+        def choose(env: CheckedEnv, seed: int) -> Callable[[], str] | None:
+            make = partial(RandomPlayer, env.env, derive_seed(seed, "random player"), self._settings.actions)
+            player: RandomPlayer = env.call("actions", make)
+            return player.act if player.actions else None
 
         self._random = self._episodes(choose)
         if self._random:
@@ -118,13 +176,14 @@ class Examination:
             yield Finding("random play", "skipped", "not examined: nobody says which actions there are", advice)
 
     def _scripted_play(self) -> Iterator[Finding]:
-        def choose(env: CheckedEnv, seed: int) -> Choose | None:
-            expert = expert_of(env.env)
-            return None if expert is None else partial(env.call, "expert_action", expert)
+        def choose(env: CheckedEnv, seed: int) -> Callable[[], str] | None:
+            if not isinstance(env.env, HasExpert):
+                return None
+            return partial(env.call, "expert_action", env.call("actions", partial(ExpertPlayer, env.env)).act)
 
         self._scripted = self._episodes(choose)
         if self._scripted:
-            yield findings.expert(self._random, self._scripted, self._reductions)
+            yield findings.player("scripted play", self._scripted, self._reductions, beaten=self._random)
         else:
             yield Finding("scripted play", "skipped", "the environment has no expert_action()")
 
@@ -135,7 +194,7 @@ class Examination:
             for episode in self._in_time(self._replayable()):
                 with self._opened() as new:
                     for where, env in (("in a new environment", new), ("after a reset", used)):
-                        if found := first_difference(episode.call_results, _replayed(env, episode)):
+                        if found := _any_difference(episode, _played_again([env], episode)):
                             advice = "draw everything from reset's seed, by a generator of the environment's own"
                             yield _differs("same seed", f"another episode {where}", found, advice)
                             return
@@ -147,19 +206,14 @@ class Examination:
         num_groups = 0
         for episode in self._in_time(self._replayable()):
             with ExitStack() as opened:
-                siblings = [opened.enter_context(self._opened()) for _ in range(NUM_SIBLINGS)]
-                seen = [[env.reset(episode.seed)] for env in siblings]
-                if found := _any_difference(episode.call_results[:1], seen):
-                    advice = "make reset's seed determine the whole start: group statistics mean nothing otherwise"
-                    yield _differs("siblings", "siblings start differently", found, advice)
-                    return
-                for action in episode.actions:
-                    for env, call_results in zip(siblings, seen, strict=True):
-                        if not call_results[-1].is_over:
-                            call_results.append(env.step(action))
-                if found := _any_difference(episode.call_results, seen):
+                siblings = _played_again([opened.enter_context(self._opened()) for _ in range(NUM_SIBLINGS)], episode)
+                if found := _any_difference(episode, siblings):
+                    is_start = any(sibling[0] != episode.call_results[0] for sibling in siblings)
+                    what = "start differently" if is_start else "disturb each other"
                     advice = "keep generator and state in the instance: environments that play side by side can't share any"
-                    yield _differs("siblings", "siblings disturb each other", found, advice)
+                    if is_start:
+                        advice = "make reset's seed determine the whole start: group statistics mean nothing otherwise"
+                    yield _differs("siblings", f"siblings {what}", found, advice)
                     return
             num_groups += 1
         yield Finding(
@@ -168,24 +222,23 @@ class Examination:
 
     def _unreadable_actions(self) -> Iterator[Finding]:
         answers = []
-        for action in UNREADABLE:
+        for action, name in UNREADABLE.items():
             with self._opened() as env:
                 env.reset(self._seed("train", 0))
                 try:
-                    call_result = env.step(action)
+                    answers.append((name, env.step(action)))
                 except BrokenCall as broken:
-                    if broken.hangs or not self._played:
+                    if broken.hangs or not self.played:
                         raise
                     advice = "what can't be understood moves nothing, or costs a penalty; an exception fails the episode"
-                    yield Finding("no action", "error", f"{broken.problem} (action {action!r})", advice, trace=broken.trace)
+                    yield Finding("no action", "error", f"{broken.problem} (action {action!r})", advice, broken.trace)
                     return
-                answers.append(("an unknown action" if action else "unparsed text", call_result))
-        yield findings.unreadable(answers, self._played)
+        yield findings.unreadable(answers, self.played)
 
     def _readings(self) -> Iterator[Finding]:
         """All that can be read off the episodes."""
-        played, settings = self._played or self._replayable(), self._settings
-        if self._played:
+        played, settings = self.played or self._replayable(), self._settings
+        if self.played:
             yield findings.rewards(played)
             yield findings.metrics(played, self._reductions)
             yield findings.lengths(played, settings.max_steps)
@@ -193,7 +246,7 @@ class Examination:
             for check in ("rewards", "metrics", "episodes"):
                 yield Finding(check, "skipped", "not examined: nobody played")
         seen = findings.observations(played, settings.count_tokens, settings.token_budget)
-        if not self._played and seen.verdict == "ok":
+        if not self.played and seen.verdict == "ok":
             seen = replace(seen, verdict="skipped", result=f"{seen.result}; those after an action weren't examined")
         yield seen
         yield findings.state_keys(played)
@@ -207,10 +260,11 @@ class Examination:
                 if broken.hangs:
                     raise
                 if isinstance(broken.__cause__, NotImplementedError):
-                    yield Finding("render", "ok", "not implemented: pictures show the observation")
+                    yield _of_picture(None)
                 else:
-                    advice = "return None where there is nothing to draw"
-                    yield Finding("render", "warning", broken.problem, advice, trace=broken.trace)
+                    yield Finding(
+                        "render", "warning", broken.problem, "return None where there is nothing to draw", broken.trace
+                    )
 
     def _close(self) -> Iterator[Finding]:
         with self._opened() as env:
@@ -219,10 +273,10 @@ class Examination:
         yield Finding("close", "ok", "may be called twice")
 
     def _times(self) -> Iterator[Finding]:
-        counts = [len(episode.actions) for episode in self._played] or [1]
-        yield from times(self._clock, sum(counts) / len(counts), os.cpu_count() or 1)
+        counts = [len(episode.actions) for episode in self.played] or [1]
+        yield findings.times(self._clock, sum(counts) / len(counts), os.cpu_count() or 1)
 
-    def _episodes(self, choose: Callable[[CheckedEnv, int], Choose | None]) -> list[CheckedEpisode]:
+    def _episodes(self, choose: Callable[[CheckedEnv, int], Callable[[], str] | None]) -> list[CheckedEpisode]:
         """One episode per seed, each in an environment of its own; none if `choose` finds no player."""
         episodes: list[CheckedEpisode] = []
         for seed in self._seeds("train"):
@@ -239,7 +293,7 @@ class Examination:
 
     def _replayable(self) -> list[CheckedEpisode]:
         """Some of the episodes; without a player, one unparsed action each."""
-        if not self._played:
+        if not self.played:
             with self._opened() as env:
                 seeds = [self._seed("train", index) for index in range(NUM_REPLAYED)]
                 return [CheckedEpisode(seed, [env.reset(seed), env.step("")], [""]) for seed in seeds]
@@ -261,7 +315,7 @@ class Examination:
 
     @contextmanager
     def _opened(self, split: Split = "train", clock: CallTimes | None = None) -> Iterator[CheckedEnv]:
-        env = CheckedEnv(partial(self._make_env, split), self._settings.timeout_s, clock or self._clock)
+        env = CheckedEnv(partial(self._make_env, split), self._settings.timeout_s, self._clock if clock is None else clock)
         try:
             yield env
             env.close()
@@ -269,27 +323,30 @@ class Examination:
             env.end()
 
 
-def _replayed(env: CheckedEnv, episode: CheckedEpisode) -> list[CallResult]:
-    call_results = [env.reset(episode.seed)]
+def _played_again(envs: Sequence[CheckedEnv], episode: CheckedEpisode) -> list[list[CallResult]]:
+    """What each environment answers to the episode's actions, where all of them are stepped in turns."""
+    seen = [[env.reset(episode.seed)] for env in envs]
     for action in episode.actions:
-        if not call_results[-1].is_over:
-            call_results.append(env.step(action))
-    return call_results
+        for env, call_results in zip(envs, seen, strict=True):
+            if not call_results[-1].is_over:
+                call_results.append(env.step(action))
+    return seen
 
 
-def _any_difference(expected: Sequence[CallResult], others: Sequence[Sequence[CallResult]]) -> Mismatch | None:
-    return next(filter(None, (first_difference(expected, other) for other in others)), None)
+def _any_difference(episode: CheckedEpisode, others: Sequence[Sequence[CallResult]]) -> tuple[str, str] | None:
+    return next(filter(None, (first_difference(episode.call_results, other) for other in others)), None)
 
 
-def _differs(check: str, what: str, found: Mismatch, advice: str) -> Finding:
-    if found.name == "state_key":
+def _differs(check: str, what: str, found: tuple[str, str], advice: str) -> Finding:
+    name, where = found
+    if name == "state_key":
         advice = "make the key of the state's content, not of an object or a counter: GiGPO compares turns with equal keys"
-    return Finding(check, "error", f"{what}, {found.told}", advice)
+    return Finding(check, "error", f"{what}, {where}", advice)
 
 
 def _of_picture(rendered: Any) -> Finding:
     if rendered is None:
-        return Finding("render", "ok", "draws nothing (None): pictures show the observation")
+        return Finding("render", "ok", "draws nothing: pictures show the observation")
     if isinstance(rendered, str):
         return Finding("render", "ok", f"a text of {len(rendered.splitlines())} lines")
     if is_picture(rendered):

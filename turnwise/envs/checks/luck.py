@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from turnwise.envs.checks.players import random_of
-from turnwise.envs.checks.session import BrokenCall, CallTimes, CheckedEnv
+from turnwise.envs.checks.session import CallTimes, CheckedEnv, Timings
 from turnwise.envs.contract import reduce_metric
+from turnwise.envs.players import RandomPlayer
 from turnwise.errors import TurnwiseError
 from turnwise.protocols import Env
+from turnwise.types import derive_seed
 
 CALL_TIMEOUT_S = 1.0
 MIN_EPISODES = 50
@@ -18,17 +19,17 @@ MIN_EPISODES = 50
 
 def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: int, budget_s: float) -> list[bool]:
     """Whether each episode of a random player ended with the environment's metric `success`, one a seed, under the limit
-    `max_steps`; each action is drawn uniformly from the environment's `actions`, and reaches it as it is.
+    `max_steps`. The player draws uniformly from the environment's `actions`.
 
-    Empty where the environment names no actions, reports no success, breaks a call or takes longer than a second for it, and
-    where fewer than 50 episodes fit into `budget_s`: nothing is claimed from what was measured only in part.
+    The result is empty if the environment names no actions, reports no success or breaks a call, or if fewer than 50 episodes
+    fit into `budget_s`: nothing is claimed from what was measured only in part.
     """
     outcomes: list[bool] = []
     ends_at = time.monotonic() + budget_s
     for seed in seeds:
         try:
             outcome = _play(make, seed, max_steps)
-        except (BrokenCall, TurnwiseError):
+        except TurnwiseError:
             return []
         if outcome is None:
             return []
@@ -40,15 +41,15 @@ def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: in
 
 def _play(make: Callable[[], Env], seed: int, max_steps: int) -> bool | None:
     """One episode, None if its success is unknown."""
-    env = CheckedEnv(make, CALL_TIMEOUT_S, CallTimes())
+    env = CheckedEnv(make, CALL_TIMEOUT_S, CallTimes(Timings))
     try:
-        choose = random_of(env.env, seed)
-        if choose is None or "success" not in env.reductions:
+        player = RandomPlayer(env.env, derive_seed(seed, "random player"))
+        if not player.actions or "success" not in env.reductions:
             return None
         env.reset(seed)
         told: list[float] = []
         for _ in range(max_steps):
-            call_result = env.step(choose())
+            call_result = env.step(player.act())
             told += [value for name, value in call_result.metrics if name == "success"]
             if call_result.is_over:
                 break

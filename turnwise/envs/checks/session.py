@@ -1,27 +1,92 @@
-"""One environment under examination: every call is timed and has a deadline, and every fault becomes one exception."""
+"""An environment under examination: every call is timed and has a deadline, and every fault becomes one exception."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import TimeoutError as CallTimeout
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, get_args
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
-from turnwise.envs.checks.call_results import CallResult, start_result, step_result
-from turnwise.envs.contract import read_reset, read_state_key, read_step
+from turnwise.envs.contract import PROMPT_KEYS, StepResult, check_shape, read_reset, read_state_key, read_step
 from turnwise.errors import EnvironmentFault, TurnwiseError
 from turnwise.protocols import Env
 from turnwise.runtime.call_board import CALLS
 from turnwise.runtime.event_loop import new_loop
 from turnwise.runtime.stacks import describe_calls
 from turnwise.runtime.threads import DaemonThread
-from turnwise.types import Reduction
+from turnwise.types import Observation, Reduction
 
-_REDUCTIONS = ", ".join(get_args(Reduction))
+_MAX_SHOWN = 40
+
+
+class CallResult(NamedTuple):
+    """All that an agent, or credit, gets to see of one call."""
+
+    text: str
+    images: tuple[bytes, ...]
+    prompt: tuple[str, ...]
+    """The values of `PROMPT_KEYS`."""
+    reward: float = 0.0
+    is_terminated: bool = False
+    is_truncated: bool = False
+    metrics: tuple[tuple[str, float], ...] = ()
+    state_key: Hashable = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_terminated or self.is_truncated
+
+    @property
+    def content(self) -> Hashable:
+        """The identity of a start: everything shown, and the true state if it has a name."""
+        return self.prompt, self.text, self.images, self.state_key
+
+
+def start_result(observation: Observation, info: Mapping[str, Any], state_key: Hashable = None) -> CallResult:
+    """The visible result of a `reset`."""
+    images = tuple(media.data.tobytes() for media in observation.media)
+    return CallResult(observation.text, images, tuple(str(info.get(key, "")) for key in PROMPT_KEYS), state_key=state_key)
+
+
+def step_result(step: StepResult, state_key: Hashable = None) -> CallResult:
+    """The visible result of a `step`."""
+    return start_result(step.observation, step.info, state_key)._replace(
+        reward=step.reward,
+        is_terminated=step.is_terminated,
+        is_truncated=step.is_truncated,
+        metrics=tuple(sorted(step.metrics.items())),
+    )
+
+
+def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) -> tuple[str, str] | None:
+    """The first difference of two episodes: the name of the field ("end" if only one is over), and a description.
+
+    >>> first_difference([CallResult("P _", (), ())], [CallResult("_ P", (), ())])
+    ('text', "at the start: text 'P _' and '_ P'")
+    """
+    for turn, (one, other) in enumerate(zip_longest(expected, got)):
+        where = f"at turn {turn}" if turn else "at the start"
+        if one is None or other is None:
+            return "end", f"{where}: one episode is over and the other goes on"
+        for name, first, second in zip(CallResult._fields, one, other, strict=True):
+            if first != second:
+                shown = ["the pictures differ"] if name == "images" else _shown(first, second)
+                return name, f"{where}: {name} {' and '.join(shown)}"
+    return None
+
+
+def _shown(first: object, second: object) -> list[str]:
+    """Two different values; of long ones, the part where they begin to differ."""
+    texts = [repr(first), repr(second)]
+    num_same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
+    start = 0 if max(map(len, texts)) <= _MAX_SHOWN else max(num_same - _MAX_SHOWN // 2, 0)
+    return [f"{'…' if start else ''}{t[start : start + _MAX_SHOWN]}{'…' if len(t) > start + _MAX_SHOWN else ''}" for t in texts]
 
 
 class BrokenCall(EnvironmentFault):
@@ -48,24 +113,14 @@ class Timings:
     is_async: bool = False
 
 
-@dataclass(slots=True)
-class CallTimes:
-    """The timings of an examination by method."""
-
-    timings: dict[str, Timings] = field(default_factory=dict)
-
-    def of(self, method: str) -> Timings:
-        return self.timings.setdefault(method, Timings())
+CallTimes = defaultdict[str, Timings]
+"""The timings of an examination by method."""
 
 
 class CheckedEnv:
     """An environment in a thread of its own, so that a call which never returns can be left behind.
 
-    Every method raises BrokenCall.
-
-    Raises:
-        TurnwiseError: the constructor refuses its arguments with a sentence of its own.
-        BrokenCall: the constructor raises anything else, or hangs.
+    Every method raises BrokenCall. The constructor raises TurnwiseError if the environment's own refuses its arguments.
     """
 
     def __init__(self, make: Callable[[], Env], timeout_s: float, clock: CallTimes) -> None:
@@ -82,30 +137,23 @@ class CheckedEnv:
         self.name = type(self.env).__name__
 
     @cached_property
-    def reductions(self) -> Mapping[str, Reduction]:
+    def reductions(self) -> dict[str, Reduction]:
         """The declared metrics."""
-        declared = self.call("metric_reductions", lambda: self.env.metric_reductions)
-        if not isinstance(declared, Mapping):
-            raise BrokenCall("metric_reductions", f"metric_reductions is {declared!r}; it must map metrics to {_REDUCTIONS}")
-        for metric, reduction in declared.items():
-            if reduction not in get_args(Reduction):
-                problem = f"metric {metric!r} has reduction {reduction!r}; allowed: {_REDUCTIONS}"
-                raise BrokenCall("metric_reductions", problem)
-        return declared
+        self.call("metric_reductions", partial(check_shape, self.env))
+        return dict(self.env.metric_reductions)
 
-    # Methods are looked up in the thread too: an environment may lack one, or compute it.
+    # Methods are looked up in the thread too: an environment may compute them.
 
     def reset(self, seed: int) -> CallResult:
         self._num_steps = 0
-        result = self.call("reset", lambda: self.env.reset(seed=seed))
-        observation, info = self._checked("reset", partial(read_reset, result, self.name))
+        read = partial(read_reset, env_name=self.name)
+        observation, info = self.call("reset", lambda: self.env.reset(seed=seed), read)
         return start_result(observation, info, self._state_key())
 
     def step(self, action: str) -> CallResult:
         self._num_steps += 1
-        result = self.call("step", lambda: self.env.step(action))
-        step = self._checked("step", partial(read_step, result, self.name, self._num_steps, self.reductions))
-        return step_result(step, self._state_key())
+        read = partial(read_step, env_name=self.name, turn=self._num_steps, reductions=self.reductions)
+        return step_result(self.call("step", lambda: self.env.step(action), read), self._state_key())
 
     def render(self) -> Any:
         return self.call("render", lambda: self.env.render())
@@ -119,10 +167,10 @@ class CheckedEnv:
             self._thread.start(self._runner.close)
         self._thread.end()
 
-    def call(self, method: str, function: Callable[[], Any]) -> Any:
-        """The result of a function or of its coroutine."""
+    def call(self, method: str, function: Callable[[], Any], read: Callable[[Any], Any] = lambda result: result) -> Any:
+        """The result of a function or of its coroutine, as `read` checks it."""
         line = CALLS.begin(f"{method} of the environment that is examined")
-        call = self._thread.start(self._timed, self._clock.of(method), function)
+        call = self._thread.start(self._timed, self._clock[method], function)
         try:
             error = call.exception(self._timeout_s)
         except CallTimeout:
@@ -130,7 +178,10 @@ class CheckedEnv:
         finally:
             CALLS.end(line)
         if error is None:
-            return call.result()
+            try:
+                return read(call.result())
+            except EnvironmentFault as fault:
+                error = fault
         if isinstance(error, TurnwiseError) and method == "the constructor":
             raise error
         if isinstance(error, EnvironmentFault):
@@ -152,12 +203,6 @@ class CheckedEnv:
 
     def _state_key(self) -> Hashable:
         return self.call("state_key", partial(read_state_key, self.env))
-
-    def _checked(self, method: str, read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except EnvironmentFault as fault:
-            raise BrokenCall(method, str(fault)) from None
 
 
 async def _awaited(result: Any) -> Any:
