@@ -1,8 +1,9 @@
-"""The scalar reward model of the `reward` role."""
+"""The model of the `reward` role: one that scores, or a judge that is asked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,17 +11,23 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.build.roles import batch_plan
+from turnwise.chat.template import ChatTemplate
+from turnwise.chat.trial import tried
 from turnwise.cluster.local import LocalCluster
 from turnwise.config import AgenticConfig
 from turnwise.data.rewards import RewardFault, messages_of, runs_of
-from turnwise.errors import ModelError
-from turnwise.models.load import load_config, load_tokenizer, parse_dtype
+from turnwise.entry_points import load_class
+from turnwise.errors import ConfigError, ModelError
+from turnwise.inference.served_chat import ServedChat
+from turnwise.inference.server_manager import LLMServerManager
+from turnwise.models.load import load_config, load_tokenizer, parse_dtype, policy_info
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import RewardResult
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
+from turnwise.spec import STRATEGIES
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Group, Message, Sample
 
@@ -80,3 +87,17 @@ def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Wa
         load_tokenizer(path, arguments.trust),
         config.data.prompt_key,
     )
+
+
+def build_judge(config: AgenticConfig, device: torch.device, watchdog: Watchdog, stopwatch: Stopwatch) -> ServedChat:
+    """The language model of the `reward` role, behind a server of its own in this process."""
+    arguments, asked = config.reward.model_args, config.reward.strategy_args
+    path, trust = arguments.model_name_or_path, arguments.trust
+    context: int = load_config(path, trust).get_text_config().max_position_embeddings
+    info = policy_info(path, arguments.dtype, context, arguments.attn_implementation, trust)
+    template = tried(ChatTemplate(load_tokenizer(path, trust), eos_token_ids=info.stop_token_ids))
+    found: Any = load_class(STRATEGIES[asked.strategy_name].entry, "reward.strategy_args.strategy_name", ConfigError)
+    rank = RankContext("reward", device=str(device), stopwatch=stopwatch)
+    server = found.for_policy(rank, info, **asked.strategy_config)
+    manager = LLMServerManager([server], request_s=config.deadlines.request_s, watchdog=watchdog)
+    return ServedChat(template, manager, f"the reward role's {path}", context)

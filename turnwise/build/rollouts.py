@@ -21,6 +21,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
+from turnwise.data.rewards import RewardStage
 from turnwise.envs.registry import takes_split
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.load import load_tokenizer, policy_info
@@ -64,6 +65,8 @@ class ServedPolicy(Policy):
     """A policy with the servers that sample from it."""
 
     servers: LLMServerManager
+    score: RewardStage | None
+    """The rewards of `data.reward`, one stage for all splits."""
 
     def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
         """The result of `main`, which leaves nothing in the servers' caches. No other request may run.
@@ -133,7 +136,8 @@ def serve(
     )
     manager = LLMServerManager(servers, request_s=config.deadlines.request_s, watchdog=policy.watchdog)
     parts = {field.name: getattr(policy, field.name) for field in fields(Policy)}
-    return ServedPolicy(**parts, servers=manager)
+    score = build_reward_stage(config, policy.tokenizer, sampling_device(config), policy.watchdog, policy.stopwatch)
+    return ServedPolicy(**parts, servers=manager, score=score)
 
 
 def open_served_policy(
@@ -161,7 +165,6 @@ def build_scheduler(
 
     `settings` and `sampling` take the place of the split's `scheduler_settings` and `sampling_params`.
     """
-    score = build_reward_stage(config, policy.tokenizer, sampling_device(config), policy.watchdog, policy.stopwatch)
     agents: Callable[[Task], AgentLoop] = Agents(config, split, policy, pictures)
     is_alone = split == "val" and not config.plays_ahead
     return RolloutScheduler(
@@ -175,7 +178,7 @@ def build_scheduler(
         settings=settings or scheduler_settings(config, split),
         is_fixed=split == "val",
         keep=load_group_filter(config.group_filter) if split == "train" else None,
-        score=score,
+        score=policy.score,
         replay_log=policy.replay_log,
         stopwatch=policy.stopwatch,
         watchdog=policy.watchdog,

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgentLimits
-from turnwise.build.reward_model import build_reward_model
+from turnwise.build.reward_model import build_judge, build_reward_model
 from turnwise.build.tools import build_interactions, build_tools, check_tools_of_rows, check_users_of_rows
 from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
@@ -28,6 +28,7 @@ from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, Weig
 from turnwise.data.tables import TableRow, read_tables
 from turnwise.entry_points import load_class, load_object
 from turnwise.errors import ConfigError, DataError, NotAvailableError, counted, nearest
+from turnwise.inference.judge import Judge
 from turnwise.protocols import AgentLoop, Reward
 from turnwise.rollout.tasks import CurriculumTasks, DataRow, RowTasks, SeededTasks, TaskSource
 from turnwise.runtime.foreign import Foreign
@@ -310,6 +311,11 @@ def build_reward_stage(
     if not config.data.reward:
         return None
     rewards = load_rewards(config, _reader(tokenizer))
+    called = [weighted.reward.function for weighted in rewards if isinstance(weighted.reward, FunctionReward)]
+    if judges := [judge for judge in called if isinstance(judge, Judge) and judge.chat is None]:
+        chat = build_judge(config, device, watchdog, stopwatch)
+        for judge in judges:
+            judge.chat = chat
     for asked in config.data.reward:
         if asked.name == "reward_model":
             model = build_reward_model(config, device, watchdog, stopwatch)

@@ -146,10 +146,11 @@ def _resolve_roles(config: AgenticConfig) -> None:
     policy.fill(model_name_or_path=config.pretrain, dtype="fp32")
     paths = {"actor_infer": policy.model_name_or_path, "critic": config.reward_pretrain, "reward": config.reward_pretrain}
     for name, role in config.roles.items():
-        head = "token_classification" if name in ("critic", "reward") else "causal_lm"
+        judges = name == "reward" and config.has_own_judge
+        head = "token_classification" if name in ("critic", "reward") and not judges else "causal_lm"
         dtype = "fp32" if name == "actor_train" else policy.dtype
         resolve_model(role.model_args, paths.get(name, config.pretrain), head, dtype, policy)
-        role.strategy_args.fill(strategy_name=_DEFAULT_STRATEGIES[name])
+        role.strategy_args.fill(strategy_name=_DEFAULT_STRATEGIES["actor_infer" if judges else name])
         _resolve_training(role)
 
 

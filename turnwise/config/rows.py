@@ -33,6 +33,16 @@ def row_problems(config: AgenticConfig) -> Iterator[Problem]:
         if reward.name == "reward_model" and reward.args:
             yield Problem(("data", "reward", index, "args"), "reward_model takes no args; the section `reward` configures it")
     names = [reward.name for reward in data.reward]
+    if config.has_own_judge:
+        strategy = config.reward.strategy_args.strategy_name
+        if config.needs_reward_model:
+            message = "reward_model and a judge without base_url both want the reward role's model; give the judge a base_url"
+            yield Problem.at("data.reward", message)
+        elif strategy not in ("embedded", "hf"):
+            message = (
+                f"{strategy} doesn't serve a judge in the run's process; take embedded or hf, or give the judge a base_url"
+            )
+            yield Problem.at("reward.strategy_args.strategy_name", message)
     for name in {name for name in names if names.count(name) > 1}:
         yield Problem.at(
             "data.reward", f"{name} stands there {names.count(name)} times; give it once, with the sum of its weights"

@@ -94,7 +94,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def active_roles(self) -> dict[str, Role]:
         """The roles that this run has models for."""
-        wanted = {"critic": self.needs_critic, "reference": self.needs_reference, "reward": self.needs_reward_model}
+        wanted = {"critic": self.needs_critic, "reference": self.needs_reference, "reward": self.needs_reward_role}
         return {name: role for name, role in self.roles.items() if wanted.get(name, True)}
 
     @property
@@ -150,6 +150,15 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def needs_reward_model(self) -> bool:
         return any(reward.name == "reward_model" for reward in self.data.reward)
+
+    @property
+    def has_own_judge(self) -> bool:
+        """Whether a judge without a URL asks the model of the `reward` role."""
+        return any(reward.name == "judge" and "base_url" not in reward.args for reward in self.data.reward)
+
+    @property
+    def needs_reward_role(self) -> bool:
+        return self.needs_reward_model or self.has_own_judge
 
     @property
     def uses_validation(self) -> bool:

@@ -136,7 +136,7 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
     Requirement(("value_clip", "critic_warmup", "critic"), _may_have_critic, "this adv_estimator has no critic"),
     Requirement(
         ("reward_pretrain",),
-        lambda c: _may_have_critic(c) or c.needs_reward_model,
+        lambda c: _may_have_critic(c) or c.needs_reward_role,
         "it is the model of the critic and of the reward role, and there is neither",
     ),
     Requirement(
@@ -180,7 +180,7 @@ REQUIREMENTS: tuple[Requirement[AgenticConfig], ...] = (
     Requirement(("data.shuffle",), lambda c: not c.data.curriculum, "data.curriculum draws the rows"),
     Requirement(("data.curriculum",), _has_choice, "a single environment has no other task to prefer"),
     Requirement(("data.reward_timeout_s",), lambda c: bool(c.data.reward), "there is no data.reward"),
-    Requirement(("reward",), lambda c: c.needs_reward_model, "data.reward doesn't name reward_model"),
+    Requirement(("reward",), lambda c: c.needs_reward_role, "data.reward names no reward_model, and no judge without base_url"),
     Requirement(_TRACE, lambda c: c.trace.backend is not None, "needs trace.backend"),
     Requirement(("train_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "train"), _LOCKED),
     Requirement(("val_env_manager.max_env_num_per_worker",), lambda c: _has_unlocked(c, "val"), _LOCKED),

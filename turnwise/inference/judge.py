@@ -1,4 +1,4 @@
-"""A language model behind an OpenAI-compatible URL as a reward: it grades answers by a rubric, or compares those of a group."""
+"""A language model as a reward: it grades answers by a rubric, or compares those of a group."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from turnwise.data.rewards import RewardFault
 from turnwise.errors import ConfigError, ServerError, counted
 from turnwise.inference.http_json import MAX_SHOWN, BusyError, NoAnswerError
 from turnwise.inference.openai_chat import OpenAIChat
+from turnwise.inference.served_chat import TextModel
 from turnwise.types import Message, SamplingParams
 
 T = TypeVar("T")
@@ -35,13 +36,13 @@ class Judge:
     ½ (`pairwise`). Both are in [0, 1].
 
     The judge is told the rubric, the conversation before the first response, and what follows, between marks that no response
-    can foretell. Its reply must end with the line `Score: N`, or `Winner: A`, `Winner: B` or `Winner: tie`. The variable
-    OPENAI_API_KEY, if set, is sent.
+    can foretell. Its reply must end with the line `Score: N`, or `Winner: A`, `Winner: B` or `Winner: tie`. A `base_url`
+    gets the variable OPENAI_API_KEY, if set; without one the model of the `reward` role is asked.
 
     Args:
+        rubric: what a good answer is.
         base_url: such as `http://localhost:8000/v1`.
         model: its name there.
-        rubric: what a good answer is.
         mode: `pairwise` asks about every pair of different answers, n(n − 1)/2 times for n, or twice as often in `both_orders`.
         max_score: the best score; the least is 0.
         both_orders: ask about each pair in both orders, since judges prefer a place; otherwise places alternate.
@@ -58,9 +59,9 @@ class Judge:
 
     def __init__(
         self,
-        base_url: str,
-        model: str,
         rubric: str,
+        base_url: str = "",
+        model: str = "",
         mode: Literal["pointwise", "pairwise"] = "pointwise",
         max_score: float = 10.0,
         both_orders: bool = True,
@@ -77,9 +78,14 @@ class Judge:
         for name, value in (positive | {"max_concurrency": max_concurrency}).items():
             if value <= 0:
                 raise ConfigError(f"judge: {name} is {value}; it must be more than 0")
+        if bool(base_url) != bool(model):
+            raise ConfigError(f"judge: base_url is {base_url!r} and model {model!r}; give both, or neither for the reward role")
         self._is_pairwise, self._rubric, self._max_score, self._both_orders = mode == "pairwise", rubric, max_score, both_orders
         self._shows_ground_truth, self._max_retries = shows_ground_truth, max_retries
-        self._chat = OpenAIChat(base_url, model, os.environ.get("OPENAI_API_KEY", ""), timeout_s)
+        self.chat: TextModel | None = None
+        """The model that is asked; a run sets it where `base_url` is empty."""
+        if base_url:
+            self.chat = OpenAIChat(base_url, model, os.environ.get("OPENAI_API_KEY", ""), timeout_s)
         self._sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature)
         self._turn = asyncio.Semaphore(max_concurrency)
 
@@ -100,6 +106,12 @@ class Judge:
             task = _conversation(said[:first]) + (f"\n\nThe true answer: {truths[number]}" if truths else "")
             asked.append(_Asked(task, completion if len(turns) == 1 else _conversation(turns)))
         return await (self._win_rates(asked) if self._is_pairwise else _all([self._score(one) for one in asked]))
+
+    @property
+    def _model(self) -> TextModel:
+        if self.chat is None:
+            raise ConfigError("judge: no run serves the model of a reward role here; give base_url and model")
+        return self.chat
 
     async def _score(self, asked: _Asked) -> float:
         form = f"Score: N, with a number N from 0 (worst) to {self._max_score:g} (best)"
@@ -133,7 +145,7 @@ class Judge:
 
     def _unreadable(self, form: str, reply: str) -> RewardFault:
         hint = "make the rubric clearer, raise max_new_tokens if the reply is cut, or name another model"
-        return RewardFault(f"judge: {self._chat.url} replied without a line `{form}`: {reply[-MAX_SHOWN:]!r}; {hint}")
+        return RewardFault(f"judge: {self._model.url} replied without a line `{form}`: {reply[-MAX_SHOWN:]!r}; {hint}")
 
     async def _ask(self, task: str, answers: dict[str, str], what: str, form: str) -> str:
         # The mark follows from the texts, so none of them can close it.
@@ -148,7 +160,7 @@ class Judge:
         async with self._turn:
             for attempt in range(self._max_retries + 1):
                 try:
-                    return (await self._chat.complete(request, self._sampling)).text
+                    return (await self._model.complete(request, self._sampling)).text
                 except (NoAnswerError, BusyError) as error:
                     if attempt == self._max_retries:
                         raise RewardFault(f"judge, after {counted(attempt + 1, 'attempt')}: {error}") from error

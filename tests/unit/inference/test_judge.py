@@ -190,11 +190,18 @@ def test_every_parameter_has_a_test():
         ({"max_score": 0}, "max_score is 0"),
         ({"timeout_s": -1}, "timeout_s is -1"),
         ({"base_url": "localhost:8000"}, "http://localhost:8000/v1"),
+        ({"model": ""}, "model ''; give both, or neither for the reward role"),
     ],
 )
 def test_wrong_arguments_are_refused(wrong, said):
     with pytest.raises(ConfigError, match=said):
         Judge(**{"base_url": "http://localhost:1/v1", "model": "small", "rubric": "It is short."} | wrong)
+
+
+def test_without_a_url_a_run_must_serve_the_model():
+    judge = Judge(rubric="It is short.")
+    with pytest.raises(ConfigError, match="no run serves the model of a reward role here; give base_url and model"):
+        asyncio.run(judge(["7"], [[*ASKED, {"role": "assistant", "content": "7"}]]))
 
 
 def test_the_true_answer_is_asked_for_only_where_there_is_one(serve):

@@ -16,10 +16,11 @@ from turnwise.build.agentic import build_agentic
 from turnwise.build.envs import plug_in_problems
 from turnwise.build.run import start_run
 from turnwise.build.saved import evaluate_model
+from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main
 from turnwise.config import AgenticConfig, dump_yaml, parse_config
 from turnwise.errors import CheckpointError, ConfigError, DataError, RolloutError
-from turnwise.models.load import load_tokenizer, save_model
+from turnwise.models.load import load_model, load_tokenizer, save_model
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.session import run_to_end
@@ -257,6 +258,40 @@ def model_that_prefers_short_answers(start: Path, folder: Path) -> Path:
         loss = (model(ids).logits.squeeze(-1) - wanted).square().mean()
         optimizer.zero_grad()
         loss.backward()
+        optimizer.step()
+    save_model(model, tokenizer, folder)
+    return folder
+
+
+def test_a_judge_of_the_reward_role_is_asked_in_the_run_itself(make_config, tiny_model, tmp_path: Path) -> None:
+    judge = {"name": "judge", "args": {"rubric": "It is short.", "max_new_tokens": 16}}
+    path = str(model_that_says("Score: 7", tiny_model, tmp_path / "judge"))
+    config = make_config({"reward": [judge]}, reward_pretrain=path, max_steps=1)
+    strategy = {"strategy_args": {"strategy_name": "torch_infer"}}
+    for wrong, said in (
+        ({"data": {"reward": [judge, "reward_model"]}}, "both want the reward role's model"),
+        ({"data": {"reward": [judge]}, "reward": strategy}, "torch_infer doesn't serve a judge"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            make_config(wrong["data"], reward_pretrain=path, reward=wrong.get("reward", {}))
+    [step] = [row for row in read_metrics(run(config).folder.metrics) if "rollout/score/mean" in row]
+    assert step["rollout/score/mean"] == pytest.approx(0.7)
+
+
+def model_that_says(text: str, start: Path, folder: Path) -> Path:
+    """A causal model that says a text behind every prompt."""
+    torch.manual_seed(0)
+    model, tokenizer = load_model(start), load_tokenizer(start)
+    template = ChatTemplate(tokenizer)
+    header = template.start([{"role": "user", "content": "a"}])[-8:]
+    said = torch.tensor(template.respond(text))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(60):
+        before = torch.randint(0, len(tokenizer), (16, int(torch.randint(20, 400, ()))))
+        ids = torch.cat([before, torch.tensor(header).expand(16, -1), said.expand(16, -1)], 1)
+        logits = model(ids).logits[:, -len(said) - 1 : -1]
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), said.repeat(16)).backward()
         optimizer.step()
     save_model(model, tokenizer, folder)
     return folder

@@ -1,0 +1,57 @@
+"""A model of this run that answers whole conversations, as `OpenAIChat` does for one behind a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Protocol
+
+from turnwise.chat.conversation import TokenConversation
+from turnwise.chat.rendering import Tools
+from turnwise.chat.template import ChatTemplate
+from turnwise.chat.text_conversation import TextAnswer
+from turnwise.errors import ServerError
+from turnwise.protocols import PolicyServer
+from turnwise.types import Message, SamplingParams
+
+
+class TextModel(Protocol):
+    """A model that takes and gives text."""
+
+    url: str
+    """Its address, as messages name it."""
+
+    async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer: ...
+
+
+class ServedChat:
+    """A model behind a server of this run.
+
+    Args:
+        url: what messages call it.
+        max_length: tokens of its context.
+    """
+
+    def __init__(self, template: ChatTemplate, server: PolicyServer, url: str, max_length: int) -> None:
+        self._template, self._server, self.url, self._max_length = template, server, url, max_length
+        self._numbers = count()
+
+    async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
+        """The model's answer to a conversation.
+
+        Raises:
+            ServerError: the conversation leaves no room for an answer, or the server can't serve it.
+            ChatTemplateError: the model's chat template refuses the messages.
+        """
+        name = f"{self.url} {next(self._numbers)}"
+        conversation = TokenConversation(
+            self._template, self._server, name, sampling, self._max_length, tools=tools, opens_episode=False
+        )
+        try:
+            reply = await conversation.generate(messages)
+        finally:
+            await conversation.close()
+        if reply is None:
+            raise ServerError(f"{self.url}: a conversation leaves no room for an answer in its context of {self._max_length}")
+        turn = conversation.turns[-1]
+        return TextAnswer(reply["content"], turn.finish_reason, turn.generate_s)
