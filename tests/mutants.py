@@ -2,10 +2,10 @@
 
 A mutant is a piece of the package's code and what stands there instead (`mutants.txt`). The piece is found by its tokens,
 however the lines are broken. Each is applied to a copy of the package in a temporary folder, and its tests run against the copy
-in a process of their own, forked off one that has imported the libraries.
-A mutant that its tests let pass has survived: a test is missing. `--check` only looks whether every piece is in the source, and
-`--changed REVISION` chooses the mutants of files that have changed since then, or whose tests have. `--sample N` chooses N of
-them, others at each revision.
+in a process of their own, forked off one that has imported the libraries; as many at a time as there are cores.
+A mutant that its tests let pass has survived: a test is missing. Beside one that was killed stands the test that failed.
+`--check` only looks whether every piece is in the source, and `--changed REVISION` chooses the mutants of files that have
+changed since then, or whose tests have. `--sample N` chooses N of them, others at each revision.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ import sys
 import tempfile
 import time
 import tokenize
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 900
 PASSED, FAILED = 0, 1
 """Exit codes of pytest. Any other means that the tests couldn't be run."""
+KILLED_BY = "\nkilled by "
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,17 @@ def read_mutants(table: str) -> tuple[Mutant, ...]:
         file, _, names = head.partition(": ")
         if rest := _MUTANT.sub("", f"{body}\n").strip():
             raise ValueError(f"this is no mutant of {file}: {rest!r}")
-        tests = tuple(f"tests/{name}" for name in names.split())
+        tests = _tests(names.split())
         mutants += [Mutant(name, file, _text(old), _text(new), tests) for name, old, new in _MUTANT.findall(f"{body}\n")]
     return tuple(mutants)
+
+
+def _tests(names: Sequence[str]) -> tuple[str, ...]:
+    """What pytest is given. `::NAME` is another test of the file before it."""
+    tests: list[str] = []
+    for name in names:
+        tests.append(f"{tests[-1].partition('::')[0]}{name}" if name.startswith("::") else f"tests/{name}")
+    return tuple(tests)
 
 
 def _text(marked: str) -> str:
@@ -128,40 +138,61 @@ def changed(mutants: Sequence[Mutant], revision: str) -> list[Mutant]:
 
 def run(mutants: Sequence[Mutant]) -> list[str]:
     """Runs the mutants, after their tests without any; a sentence for each that survived or whose tests couldn't be run."""
-    problems = []
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder).resolve() / "turnwise"
-        shutil.copytree(ROOT / "turnwise", package, ignore=shutil.ignore_patterns("__pycache__"))
-        tests = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
-        libraries = package.parent / "libraries"
-        code, output = _pytest(package.parent, tests, libraries)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch).resolve()
+        copies = [folder / str(number) for number in range(os.cpu_count() or 1)]
+        for copy in copies:
+            shutil.copytree(ROOT / "turnwise", copy / "turnwise", ignore=shutil.ignore_patterns("__pycache__"))
+        libraries = folder / "libraries"
+        started = time.monotonic()
+        plain = _Child(copies[0], tuple(dict.fromkeys(test for mutant in mutants for test in mutant.tests)), libraries)
+        code = os.waitstatus_to_exitcode(os.waitpid(plain.pid, 0)[1])
+        print(f"their tests took {time.monotonic() - started:.1f} s without any mutant", flush=True)
         if code != PASSED:
-            return [f"the tests fail without any mutant (pytest exit code {code}):\n{output}"]
+            return [f"the tests fail without any mutant (pytest exit code {code}):\n{plain.written()}"]
         _import(libraries.read_text(encoding="utf-8").split())
-        for mutant in mutants:
-            started = time.monotonic()
-            with _applied(mutant, package / mutant.file):
-                code, output = _pytest(package.parent, mutant.tests)
-            verdict = {PASSED: "survived", FAILED: "killed"}.get(code, f"broken ({code})")
-            print(f"{verdict:<9} {time.monotonic() - started:5.1f} s  {mutant.name}", flush=True)
-            if code == PASSED:
-                problems.append(f"{mutant.name}: survived {', '.join(mutant.tests)}")
-            elif code != FAILED:
-                problems.append(f"{mutant.name}: its tests couldn't be run (exit code {code}):\n{output}")
+        return _run_mutants(mutants, copies)
+
+
+def _run_mutants(mutants: Sequence[Mutant], copies: list[Path]) -> list[str]:
+    """Runs the mutants, one in each copy of the package at a time."""
+    problems, waiting, running = [], list(reversed(mutants)), {}
+    while waiting or running:
+        if waiting and copies:
+            mutant, copy = waiting.pop(), copies.pop()
+            source = copy / "turnwise" / mutant.file
+            plain = _apply(mutant, source)
+            child = _Child(copy, mutant.tests)
+            running[child.pid] = (mutant, child, source, plain)
+            continue
+        pid, status = os.wait()
+        mutant, child, source, plain = running.pop(pid)
+        _restore(source, *plain)
+        copies.append(child.folder)
+        code = os.waitstatus_to_exitcode(status)
+        output, _, killer = child.written().rpartition(KILLED_BY)
+        verdict = {PASSED: "survived", FAILED: "killed"}.get(code, f"broken ({code})")
+        by = f": {killer}" if code == FAILED else ""
+        print(f"{verdict:<9} {time.monotonic() - child.started:5.1f} s  {mutant.name}{by}", flush=True)
+        if code == PASSED:
+            problems.append(f"{mutant.name}: survived {', '.join(mutant.tests)}")
+        elif code != FAILED:
+            problems.append(f"{mutant.name}: its tests couldn't be run (exit code {code}):\n{output or killer}")
     return problems
 
 
-@contextmanager
-def _applied(mutant: Mutant, source: Path) -> Iterator[None]:
-    """Puts the mutant into its file for a while. The file gets its text and time back, so that its bytecode is valid again."""
+def _apply(mutant: Mutant, source: Path) -> tuple[str, os.stat_result]:
+    """Puts the mutant into its file. The text and times that the file had before."""
     text, times = source.read_text(encoding="utf-8"), source.stat()
     [(start, end)] = places(text, mutant.old)
     source.write_text(text[:start] + mutant.new + text[end:], encoding="utf-8")
-    try:
-        yield
-    finally:
-        source.write_text(text, encoding="utf-8")
-        os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return text, times
+
+
+def _restore(source: Path, text: str, times: os.stat_result) -> None:
+    """Gives the file its text and time back, so that its bytecode is valid again."""
+    source.write_text(text, encoding="utf-8")
+    os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def _import(libraries: Sequence[str]) -> None:
@@ -172,19 +203,38 @@ def _import(libraries: Sequence[str]) -> None:
     sys.modules["torch"].set_num_threads(1)
 
 
-def _pytest(folder: Path, tests: Sequence[str], libraries: Path | None = None) -> tuple[int, str]:
-    """Exit code and output of the tests, in a forked process that imports `turnwise` from the folder."""
-    with tempfile.TemporaryFile("w+") as output:
-        child = os.fork()
-        if child == 0:
+class _Child:
+    """A forked process that runs tests on the package of `folder`."""
+
+    def __init__(self, folder: Path, tests: Sequence[str], libraries: Path | None = None) -> None:
+        self.folder, self.started = folder, time.monotonic()
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  it is read when the process has ended
+        self.pid = os.fork()
+        if self.pid == 0:
             code = 99
             try:
-                code = _in_child(folder, tests, output.fileno(), libraries)
+                code = _in_child(folder, tests, self._output.fileno(), libraries)
             finally:
                 os._exit(code)
-        _, status = os.waitpid(child, 0)
-        output.seek(0)
-        return os.waitstatus_to_exitcode(status), output.read()[-4000:]
+
+    def written(self) -> str:
+        with self._output as output:
+            output.seek(0)
+            return output.read()[-4000:]
+
+
+class _Killer:
+    """Tells the parent process which test failed first."""
+
+    def __init__(self, output: int) -> None:
+        self.output, self.name = output, ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.name = self.name or report.nodeid
+
+    def pytest_unconfigure(self) -> None:
+        os.write(self.output, f"{KILLED_BY}{self.name}".encode())
 
 
 def _in_child(folder: Path, tests: Sequence[str], output: int, libraries: Path | None) -> int:
@@ -203,7 +253,7 @@ def _in_child(folder: Path, tests: Sequence[str], output: int, libraries: Path |
     if Path(turnwise.__file__).parent.parent != folder:
         raise RuntimeError(f"turnwise comes from {turnwise.__file__}, not from {folder}")
     options = ["-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
-    code = int(pytest.main([*options, *(str(ROOT / test) for test in tests)]))
+    code = int(pytest.main([*options, *(str(ROOT / test) for test in tests)], [_Killer(output)]))
     if libraries is not None:
         own = ("turnwise", "tests", "conftest", "test_", "__main__", "_pytest", "pytest")
         libraries.write_text("\n".join(name for name in list(sys.modules) if not name.startswith(own)), encoding="utf-8")
