@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import odd_envs
 
 from turnwise.models.make import make_model
+
+with suppress(ImportError):  # Machines that only run tests/gpu needn't have it.
+    from hypothesis import HealthCheck, settings
+
+    # The same examples on every run, however slow the machine is at the moment.
+    settings.register_profile("turnwise", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("turnwise")
 
 TINY = {
     "num_hidden_layers": 2,

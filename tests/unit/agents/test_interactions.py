@@ -138,7 +138,7 @@ def test_a_message_without_room_ends_the_context_before_it(tools: Any) -> None:
 @pytest.mark.parametrize(
     ("misdeed", "said"),
     [
-        ({"reply": "hang"}, "waited 0.05 s for the interaction user.generate_response; raise agent.tool_timeout_s"),
+        ({"reply": "hang"}, "waited 0.3 s for the interaction user.generate_response; raise agent.tool_timeout_s"),
         ({"reply": "raise"}, "the interaction user.generate_response raised RuntimeError: the service is down"),
         ({"reply": "refuse"}, "the interaction user.generate_response: no such service"),
         ({"reply": "exit"}, r"the interaction user.generate_response called sys.exit\(3\)"),
@@ -154,7 +154,7 @@ def test_a_message_without_room_ends_the_context_before_it(tools: Any) -> None:
 def test_a_user_that_goes_wrong_fails_the_episode_and_is_named(tools: Any, misdeed: dict[str, Any], said: str) -> None:
     user = Asker()
     with pytest.raises(EnvironmentFault, match=said):
-        play(agent_of(user, tools, timeout_s=0.05), ["a"] * 3, **misdeed)
+        play(agent_of(user, tools, timeout_s=0.3 if "waited" in said else 60.0), ["a"] * 3, **misdeed)
     assert user.num_open == 0
 
 

@@ -30,6 +30,13 @@ from turnwise.tracking.jsonl import read_metrics
 from turnwise.tracking.run_log import RunLog
 
 
+@pytest.fixture(autouse=True)
+def no_trainer_is_left():
+    before = set(threading.enumerate())
+    yield
+    assert "trainer" not in {thread.name for thread in set(threading.enumerate()) - before}
+
+
 @pytest.fixture
 def make_config(tiny_model, tmp_path):
     def make(**changes):
@@ -79,7 +86,6 @@ def test_each_step_trains_on_samples_within_the_bound(make_config, slow_engine, 
     assert [row["actor/backward_steps"] for row in rows if "actor/backward_steps" in row] == [1.0] * 5
     tasks = [task for _, task, _ in trained_on(pipeline)]
     assert len(tasks) == 5 * 8 and len(set(tasks)) == 5 * 4
-    assert "trainer" not in {thread.name for thread in threading.enumerate()}
 
 
 class Uneven(LettersEnv):
@@ -212,7 +218,6 @@ def test_ctrl_c_in_any_phase_loses_nothing_and_repeats_nothing(make_config, phas
     groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
     assert len(groups) == len(set(groups)) == 5 * 8
     assert max(staleness(resumed)) == 1
-    assert "trainer" not in {thread.name for thread in threading.enumerate()}
 
 
 def without_times(pipeline):

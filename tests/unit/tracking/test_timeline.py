@@ -129,8 +129,8 @@ def test_what_was_spent_before_the_first_step_is_none_of_its_time(path: Path) ->
 def test_a_loop_without_work_waits_for_episodes_or_is_held() -> None:
     stopwatch = Stopwatch()
     with asyncio.Runner(loop_factory=partial(new_loop, stopwatch)) as runner:
-        runner.run(asyncio.sleep(0.01))
+        runner.run(asyncio.sleep(0.2))
         assert set(stopwatch.totals) == {HELD}
         stopwatch.num_playing = 1
-        runner.run(asyncio.sleep(0.01))
+        runner.run(asyncio.sleep(0.2))
     assert set(stopwatch.totals) == {HELD, IDLE}
