@@ -33,10 +33,9 @@ from turnwise.report.gif import Frame, write_gif
 from turnwise.rollout.journal import read_journal
 from turnwise.rollout.measure import rollout_metrics, system_metrics
 from turnwise.tracking.jsonl import JsonlTracker, read_metrics
-from turnwise.tracking.live import REFRESH_PER_S, LiveTracker
+from turnwise.tracking.live import REFRESH_PER_S, LiveTracker, Screen
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
 from turnwise.tracking.run_log import RunLog
-from turnwise.tracking.screen import Screen
 from turnwise.tracking.store import StoreTracker, TrackedRun
 from turnwise.tracking.tensorboard import TensorBoardStore
 from turnwise.types import Group, Metric, samples_of

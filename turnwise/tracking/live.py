@@ -2,25 +2,135 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
-from rich.control import Control
+from rich.console import Console, Group
 from rich.live import Live
-from rich.segment import ControlType
+from rich.table import Table
+from rich.text import Text
 
+from turnwise.errors import counted
 from turnwise.protocols import Tracker
 from turnwise.tracking.metric_columns import MetricColumns
-from turnwise.tracking.pace import Pace
-from turnwise.tracking.screen import Screen
+from turnwise.tracking.pace import Pace, duration
 from turnwise.tracking.terminal import TerminalTracker, Ticker
 
 REFRESH_PER_S = 2
-"""How often a thread of rich draws the screen. A drawing takes about a millisecond of the run's time."""
+"""How often a thread of rich draws the screen. A drawing takes a few milliseconds of the run's time."""
+MAX_SHOWN_LINES = 8
+"""Lines of a sample at most, so that the whole stays on one screen."""
+_LABEL_WIDTH, _BAR_WIDTH, _MIN_BAR_WIDTH = 10, 32, 8
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class Screen:
+    """The state of one run and its picture. Times are seconds of any clock, passed in by the caller; `pace` has a stopwatch
+    that knows how far a phase is."""
+
+    def __init__(self, title: str, columns: MetricColumns, num_steps: int, num_done: int = 0, pace: Pace | None = None) -> None:
+        self.pace = pace or Pace(num_steps, num_done)
+        self._title = title
+        self._columns = columns
+        self._history: dict[str, list[tuple[int, float]]] = {}
+        self._closed_at: float | None = None
+        self._phases = ""
+        """Seconds of the last step, and the shares of its phases."""
+        self._shown = Text(no_wrap=True, overflow="ellipsis")
+
+    def begin_phase(self, name: str, now: float) -> None:
+        self.pace.begin_phase(name, now)
+
+    def show(self, text: str) -> None:
+        """Keeps the first lines of `text`, with a terminal's control characters written out."""
+        printable = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+        first, *rest = printable.splitlines()[:MAX_SHOWN_LINES] or [""]
+        self._shown = Text("\n", no_wrap=True, overflow="ellipsis").append(first, "bold").append("\n".join(["", *rest]))
+
+    def log(self, step: int, metrics: Mapping[str, float], now: float) -> None:
+        """Takes over the figures of a finished step."""
+        interval_s = self.pace.end_step(step, now)
+        for column in self._columns.all:
+            if (value := column.read(metrics)) is not None:
+                self._history.setdefault(column.name, []).append((step, value))
+        # After the last step comes its validation: the phases shown stay the step's.
+        if step < self.pace.num_steps or not self._phases:
+            self._phases = _phases(metrics, interval_s)
+
+    def close(self, now: float) -> None:
+        self._closed_at = now
+
+    def render(self, now: float, width: int = 120) -> Group:
+        """The whole screen for a terminal of that width."""
+        rows = Table.grid()
+        rows.add_column(width=_LABEL_WIDTH, style="dim")
+        if self._closed_at is None:
+            rows.add_row("now", "  ".join(self.pace.describe(now)))
+        else:
+            word = "done" if self.pace.num_done == self.pace.num_steps else "stopped"
+            rows.add_row(word, f"after {duration(self.pace.elapsed(self._closed_at))}")
+        for column in (*self._columns.trends, self._columns.validation):
+            if history := self._history.get(column.name):
+                values = [value for _, value in history]
+                trend = Text(f"{column.text(values[-1]):<8}", "bold").append(sparkline(values, _BAR_WIDTH), "cyan")
+                if column is self._columns.validation:
+                    best_step, best = (min if self._columns.is_lower_better else max)(history, key=lambda point: point[1])
+                    best_text = f"best {column.text(best)} after {counted(best_step, 'step')}"
+                    trend.append(f"  first {column.text(values[0])}  {best_text}", "dim")
+                rows.add_row(column.title, trend)
+        found = [(c, last[-1][1]) for c in self._columns.details if (last := self._history.get(c.name))]
+        if found:
+            rows.add_row("details", "  ".join(f"{c.title} {c.text(value)}" for c, value in found))
+        if self._phases:
+            rows.add_row("time", self._phases)
+        return Group(self._header(now, width), rows, self._shown)
+
+    def _header(self, now: float, width: int) -> Text:
+        """Steps and the time left come first; the bar, then the title, make room for them."""
+        num_done, num_steps = self.pace.num_done, self.pace.num_steps
+        share = num_done / max(num_steps, 1)
+        step, end = f"step {num_done}/{num_steps}  ", f"{share:.0%}  "
+        left = self.pace.time_left(now) if self._closed_at is None else ""
+        room = width - len(step) - len(end) - len(left)
+        bar = min(room - len(self._title) - 4, _BAR_WIDTH)
+        title = self._title if bar >= _MIN_BAR_WIDTH else self._title[: max(room - 2, 0)]
+        text = Text(no_wrap=True, overflow="ellipsis").append(f"{title}  " if title else "", "bold").append(step)
+        if bar >= _MIN_BAR_WIDTH:
+            filled = round(share * bar)
+            text.append("━" * filled, "green").append("─" * (bar - filled), "dim").append("  ")
+        return text.append(end).append(left, "bold")
+
+
+def _phases(metrics: Mapping[str, float], interval_s: float) -> str:
+    """The seconds since the step before, and the shares of the phases in them; `total` and `wall` hold others."""
+    times = {name.removeprefix("time/step_"): value for name, value in metrics.items() if name.startswith("time/step_")}
+    phases = {name: value for name, value in times.items() if name not in ("total", "wall")}
+    whole = max(interval_s, sum(phases.values()))
+    shares = [(name, value / whole) for name, value in phases.items() if value >= 0.01 * whole > 0]
+    return "  ".join([f"{whole:.1f} s", *(f"{name.replace('_', ' ')} {share:.0%}" for name, share in shares)])
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The finite values from the first to the last as bars between their extremes, each the mean of its part where there are
+    more than `width`.
+
+    >>> sparkline([0.0, 1.0, 2.0, 3.0, 7.0], 8), sparkline([0.0, 0.0, 7.0, 7.0], 2), sparkline([2.0, float("nan"), 2.0], 8)
+    ('▁▂▃▄█', '▁█', '▄▄')
+    """
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return ""
+    if len(values) > width:
+        edges = [len(values) * i // width for i in range(width + 1)]
+        values = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(values), max(values)
+    if not low < high:
+        return _BARS[3] * len(values)
+    return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in values)
 
 
 class LiveTracker:
@@ -32,8 +142,8 @@ class LiveTracker:
 
     def __init__(self, screen: Screen, console: Console) -> None:
         self._screen = screen
-        self._live = _ResizableLive(
-            _Frame(screen),
+        self._live = Live(
+            get_renderable=lambda: screen.render(time.monotonic(), console.width),
             console=console,
             refresh_per_second=REFRESH_PER_S,
             # A standard error that goes to a file must still go there.
@@ -65,38 +175,6 @@ class LiveTracker:
     def _put_up(self) -> None:
         if self._take_down.alive and not self._live.is_started:
             self._live.start()
-
-
-class _Frame:
-    """The current screen, and its last drawn frame."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self._widths: list[int] = []
-        """Width of each line."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        text = self._screen.render(time.monotonic(), options.max_width)
-        self._widths = [min(line.cell_len, options.max_width) for line in text.split("\n")]
-        yield text
-
-    def num_wrapped(self, width: int) -> int:
-        """Number of extra lines into which a terminal of that width has wrapped the last frame."""
-        return sum(-(-line // width) - 1 for line in self._widths if line)
-
-
-class _ResizableLive(Live):
-    """A terminal that became narrower has wrapped the last frame into more lines than rich knows of; they are removed too. A
-    terminal that cuts lines instead (xterm) loses as many lines above."""
-
-    def __init__(self, frame: _Frame, **options: Any) -> None:
-        super().__init__(frame, **options)
-        self._drawn = frame
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        num_wrapped = self._drawn.num_wrapped(self.console.width) if self.console.is_terminal else 0
-        up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * num_wrapped
-        return [Control(*up), *super().process_renderables(renderables)]
 
 
 def stdout_tracker(

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import yaml
+from drawn import plain
 
 from turnwise.cli.main import main
 
@@ -115,9 +116,9 @@ class TestFirstEstimate:
     @pytest.fixture
     def parts(self):
         from turnwise.runtime.stopwatch import Stopwatch
+        from turnwise.tracking.live import Screen
         from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
         from turnwise.tracking.pace import Pace
-        from turnwise.tracking.screen import Screen
 
         stopwatch = Stopwatch()
         pace = Pace(10, stopwatch=stopwatch, tokens_per_episode=100, advice="smaller sizes to try: x=1")
@@ -133,9 +134,9 @@ class TestFirstEstimate:
         screen.begin_phase("total", 0.0)
         screen.begin_phase("rollout", 0.0)
         self.work(stopwatch, "episodes", 8)
-        assert "time left unknown" in screen.render(20.0).plain
+        assert "time left unknown" in plain(screen.render(20.0))
         stopwatch.num_sampled = 200
-        text = screen.render(20.0).plain
+        text = plain(screen.render(20.0))
         assert "rollout 20.0 s  0/8 episodes  200 tokens, 10/s  at most 1:00 more" in text
         # 20 s for a quarter: 80 s of rollouts a step, ten steps.
         assert "about 13:00 + training left" in text
@@ -145,7 +146,7 @@ class TestFirstEstimate:
         screen.begin_phase("rollout", 0.0)
         stopwatch.num_sampled = 100
         self.work(stopwatch, "episodes", 8, done=4)
-        assert "4/8 episodes" in screen.render(10.0).plain and "at most 0:10 more" in screen.render(10.0).plain
+        assert "4/8 episodes" in plain(screen.render(10.0)) and "at most 0:10 more" in plain(screen.render(10.0))
 
     def test_training_completes_the_estimate(self, parts):
         stopwatch, screen = parts
@@ -154,7 +155,7 @@ class TestFirstEstimate:
         screen.begin_phase("rollout", 100.0)
         screen.begin_phase("train", 160.0)
         self.work(stopwatch, "micro-batches", 4, done=1, tokens=500)
-        text = screen.render(170.0).plain
+        text = plain(screen.render(170.0))
         assert "1/4 micro-batches  500 tokens, 50/s  0:30 more" in text
         assert "about 15:30 left" in text, "100 s a step without the validation, 70 s of the first are over"
 

@@ -10,11 +10,11 @@ import subprocess
 import sys
 
 import pytest
+from drawn import plain
 from rich.console import Console
 
-from turnwise.tracking.live import LiveTracker, stdout_tracker
+from turnwise.tracking.live import MAX_SHOWN_LINES, LiveTracker, Screen, stdout_tracker
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS
-from turnwise.tracking.screen import MAX_SHOWN_LINES, Screen
 from turnwise.tracking.terminal import TerminalTracker
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -44,7 +44,7 @@ def played(num_steps=8, num_done=3, step_s=4.0):
 def test_the_screen_shows_step_time_left_phases_and_figures():
     screen = played()
     screen.begin_phase("old_log_probs_values", 112.0)
-    text = screen.render(113.5).plain
+    text = plain(screen.render(113.5))
     first, now, *lines = text.splitlines()
     # Five steps of 4 s are to come, and 1.5 s of the first of them are over.
     assert "lake  step 3/8" in first and "38%" in first and first.endswith("0:18 left")
@@ -59,39 +59,39 @@ def test_the_screen_shows_step_time_left_phases_and_figures():
 def test_time_left_counts_validations_and_has_no_guess_before_a_step():
     screen = Screen("lake", AGENTIC_COLUMNS, 8)
     screen.begin_phase("val", 0.0)
-    assert "time left unknown" in screen.render(1.0).plain
+    assert "time left unknown" in plain(screen.render(1.0))
     screen.log(0, STEP, 10.0)
-    assert "1:10 left" in screen.render(10.0).plain
+    assert "1:10 left" in plain(screen.render(10.0))
 
 
 def test_a_resumed_run_starts_where_it_goes_on():
     screen = Screen("lake", AGENTIC_COLUMNS, 8, num_done=6)
     screen.begin_phase("rollout", 0.0)
-    assert "step 6/8" in screen.render(0.0).plain
+    assert "step 6/8" in plain(screen.render(0.0))
     screen.log(6, STEP, 5.0)
-    assert "0:05 left" in screen.render(5.0).plain
+    assert "0:05 left" in plain(screen.render(5.0))
 
 
 def test_the_end_says_how_it_ended():
     finished, stopped = played(num_steps=3), played()
     for screen in (finished, stopped):
         screen.close(112.0)
-    assert "done      after 0:12" in finished.render(999.0).plain
-    assert "stopped   after 0:12" in stopped.render(999.0).plain
-    assert "left" not in stopped.render(999.0).plain
+    assert "done      after 0:12" in plain(finished.render(999.0))
+    assert "stopped   after 0:12" in plain(stopped.render(999.0))
+    assert "left" not in plain(stopped.render(999.0))
 
 
 def test_the_loss_of_fine_tuning_is_best_where_it_is_lowest():
     screen = Screen("lake", SFT_COLUMNS, 4)
     for step, loss in enumerate((3.0, 1.0, 2.0)):
         screen.log(step, {"sft/loss": loss, "sft/val_loss": loss}, float(step))
-    assert "best 1.0000 after 1 step" in screen.render(9.0).plain
+    assert "best 1.0000 after 1 step" in plain(screen.render(9.0))
 
 
 def test_a_sample_is_short_and_commands_no_terminal():
     screen = played()
     screen.show("\n".join(["best \x1b[2J", *("a line" for _ in range(50))]))
-    lines = screen.render(112.0).plain.splitlines()
+    lines = plain(screen.render(112.0)).splitlines()
     assert "best \\x1b[2J" in lines
     assert lines.count("a line") == MAX_SHOWN_LINES - 1
     assert len(lines) <= 20
