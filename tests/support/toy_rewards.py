@@ -9,8 +9,7 @@ from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgentLimits
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import OpenConversation, RewardResult
-from turnwise.tools.interaction_session import Interactions
-from turnwise.tools.session import ToolBox
+from turnwise.tools.session import Interactions, ToolBox
 from turnwise.types import Group, SamplingParams, Task, Trajectory, derive_seed
 
 

@@ -8,7 +8,7 @@ from itertools import count
 
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import Conversation, OpenConversation
-from turnwise.tools.interaction_session import Interactions, InteractionSession
+from turnwise.tools.session import Interactions, InteractionSession
 from turnwise.types import Limit, Message, SamplingParams, Task, Trajectory
 
 

@@ -13,8 +13,7 @@ from typing import Any, Literal
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import Conversation, OpenConversation
-from turnwise.tools.interaction_session import Interactions, InteractionSession
-from turnwise.tools.session import ToolBox, ToolResult, ToolSession
+from turnwise.tools.session import Interactions, InteractionSession, ToolBox, ToolResult, ToolSession
 from turnwise.types import Limit, Message, SamplingParams, Task, Trajectory
 
 logger = logging.getLogger(__name__)

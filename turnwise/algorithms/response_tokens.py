@@ -1,7 +1,7 @@
 """The response tokens of a batch as one row, in the order of sampling, with the rewards that are placed on them, discounted
-sums and generalised advantage estimation. Observations, template and padding aren't among them, so no credit runs through
-these.
+sums and generalised advantage estimation.
 
+Observations, template and padding aren't among them, so no credit runs through these.
 Arrays [R] hold the steps of T trajectories one after another; `lengths` [T] counts each one's steps. A step is a response token
 or a turn.
 """

@@ -21,9 +21,8 @@ from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import AGENT_ALIASES, INTERACTIONS, ROW_AGENTS, TOOLS
 from turnwise.tools.function_tool import FunctionTool
-from turnwise.tools.interaction_session import Interactions, interaction_kwargs
 from turnwise.tools.mcp_server import McpServer
-from turnwise.tools.session import OfferedTool, ToolBox
+from turnwise.tools.session import Interactions, OfferedTool, ToolBox, interaction_kwargs
 
 
 def build_tools(config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None) -> ToolBox:

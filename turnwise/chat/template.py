@@ -16,9 +16,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from turnwise.chat.codec import TextCodec
-from turnwise.chat.foreign import ForeignText
 from turnwise.chat.recent import RecentIds, key_of
-from turnwise.chat.rendering import SENTINEL, Renderer, Tools, as_part, texts_of
+from turnwise.chat.rendering import SENTINEL, ForeignText, Renderer, Tools, as_part, texts_of
 from turnwise.errors import ChatTemplateError
 from turnwise.types import Message
 

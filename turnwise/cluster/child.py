@@ -20,8 +20,7 @@ from turnwise.cluster.messages import DONE, RECORD, Command, Reply, SetUp, dumps
 from turnwise.cluster.shared_tensors import Written
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.runtime.token_counts import TokenCounts
+from turnwise.runtime.stopwatch import Stopwatch, TokenCounts
 from turnwise.runtime.torch_group import form_groups, join_processes
 
 

@@ -13,7 +13,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from turnwise.runtime.token_counts import TokenCounts
+from turnwise.runtime.stopwatch import TokenCounts
 
 RECORD = b"log"
 """Prefix of a pickled log record. Any other message is a Reply, which begins with a pickle's own first byte."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from turnwise.cluster.child import Child, Wire, begin, portable
 from turnwise.cluster.messages import Reply, dumps, loads
 from turnwise.cluster.shared_tensors import Shared, SharedTensors
-from turnwise.runtime.token_counts import TokenCounts
+from turnwise.runtime.stopwatch import TokenCounts
 
 
 class ServerCall(NamedTuple):

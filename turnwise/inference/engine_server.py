@@ -21,8 +21,7 @@ from torch import Tensor
 
 from turnwise.errors import ModelError, NotAvailableError, ServerError
 from turnwise.inference.policy import decoder
-from turnwise.inference.request import Request, append_run
-from turnwise.inference.validation import check_request
+from turnwise.inference.request import Request, append_run, check_request
 from turnwise.model_folder import base_of_adapter
 from turnwise.models.runtime_info import bare_model, loaded_model
 from turnwise.protocols import MemoryKind, NamedTensors, Suspension

@@ -18,8 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from turnwise.errors import ServerError
 from turnwise.inference.policy import of_policy
-from turnwise.inference.request import Request
-from turnwise.inference.validation import check_request, refuse_all_but_cache
+from turnwise.inference.request import Request, check_request, refuse_all_but_cache
 from turnwise.inference.weight_transfer import write_weights
 from turnwise.models.runtime_info import loaded_model
 from turnwise.protocols import MemoryKind, NamedTensors, Suspension

@@ -18,7 +18,7 @@ from turnwise.models.packed_attention import PACKED_ATTENTION, PackedSequences
 from turnwise.models.prefix_tree import merge_prefixes
 from turnwise.models.value_head import value_head
 from turnwise.protocols import Output
-from turnwise.runtime.token_counts import TokenCounts
+from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.types import Batch, ModelOutputs
 
 logger = logging.getLogger(__name__)

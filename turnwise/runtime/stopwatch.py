@@ -1,13 +1,41 @@
-"""Adds up what a run spends its time on; cheap enough to be always on."""
+"""Adds up what a run spends its time on and how many tokens its models compute; cheap enough to be always on."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from turnwise.runtime.token_counts import TokenCounts
+
+class TokenCounts(NamedTuple):
+    """Counts of tokens that went through a model.
+
+    >>> TokenCounts(given=100, distinct=60, computed=80).padding_share
+    0.25
+    """
+
+    given: int = 0
+    """Tokens of samples."""
+    distinct: int = 0
+    """Tokens that no other sample of the same micro-batch has computed: shared prefixes count once."""
+    computed: int = 0
+    """Positions of the model's input, padding among them."""
+
+    @property
+    def padding_share(self) -> float:
+        return 1 - self.distinct / self.computed
+
+    @property
+    def merged_share(self) -> float:
+        return 1 - self.distinct / self.given
+
+    def plus(self, other: TokenCounts) -> TokenCounts:
+        return TokenCounts(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def minus(self, other: TokenCounts) -> TokenCounts:
+        return TokenCounts(*(a - b for a, b in zip(self, other, strict=True)))
+
 
 LOOP, ENGINE, ENVIRONMENTS = "event loop", "engine", "environments"
 """Tracks of a turning event loop: the loop itself, the engine's computing, and calls of environments."""

@@ -20,7 +20,7 @@ from turnwise.models.lora import Adapters
 from turnwise.models.runtime_info import dtype_name, loaded_model
 from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, StepPart
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime.token_counts import TokenCounts
+from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.runtime_info import StrategyInfo
 from turnwise.training.loss_scale import LossScale
 from turnwise.training.optimizer import LRSchedule, OptimizerSettings, build_optimizer, clip_gradients

@@ -28,8 +28,7 @@ from turnwise.protocols import AgentLoop, Interaction
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.gsm8k import Gsm8kInteraction
-from turnwise.tools.interaction_session import Interactions
-from turnwise.tools.session import OfferedTool, ToolBox, ToolFault
+from turnwise.tools.session import Interactions, OfferedTool, ToolBox, ToolFault
 from turnwise.types import SamplingParams, Task, Trajectory
 
 TEMPLATE = ChatTemplate(

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken
 
 from turnwise.chat.episode import TokenContexts
-from turnwise.chat.foreign import ForeignText
+from turnwise.chat.rendering import ForeignText
 from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main
 from turnwise.errors import RolloutError

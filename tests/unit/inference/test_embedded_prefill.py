@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from turnwise.inference.embedded import attention
 from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
-from turnwise.inference.embedded.prefix_index import PrefixIndex
+from turnwise.inference.embedded.prefill import PrefixIndex
 from turnwise.inference.embedded.runner import PackedStep
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.request import Finished, Request

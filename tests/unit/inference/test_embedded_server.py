@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
-from turnwise.inference.embedded.generic_runner import GenericRunner
+from turnwise.inference.embedded.runner import GenericRunner
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.inference.weight_transfer import ManagerTransfer

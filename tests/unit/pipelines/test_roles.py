@@ -12,8 +12,7 @@ from turnwise.errors import DeadlineError, NotAvailableError
 from turnwise.pipelines.policy_update import PolicyUpdate
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.protocols import StepPart
-from turnwise.runtime.stopwatch import Stopwatch
-from turnwise.runtime.token_counts import TokenCounts
+from turnwise.runtime.stopwatch import Stopwatch, TokenCounts
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Denominators, Metric, Sample, TokenAnnotations, TurnSpan
 

@@ -15,10 +15,9 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
 from turnwise.inference.embedded.cache import KVCache
-from turnwise.inference.embedded.layer_weights import HeadShape, LayerWeights
+from turnwise.inference.embedded.decoder_layer import HeadShape, LayerWeights, TorchOps
 from turnwise.inference.embedded.native_forward import NativeForward
 from turnwise.inference.embedded.runner import PackedStep
-from turnwise.inference.embedded.torch_ops import TorchOps
 from turnwise.kernels.build import LANES, load_kernels
 from turnwise.models.fused import FusedLinear, fuse_projections, fused_gate_up, fused_qkv
 from turnwise.spec import MAX_PACKED_BYTES

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from turnwise.inference.embedded.cache import KVCache
-from turnwise.inference.embedded.layer_weights import HeadShape, LayerWeights
+from turnwise.inference.embedded.decoder_layer import HeadShape, LayerWeights
 from turnwise.inference.embedded.runner import PackedStep
 from turnwise.models.fused import FusedLinear
 

@@ -13,11 +13,9 @@ from transformers import PreTrainedModel
 from turnwise.errors import ServerError
 from turnwise.inference.embedded.engine import Decode, Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
-from turnwise.inference.embedded.generic_runner import GenericRunner
-from turnwise.inference.embedded.runner import Runner
+from turnwise.inference.embedded.runner import GenericRunner, Runner
 from turnwise.inference.policy import of_policy
-from turnwise.inference.request import Finished
-from turnwise.inference.validation import check_request, refuse_all_but_cache
+from turnwise.inference.request import Finished, check_request, refuse_all_but_cache
 from turnwise.inference.weight_transfer import write_weights
 from turnwise.models.fused import fast_path_obstacle
 from turnwise.models.runtime_info import loaded_model
