@@ -11,7 +11,8 @@ from turnwise.build.rollouts import ServedPolicy, build_scheduler, scheduler_set
 from turnwise.config import AgenticConfig
 from turnwise.errors import DataError
 from turnwise.rollout.group_filter import load_group_filter
-from turnwise.rollout.replay import RolloutReplay, read_groups
+from turnwise.rollout.journal import read_groups
+from turnwise.rollout.replay import RolloutReplay
 from turnwise.rollout.source import RolloutSource, played_of
 from turnwise.rollout.tasks import TaskSource
 from turnwise.types import Group, Trajectory, Turn

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from turnwise.batching.samples import build_samples
-from turnwise.errors import DataError
-from turnwise.rollout.record import RecordKey, read_record, write_record
+from turnwise.errors import DataError, RolloutError
+from turnwise.rollout.record import RecordKey, StateKeyWriter, read_record, write_record
 from turnwise.rollout.source import played_of
-from turnwise.rollout.state_keys import StateKeyWriter
 from turnwise.types import Group, Trajectory
+
+_MAX_NAMED = 3
+"""Number of lines or groups that a message lists one by one."""
 
 
 class Journal:
@@ -44,15 +48,72 @@ def read_group(lines: Iterable[str]) -> Group:
     Raises:
         ValueError: a line is cut, or a field isn't what it must be.
     """
-    places, played = zip(*map(read_record, lines), strict=True)
-    for trajectory in played:
+    group = _group([read_record(line) for line in lines])
+    for trajectory in played_of(group):
         trajectory.samples = build_samples(trajectory)
-    siblings = [trajectory for place, trajectory in zip(places, played, strict=True) if not place.is_baseline]
-    greedy = next((trajectory for place, trajectory in zip(places, played, strict=True) if place.is_baseline), None)
-    return Group(played[0].task, siblings, places[0].group, greedy, places[0].rejected)
+    return group
 
 
-class Line(NamedTuple):
+def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
+    """`(step, trajectory)` of every line. `read_groups` is for files that may be damaged.
+
+    Raises:
+        DataError: there is no such file, or a line, by its number, is cut or isn't a trajectory.
+    """
+    rows = []
+    for number, content, fault in _lines(path):
+        if content is None:
+            raise DataError(f"{path}, line {number}: not a trajectory ({fault}); was the file cut in the middle?")
+        place, trajectory = content
+        rows.append((place.step, trajectory))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The contents of a `rollouts.jsonl`: its whole groups in the order of the file, and a sentence about each loss."""
+
+    path: Path
+    groups: list[Group]
+    """The groups with their samples, rejected groups included."""
+    losses: list[str]
+
+
+def read_groups(path: Path) -> Recording:
+    """Reads the groups of a file. It leaves out, and names, cut lines, lines that are no trajectory, and groups with missing
+    lines.
+
+    Raises:
+        DataError: there is no such file, or no whole group in it.
+    """
+    lines = list(_lines(path))
+    groups, broken = list[Group](), []
+    for _, rows in groupby((line.content for line in lines if line.content), lambda row: (row[0][:2], row[1].task.id)):
+        members = list(rows)
+        place, first = members[0]
+        if len(members) == place.group_length:
+            groups.append(_group(members))
+        else:
+            broken.append(f"{first.task.id} ({len(members)} of {place.group_length} trajectories)")
+    lost, losses = [line for line in lines if line.content is None], list[str]()
+    if lost:
+        numbers = _named([str(line.number) for line in lost], "lines")
+        losses.append(f"{len(lost)} of {len(lines)} lines can't be read ({lost[0].fault}): {numbers}")
+    if broken:
+        losses.append(f"left out as incomplete: {_named(broken, 'groups')}")
+    if not groups:
+        found = "; ".join(losses) or "it is empty"
+        raise DataError(f"{path} holds no whole group of trajectories: {found}; `turnwise rollout CONFIG` writes such files")
+    for trajectory in (trajectory for group in groups for trajectory in played_of(group)):
+        try:
+            # Policy versions of the run that played mean nothing in the one that trains.
+            trajectory.samples = [replace(sample, versions=()) for sample in build_samples(trajectory)]
+        except RolloutError as fault:
+            raise DataError(f"{path}: {trajectory.task.id}, sibling {trajectory.sibling}: {fault}") from fault
+    return Recording(path, groups, losses)
+
+
+class _Line(NamedTuple):
     """One line of a journal: its trajectory, or what is wrong with it."""
 
     number: int
@@ -60,7 +121,7 @@ class Line(NamedTuple):
     fault: str = ""
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+def _lines(path: Path) -> Iterator[_Line]:
     """Every line of a journal, readable or not.
 
     Raises:
@@ -72,23 +133,18 @@ def read_lines(path: Path) -> Iterator[Line]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                content = read_record(line)
+                yield _Line(number, read_record(line))
             except ValueError as fault:
-                yield Line(number, None, str(fault))
-            else:
-                yield Line(number, content)
+                yield _Line(number, None, str(fault))
 
 
-def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
-    """`(step, trajectory)` of every line. `replay.read_groups` is for files that may be damaged.
+def _group(members: Sequence[tuple[RecordKey, Trajectory]]) -> Group:
+    place, first = members[0]
+    siblings = [trajectory for own, trajectory in members if not own.is_baseline]
+    greedy = next((trajectory for own, trajectory in members if own.is_baseline), None)
+    return Group(first.task, siblings, place.group, greedy, place.rejected)
 
-    Raises:
-        DataError: there is no such file, or a line, by its number, is cut or isn't a trajectory.
-    """
-    rows = []
-    for number, content, fault in read_lines(path):
-        if content is None:
-            raise DataError(f"{path}, line {number}: not a trajectory ({fault}); was the file cut in the middle?")
-        place, trajectory = content
-        rows.append((place.step, trajectory))
-    return rows
+
+def _named(names: Sequence[str], noun: str) -> str:
+    left_out = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {left_out} more {noun}" if left_out > 0 else "")

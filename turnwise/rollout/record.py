@@ -1,4 +1,4 @@
-"""One line of `rollouts.jsonl`: a trajectory and the group it belongs to, complete enough to train from again."""
+"""A trajectory and the group it belongs to as a line of JSON, complete enough to train from again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from turnwise.envs.contract import LARGEST
 from turnwise.rollout.source import Rejection
-from turnwise.rollout.state_keys import StateKeyWriter, read_state_key
 from turnwise.types import FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun, join_kept
 
 _MAX_SHOWN = 40
@@ -28,6 +27,31 @@ class RecordKey(NamedTuple):
     group_length: int
     rejected: Rejection | None
     is_baseline: bool
+
+
+class StateKeyWriter:
+    """Writes the state keys of one group. Keys are only compared within a group: those that are equal when written are equal
+    when read, and what JSON can't hold comes back as its number.
+
+    >>> keys = StateKeyWriter()
+    >>> keys.encode(7), keys.encode((1, b"door")), keys.encode(frozenset({3})), keys.encode((1, b"door"))["object"]
+    (7, {'object': 0, 'text': "(1, b'door')"}, {'object': 1, 'text': 'frozenset({3})'}, 0)
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+
+    def encode(self, key: Hashable) -> Any:
+        key = key.item() if isinstance(key, np.generic) else key
+        if key is None or isinstance(key, str | int | float):
+            return key
+        return {"object": self._numbers.setdefault(key, len(self._numbers)), "text": repr(key)}
+
+
+def _read_state_key(value: Any) -> Hashable:
+    if isinstance(value, dict) and "object" in value:
+        return "object", value["object"]
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def write_record(key: RecordKey, trajectory: Trajectory, keys: StateKeyWriter) -> str:
@@ -135,7 +159,7 @@ class TurnRecord(Record):
     observation: str
     action: str | None
     reward: _Number
-    state_key: Annotated[Hashable, BeforeValidator(read_state_key)]
+    state_key: Annotated[Hashable, BeforeValidator(_read_state_key)]
     metrics: dict[str, _Number]
     starts_context: bool
     parent: _Index | None

@@ -1,85 +1,14 @@
-"""Rollouts from a file instead of played ones."""
+"""Rollouts from a file instead of played ones: `journal.read_groups` reads it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from turnwise.batching.samples import build_samples
-from turnwise.errors import CheckpointError, DataError, RolloutError
-from turnwise.rollout.journal import Line, read_lines
-from turnwise.rollout.record import RecordKey
-from turnwise.rollout.source import Part, ScoreGroup, played_of
-from turnwise.types import Group, Trajectory
-
-_MAX_NAMED = 3
-"""Number of lines or groups that a message lists one by one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """The contents of a `rollouts.jsonl`: its whole groups in the order of the file, and a sentence about each loss."""
-
-    path: Path
-    groups: list[Group]
-    """The groups with their samples, rejected groups included."""
-    losses: list[str]
-
-
-def read_groups(path: Path) -> Recording:
-    """Reads the groups of a file. It leaves out, and names, cut lines, lines that are no trajectory, and groups with missing
-    lines.
-
-    Raises:
-        DataError: there is no such file, or no whole group in it.
-    """
-    lines = list(read_lines(path))
-    good = [(line.number, *line.content) for line in lines if line.content]
-    groups, broken = [], []
-    for (_, index, _), rows in groupby(good, key=lambda row: (row[1].step, row[1].group, row[2].task.id)):
-        members = [(place, trajectory) for _, place, trajectory in rows]
-        place, first = members[0]
-        if len(members) == place.group_length:
-            groups.append(_group(path, index, members))
-        else:
-            broken.append(f"{first.task.id} ({len(members)} of {place.group_length} trajectories)")
-    losses = _lost_lines([line for line in lines if line.content is None], len(lines))
-    if broken:
-        losses.append(f"left out as incomplete: {_named(broken, 'groups')}")
-    if not groups:
-        found = "; ".join(losses) or "it is empty"
-        raise DataError(f"{path} holds no whole group of trajectories: {found}; `turnwise rollout CONFIG` writes such files")
-    return Recording(path, groups, losses)
-
-
-def _group(path: Path, index: int, members: Sequence[tuple[RecordKey, Trajectory]]) -> Group:
-    trajectories = [trajectory for place, trajectory in members if not place.is_baseline]
-    greedy = next((trajectory for place, trajectory in members if place.is_baseline), None)
-    place, first = members[0]
-    group = Group(first.task, trajectories, index, greedy, place.rejected)
-    for trajectory in played_of(group):
-        try:
-            # Policy versions of the run that played mean nothing in the one that trains.
-            trajectory.samples = [replace(sample, versions=()) for sample in build_samples(trajectory)]
-        except RolloutError as fault:
-            raise DataError(f"{path}: {trajectory.task.id}, sibling {trajectory.sibling}: {fault}") from fault
-    return group
-
-
-def _lost_lines(lost: Sequence[Line], num_lines: int) -> list[str]:
-    if not lost:
-        return []
-    numbers = _named([str(line.number) for line in lost], "lines")
-    return [f"{len(lost)} of {num_lines} lines can't be read ({lost[0].fault}): {numbers}"]
-
-
-def _named(names: Sequence[str], noun: str) -> str:
-    left_out = len(names) - _MAX_NAMED
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {left_out} more {noun}" if left_out > 0 else "")
+from turnwise.errors import CheckpointError, RolloutError
+from turnwise.rollout.source import Part, ScoreGroup
+from turnwise.types import Group
 
 
 class RolloutReplay:

@@ -18,8 +18,7 @@ from pydantic import ValidationError
 
 from turnwise.errors import DataError, counted
 from turnwise.protocols import AgentLoop, Conversation, OpenConversation
-from turnwise.rollout.record import Record, TurnRecord, first_fault, written_task, written_turn
-from turnwise.rollout.state_keys import StateKeyWriter
+from turnwise.rollout.record import Record, StateKeyWriter, TurnRecord, first_fault, written_task, written_turn
 from turnwise.runtime.threads import DaemonThread
 from turnwise.types import Message, SamplingParams, Task, Trajectory, Turn
 

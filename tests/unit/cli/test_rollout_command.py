@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from turnwise.cli.main import main
-from turnwise.rollout.journal import read_journal
-from turnwise.rollout.replay import read_groups
+from turnwise.rollout.journal import read_groups, read_journal
 
 TOYS = "turnwise.testing.toy_envs:"
 LETTERS = {"env_type": f"{TOYS}LettersEnv", "max_steps": 2, "max_tokens_per_step": 4, "action_pattern": None}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from turnwise.errors import CheckpointError, DataError, RolloutError
-from turnwise.rollout.journal import Journal
-from turnwise.rollout.replay import RolloutReplay, read_groups
+from turnwise.rollout.journal import Journal, read_groups
+from turnwise.rollout.replay import RolloutReplay
 from turnwise.types import Group, Task, Trajectory, Turn, VersionRun
 
 
