@@ -1,5 +1,5 @@
-"""What the servers around another engine (vLLM, SGLang) share: requests are checked here, held back while weights change, and
-counted. The engine samples, keeps its own caches and ends requests by their ids."""
+"""What the servers around another engine (transformers, vLLM, SGLang) share. The engine samples, keeps its own caches and ends
+requests by their ids."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from turnwise.errors import ModelError, NotAvailableError, ServerError
+from turnwise.inference.embedded.engine import Decode
 from turnwise.inference.policy import decoder
 from turnwise.inference.request import Request, append_run, check_request
 from turnwise.model_folder import base_of_adapter
@@ -44,7 +45,7 @@ class Sampled(NamedTuple):
     logprobs: Sequence[float]
     reason: FinishReason
     versions: Sequence[tuple[str, int]] = ()
-    kept: Sequence[Sequence[int]] = ()
+    kept: Sequence[Any] = ()
     """The ids that each token was drawn from, if the engine tells them."""
 
 
@@ -58,29 +59,25 @@ class _Running:
     is_aborted: bool = False
 
 
-class EngineServer(ABC):
-    """A `protocols.InferenceServer` around an engine. Its cached prefixes are marked with the number of the weight update, so
-    that no request continues from what older weights computed. Weights reach it as safetensors files of a folder.
+class RequestServer(ABC):
+    """What servers share whose requests run apart from each other: requests are checked here, held back while weights change,
+    and counted. A subclass samples and ends requests by their ids. It holds contexts of up to `max_length` tokens; `decode`
+    turns ids into text, for stop strings.
     """
 
     name: str
-    """What messages call the engine."""
+    """What messages call the server."""
 
-    def __init__(self, rank: RankContext, policy: PolicyInfo) -> None:
-        self.version = 0
-        self._policy = policy
-        self._device = rank.device
-        self._model = bare_model(policy)
-        self._decode = decoder(policy)
+    def __init__(self, vocab_size: int, max_length: int, decode: Decode | None, version: int = 0) -> None:
+        self.version = version
+        self._vocab_size, self._max_length, self._decode = vocab_size, max_length, decode
         self._numbers = itertools.count()
         self._running: dict[str, _Running] = {}
         self._waiting: set[str] = set()
         self._aborted: set[str] = set()
-        self._num_updates = 0
         self._is_open = asyncio.Event()
         self._is_open.set()
         self._is_closed = False
-        self._is_frozen = False
 
     @abstractmethod
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
@@ -93,32 +90,6 @@ class EngineServer(ABC):
     @abstractmethod
     async def _abort(self, engine_id: str) -> None: ...
 
-    @abstractmethod
-    async def _freeze(self) -> None:
-        """Stops sampling. Running requests and their KV stay."""
-
-    @abstractmethod
-    async def _thaw(self) -> None: ...
-
-    @abstractmethod
-    async def _load(self, folder: Path) -> None:
-        """
-        Raises:
-            ModelError: the weights don't fit.
-        """
-
-    @abstractmethod
-    async def _label(self, version: str) -> None:
-        """Names the weights."""
-
-    @abstractmethod
-    async def _end(self) -> None: ...
-
-    @property
-    def _mark(self) -> str:
-        """Name of the prefixes that the current weights compute."""
-        return str(self._num_updates)
-
     async def generate(
         self,
         prompt_ids: Sequence[int],
@@ -128,8 +99,9 @@ class EngineServer(ABC):
         partial_ids: Sequence[int] = (),
     ) -> Completion:
         started = time.perf_counter()
-        sizes = {"vocab_size": self._policy.vocab_size, "max_length": self._policy.max_context}
-        request = check_request(prompt_ids, sampling, request_id, media, partial_ids, can_decode=True, **sizes)
+        self._refuse_if_closed(request_id)
+        sizes: Any = {"vocab_size": self._vocab_size, "max_length": self._max_length, "can_decode": self._decode is not None}
+        request = check_request(prompt_ids, sampling, request_id, media, partial_ids, **sizes)
         if request_id in self._running or request_id in self._waiting:
             raise ServerError(f"conversation {request_id!r} already has a request in flight; give each its own request_id")
         self._waiting.add(request_id)
@@ -164,72 +136,19 @@ class EngineServer(ABC):
 
     async def suspend(self, how: Suspension = "finish") -> None:
         self._is_open.clear()
-        if how == "keep":
-            await self._freeze()
-            self._is_frozen = True
-        elif how == "abort":
+        if how == "abort":
             await self._abort_all(list(self._running))
         elif self._running:
             await asyncio.wait([running.ended for running in self._running.values()])
 
-    async def receive(self, weights: NamedTensors) -> int:
-        tensors = dict(weights)
-        self._check_weights({name: tensor.shape for name, tensor in tensors.items()})
-        folder, num_bytes = await asyncio.to_thread(write_folder, tensors.items())
-        try:
-            await self._load(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        self._num_updates += 1
-        return num_bytes
-
     async def resume(self, version: int) -> None:
         self.version = version
-        await self._label(str(version))
-        if self._is_frozen:
-            await self._thaw()
-            self._is_frozen = False
         self._is_open.set()
 
     async def close(self) -> None:
-        if self._is_closed:
-            return
         self._is_closed = True
         self._is_open.set()
-        try:
-            await self._abort_all(list(self._running))
-        finally:
-            await self._end()
-
-    def info(self) -> ServerInfo:
-        return self._served
-
-    def _describe(
-        self, engine: str, max_concurrency: int, cache_bytes: int, sleeps: Iterable[MemoryKind], sampling_mask: bool
-    ) -> None:
-        """Notes what is served, once the engine is there."""
-        own: Any = {"num_trainable": 0, "dtype": self._policy.dtype, "attention": engine, "device": self._device}
-        self._served = ServerInfo(
-            model=replace(loaded_model(self._model), **own),
-            engine=engine,
-            max_length=self._policy.max_context,
-            max_concurrency=max_concurrency,
-            cache_bytes=cache_bytes,
-            sleeps=frozenset(sleeps),
-            sampling_mask=sampling_mask,
-        )
-
-    def _check_weights(self, shapes: Mapping[str, torch.Size]) -> None:
-        """Engines ignore a weight that doesn't come.
-
-        Raises:
-            ModelError: a weight of the model is missing, unknown or of another shape.
-        """
-        known, needed = self._model.state_dict(), dict(self._model.named_parameters())
-        wrong = [name for name, shape in shapes.items() if name not in known or known[name].shape != shape]
-        if missing := wrong or [name for name in needed if name not in shapes]:
-            fate = "doesn't fit" if wrong else "isn't among the trainer's, but belongs to"
-            raise ModelError(f"the tensor {missing[0]} {fate} the model that {self.name} samples from")
+        await self._abort_all(list(self._running))
 
     def _refuse_if_closed(self, request_id: str) -> None:
         if self._is_closed:
@@ -275,8 +194,114 @@ class EngineServer(ABC):
         if not len(request.partial_ids) or not request.sampling.stop_strings:
             return None
         before, ids, stops = request.partial_ids.tolist(), token_ids.tolist(), request.sampling.stop_strings
-        texts = (self._decode(before + ids[:length]) for length in range(1, len(ids) + 1))
+        assert self._decode is not None, "checked with the request"
+        decode = self._decode
+        texts = (decode(before + ids[:length]) for length in range(1, len(ids) + 1))
         return next((length for length, text in enumerate(texts, 1) if any(stop in text for stop in stops)), None)
+
+
+class EngineServer(RequestServer):
+    """A `protocols.InferenceServer` around an engine. Its cached prefixes are marked with the number of the weight update, so
+    that no request continues from what older weights computed. Weights reach it as safetensors files of a folder.
+    """
+
+    def __init__(self, rank: RankContext, policy: PolicyInfo) -> None:
+        super().__init__(policy.vocab_size, policy.max_context, decoder(policy))
+        self._policy = policy
+        self._device = rank.device
+        self._model = bare_model(policy)
+        self._num_updates = 0
+        self._is_frozen = False
+
+    @abstractmethod
+    async def _freeze(self) -> None:
+        """Stops sampling. Running requests and their KV stay."""
+
+    @abstractmethod
+    async def _thaw(self) -> None: ...
+
+    @abstractmethod
+    async def _load(self, folder: Path) -> None:
+        """
+        Raises:
+            ModelError: the weights don't fit.
+        """
+
+    @abstractmethod
+    async def _label(self, version: str) -> None:
+        """Names the weights."""
+
+    @abstractmethod
+    async def _end(self) -> None: ...
+
+    @property
+    def _mark(self) -> str:
+        """Name of the prefixes that the current weights compute."""
+        return str(self._num_updates)
+
+    async def suspend(self, how: Suspension = "finish") -> None:
+        if how != "keep":
+            return await super().suspend(how)
+        self._is_open.clear()
+        await self._freeze()
+        self._is_frozen = True
+
+    async def receive(self, weights: NamedTensors) -> int:
+        tensors = dict(weights)
+        self._check_weights({name: tensor.shape for name, tensor in tensors.items()})
+        folder, num_bytes = await asyncio.to_thread(write_folder, tensors.items())
+        try:
+            await self._load(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._num_updates += 1
+        return num_bytes
+
+    async def resume(self, version: int) -> None:
+        self.version = version
+        await self._label(str(version))
+        if self._is_frozen:
+            await self._thaw()
+            self._is_frozen = False
+        self._is_open.set()
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        try:
+            await super().close()
+        finally:
+            await self._end()
+
+    def info(self) -> ServerInfo:
+        return self._served
+
+    def _describe(
+        self, engine: str, max_concurrency: int, cache_bytes: int, sleeps: Iterable[MemoryKind], sampling_mask: bool
+    ) -> None:
+        """Notes what is served, once the engine is there."""
+        own: Any = {"num_trainable": 0, "dtype": self._policy.dtype, "attention": engine, "device": self._device}
+        self._served = ServerInfo(
+            model=replace(loaded_model(self._model), **own),
+            engine=engine,
+            max_length=self._policy.max_context,
+            max_concurrency=max_concurrency,
+            cache_bytes=cache_bytes,
+            sleeps=frozenset(sleeps),
+            sampling_mask=sampling_mask,
+        )
+
+    def _check_weights(self, shapes: Mapping[str, torch.Size]) -> None:
+        """Engines ignore a weight that doesn't come.
+
+        Raises:
+            ModelError: a weight of the model is missing, unknown or of another shape.
+        """
+        known, needed = self._model.state_dict(), dict(self._model.named_parameters())
+        wrong = [name for name, shape in shapes.items() if name not in known or known[name].shape != shape]
+        if missing := wrong or [name for name in needed if name not in shapes]:
+            fate = "doesn't fit" if wrong else "isn't among the trainer's, but belongs to"
+            raise ModelError(f"the tensor {missing[0]} {fate} the model that {self.name} samples from")
 
 
 def own_folder(policy: PolicyInfo, name: str) -> str:

@@ -7,163 +7,71 @@ own seed. Only transformers decides how a token is sampled.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from turnwise.errors import ServerError
-from turnwise.inference.policy import of_policy
-from turnwise.inference.request import Request, check_request, refuse_all_but_cache
-from turnwise.inference.weight_transfer import write_weights
-from turnwise.models.runtime_info import loaded_model
-from turnwise.protocols import MemoryKind, NamedTensors, Suspension
-from turnwise.runtime.rank import RankContext
+from turnwise.inference.embedded.engine import Decode
+from turnwise.inference.engine_server import RequestServer, Sampled
+from turnwise.inference.policy import HoldsModel
+from turnwise.inference.request import Request
 from turnwise.runtime.stopwatch import ENGINE, Stopwatch
-from turnwise.runtime_info import PolicyInfo, ServerInfo
-from turnwise.types import Completion, FinishReason, Media, SamplingParams, derive_seed
+from turnwise.runtime_info import ServerInfo
+from turnwise.types import FinishReason, SamplingParams, derive_seed
 
 
-class HFServer:
+class HFServer(HoldsModel, RequestServer):
     """Samples with `model.generate`, keeping nothing between requests. For checking other servers, not for speed.
 
-    `max_length` bounds contexts (default: the model's own); `decode` turns ids into text, for stop strings. Responses
-    include the stop token, or the token that completed a stop string. `reads_trainer` says that the model is the trainer's own.
+    `max_length` bounds contexts (default: the model's own). Responses include the stop token, or the token that completed a
+    stop string. Requests that the suspension `keep` finds running are finished.
     """
+
+    name = "the hf server"
 
     def __init__(
         self,
         model: PreTrainedModel,
         *,
         max_length: int | None = None,
-        decode: Callable[[Sequence[int]], str] | None = None,
+        decode: Decode | None = None,
         version: int = 0,
         stopwatch: Stopwatch | None = None,
         reads_trainer: bool = False,
     ) -> None:
-        self.model = model
-        self.version = version
-        self._max_length = max_length or model.config.max_position_embeddings
-        self._decode = decode
+        super().__init__(model.config.vocab_size, max_length or model.config.max_position_embeddings, decode, version)
+        self.model, self.reads_trainer = model, reads_trainer
         self._turn = asyncio.Lock()
-        self._active: dict[str, Request] = {}
-        self._aborted: set[str] = set()
-        self._is_aborting = False
-        """Whether the suspension ends running requests."""
-        self._is_open = asyncio.Event()
-        self._is_open.set()
-        self._is_closed = False
+        self._ending: set[str] = set()
         self._stopwatch = stopwatch or Stopwatch()
-        self._reads_trainer = reads_trainer
-
-    @classmethod
-    def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`: it reads the trainer's model where that is a neighbour, else it loads one."""
-        return cls(**of_policy(rank, policy), **options)
-
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        request_id: str,
-        media: Sequence[Media] = (),
-        partial_ids: Sequence[int] = (),
-    ) -> Completion:
-        self._refuse_if_closed(request_id)
-        request = check_request(
-            prompt_ids,
-            sampling,
-            request_id,
-            media,
-            partial_ids,
-            vocab_size=self.model.config.vocab_size,
-            max_length=self._max_length,
-            can_decode=self._decode is not None,
-        )
-        if request_id in self._active:
-            raise ServerError(f"conversation {request_id!r} already has a request in flight; give each its own request_id")
-        started = time.perf_counter()
-        self._active[request_id] = request
-        try:
-            reason = None
-            while reason is None:
-                await self._is_open.wait()
-                async with self._turn:
-                    # A suspension may have come before this request's turn.
-                    reason = await self._run(request) if self._is_open.is_set() else None
-        finally:
-            del self._active[request_id]
-            self._aborted.discard(request_id)
-        return request.completion(reason, self.version, time.perf_counter() - started)
-
-    async def abort(self, request_id: str) -> None:
-        if request_id in self._active:
-            self._aborted.add(request_id)
-
-    async def release(self, request_id: str) -> None:
-        await self.abort(request_id)
-
-    async def suspend(self, how: Suspension = "finish") -> None:
-        self._is_aborting = how == "abort"
-        self._is_open.clear()
-        await self._running_request_is_over()
-
-    async def receive(self, weights: NamedTensors) -> int:
-        return write_weights(self.model, weights)
-
-    async def resume(self, version: int) -> None:
-        self.version = version
-        self._is_open.set()
-
-    async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        refuse_all_but_cache(kinds)
-
-    async def wake(self, kinds: Iterable[MemoryKind]) -> None:
-        refuse_all_but_cache(kinds)
-
-    async def close(self) -> None:
-        self._is_closed = True
-        self._is_open.set()
-        await self._running_request_is_over()
 
     def info(self) -> ServerInfo:
-        return ServerInfo(
-            model=loaded_model(self.model),
-            engine="transformers generate",
-            max_length=self._max_length,
-            max_concurrency=1,
-            needs_weights=not self._reads_trainer,
-            sampling_mask=True,
-        )
+        return self.describe("transformers generate", max_length=self._max_length, max_concurrency=1)
 
-    async def _running_request_is_over(self) -> None:
-        """Waits until it has finished, stepped back or noticed that the server is closed."""
-        async with self._turn:
-            return
+    async def _abort(self, engine_id: str) -> None:
+        self._ending.add(engine_id)
 
-    def _refuse_if_closed(self, request_id: str) -> None:
-        if self._is_closed:
-            raise ServerError(f"the hf server is closed; conversation {request_id!r} can't be served")
-
-    async def _run(self, request: Request) -> FinishReason:
-        """Samples until the request is over."""
-        cache = None
-        while True:
-            self._refuse_if_closed(request.request_id)
-            if request.request_id in self._aborted or (self._is_aborting and not self._is_open.is_set()):
-                return "aborted"
-            started = self._stopwatch.now()
-            cache = self._sample_token(request, cache)
-            self._stopwatch.add(ENGINE, "token", started)
-            self._stopwatch.num_sampled += 1
-            reason = self._finish_reason(request)
-            if reason is not None:
-                return reason
-            await asyncio.sleep(0)
+    async def _sample(self, engine_id: str, request: Request) -> Sampled:
+        """Samples until the request is over, one request at a time."""
+        try:
+            async with self._turn:
+                cache: Any = None
+                reason: FinishReason | None = None
+                while reason is None:
+                    if engine_id in self._ending:
+                        reason = "aborted"
+                        break
+                    started = self._stopwatch.now()
+                    cache = self._sample_token(request, cache)
+                    self._stopwatch.add(ENGINE, "token", started)
+                    self._stopwatch.num_sampled += 1
+                    reason = self._finish_reason(request)
+                    await asyncio.sleep(0)
+        finally:
+            self._ending.discard(engine_id)
+        return Sampled(request.token_ids.tolist(), request.logprobs.tolist(), reason, (), request.kept)
 
     def _sample_token(self, request: Request, cache: Any) -> Any:
         """Appends one token to the request's and returns the cache of what came before it."""
@@ -183,7 +91,7 @@ class HFServer:
             )
         self.model.train(was_training)
         token = int(output.sequences[0, -1])
-        logprob = 0.0 if sampling.is_greedy else _logprob(output.scores[0][0], token)
+        logprob = float(torch.log_softmax(output.scores[0][0].float(), -1)[token])
         if sampling.keeps_ids:
             request.kept.append(output.scores[0][0].isfinite().nonzero()[:, 0].int().cpu().numpy())
         request.token_ids = np.append(request.token_ids, token)
@@ -224,7 +132,3 @@ def _generation_config(sampling: SamplingParams) -> GenerationConfig:
         pad_token_id=0,
         **drawn,
     )
-
-
-def _logprob(scores: Tensor, token: int) -> float:
-    return float(torch.log_softmax(scores.float(), -1)[token])

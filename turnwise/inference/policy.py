@@ -1,31 +1,71 @@
-"""What a server that runs in its own process loads of a policy."""
+"""What a server in this process loads of a policy, and what servers of a loaded model share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
+import torch
 from transformers import PreTrainedModel
 
 from turnwise.chat.codec import TextCodec
+from turnwise.errors import ModelError
 from turnwise.inference.embedded.engine import Decode
+from turnwise.inference.request import refuse_all_but_cache
 from turnwise.models.fused import load_fused
 from turnwise.models.load import load_tokenizer, parse_dtype
+from turnwise.models.runtime_info import loaded_model
+from turnwise.protocols import MemoryKind, NamedTensors
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import PolicyInfo
+from turnwise.runtime_info import PolicyInfo, ServerInfo
 
 
-def of_policy(rank: RankContext, policy: PolicyInfo) -> dict[str, Any]:
-    """What a server of this process is made with."""
-    model, reads_trainer = policy_model(rank, policy)
-    return {
-        "model": model,
-        "max_length": policy.max_context,
-        "decode": decoder(policy),
-        "stopwatch": rank.stopwatch,
-        "reads_trainer": reads_trainer,
-    }
+class HoldsModel:
+    """Half a server: the model that it samples from in this process, which is the trainer's own if it `reads_trainer`."""
+
+    model: PreTrainedModel
+    reads_trainer: bool
+
+    @classmethod
+    def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
+        """A `protocols.ServerFactory`: it reads the trainer's model where that is a neighbour, else it loads one."""
+        model, reads_trainer = policy_model(rank, policy)
+        own = {"max_length": policy.max_context, "decode": decoder(policy), "stopwatch": rank.stopwatch}
+        return cls(model, reads_trainer=reads_trainer, **own, **options)  # type: ignore[call-arg]
+
+    async def receive(self, weights: NamedTensors) -> int:
+        """Writes the tensors into the model in place; the number of bytes written.
+
+        Raises:
+            ModelError: a name or shape doesn't fit the model, or one of its tensors got no value.
+        """
+        targets = self.model.state_dict()
+        written: set[int] = set()
+        num_bytes = 0
+        with torch.no_grad():
+            for name, tensor in weights:
+                if name not in targets or targets[name].shape != tensor.shape:
+                    raise ModelError(f"the trainer's tensor {name} {tuple(tensor.shape)} doesn't fit the server's model")
+                targets[name].copy_(tensor)
+                written.add(targets[name].data_ptr())
+                num_bytes += targets[name].nbytes
+        missed = [name for name, tensor in targets.items() if tensor.data_ptr() not in written]
+        if missed:
+            raise ModelError(f"the trainer gave no values for {len(missed)} tensors of the server's model, such as {missed[0]}")
+        return num_bytes
+
+    async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
+        refuse_all_but_cache(kinds)
+
+    async def wake(self, kinds: Iterable[MemoryKind]) -> None:
+        """The cache comes back by itself with the next request."""
+        refuse_all_but_cache(kinds)
+
+    def describe(self, engine: str, **facts: Any) -> ServerInfo:
+        """What is served."""
+        model, needs = loaded_model(self.model), not self.reads_trainer
+        return ServerInfo(model=model, engine=engine, needs_weights=needs, sampling_mask=True, **facts)
 
 
 def policy_model(rank: RankContext, policy: PolicyInfo) -> tuple[PreTrainedModel, bool]:

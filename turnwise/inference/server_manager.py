@@ -105,17 +105,12 @@ class LLMServerManager:
         while True:
             before = self._replica_of.get(request_id)
             replica = self._route(request_id, num_tokens)
-            if before in self._servers and before != replica:
-                who = f"conversation {request_id!r}"
-                await self._ask(before, self._servers[before], who, "release its cache", lambda old: old.release(request_id))
+            if before != replica:
+                await self._ask_of(request_id, before, "release its cache", lambda old: old.release(request_id))
             self._tokens_in_flight[replica] += num_tokens
-            who, awaited = f"conversation {request_id!r}", f"inference replica {replica} to answer"
             try:
-                async with self._watchdog.waiting(who, awaited, self._request_s, _SETTING):
+                async with self._deadline(f"conversation {request_id!r}", "answer", replica):
                     return await self._servers[replica].generate(prompt_ids, sampling, request_id, media, **more)
-            except DeadlineError:
-                self._forget(replica)
-                raise
             except TurnwiseError:
                 raise
             except Exception as error:  # boundary: any other exception means that the replica is broken
@@ -126,16 +121,12 @@ class LLMServerManager:
     async def abort(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
         replica = self._replica_of.get(request_id)
-        if replica in self._servers:
-            async with self._deadline(f"conversation {request_id!r}", "abort its request", replica):
-                await self._servers[replica].abort(request_id)
+        await self._ask_of(request_id, replica, "abort its request", lambda server: server.abort(request_id))
 
     async def release(self, request_id: str) -> None:
         self._in_flight.discard(request_id)
         replica = self._replica_of.pop(request_id, None)
-        if replica in self._servers:
-            async with self._deadline(f"conversation {request_id!r}", "release its cache", replica):
-                await self._servers[replica].release(request_id)
+        await self._ask_of(request_id, replica, "release its cache", lambda server: server.release(request_id))
 
     async def suspend(self, on_weight_update: OnWeightUpdate = "finish") -> None:
         """Suspends all replicas. Running requests are finished, or they are interrupted and, with the new weights, go on from
@@ -178,6 +169,13 @@ class LLMServerManager:
 
     async def _ask_all(self, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[None]]) -> None:
         await asyncio.gather(*(self._ask(replica, server, who, what, ask) for replica, server in self._servers.items()))
+
+    async def _ask_of(
+        self, request_id: str, replica: int | None, what: str, ask: Callable[[InferenceServer], Awaitable[None]]
+    ) -> None:
+        """Asks something of a conversation's replica, if that is alive."""
+        if replica in self._servers:
+            await self._ask(replica, self._servers[replica], f"conversation {request_id!r}", what, ask)
 
     async def _ask(
         self, replica: int, server: InferenceServer, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[None]]
@@ -230,12 +228,9 @@ class LLMServerManager:
             async with self._watchdog.waiting(who, awaited, self._request_s, _SETTING):
                 yield
         except DeadlineError:
-            self._forget(replica)
+            # The end of the run would wait for it once more for each of its conversations.
+            self._servers.pop(replica, None)
             raise
-
-    def _forget(self, replica: int) -> None:
-        """The end of the run would wait for it once more for each of its conversations."""
-        self._servers.pop(replica, None)
 
 
 AsyncLLMServerManager = LLMServerManager

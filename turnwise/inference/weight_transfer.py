@@ -5,10 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 
-import torch
-from transformers import PreTrainedModel
-
-from turnwise.errors import ModelError
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.protocols import NamedTensors, OnWeightUpdate
 from turnwise.runtime.watchdog import Watchdog
@@ -67,25 +63,3 @@ class ManagerTransfer:
     async def _fetch(self) -> NamedTensors:
         weights = self._weights()
         return await weights if isinstance(weights, Awaitable) else weights
-
-
-def write_weights(model: PreTrainedModel, weights: NamedTensors) -> int:
-    """Writes named tensors into a model in place; the number of bytes written.
-
-    Raises:
-        ModelError: a name or shape doesn't fit the model, or one of its tensors got no value.
-    """
-    targets = model.state_dict()
-    written: set[int] = set()
-    num_bytes = 0
-    with torch.no_grad():
-        for name, tensor in weights:
-            if name not in targets or targets[name].shape != tensor.shape:
-                raise ModelError(f"the trainer's tensor {name} {tuple(tensor.shape)} doesn't fit the server's model")
-            targets[name].copy_(tensor)
-            written.add(targets[name].data_ptr())
-            num_bytes += targets[name].nbytes
-    missed = [name for name, tensor in targets.items() if tensor.data_ptr() not in written]
-    if missed:
-        raise ModelError(f"the trainer gave no values for {len(missed)} tensors of the server's model, such as {missed[0]}")
-    return num_bytes

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
 
 from transformers import PreTrainedModel
 
@@ -14,16 +13,13 @@ from turnwise.errors import ServerError
 from turnwise.inference.embedded.engine import Decode, Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
 from turnwise.inference.embedded.runner import GenericRunner, Runner
-from turnwise.inference.policy import of_policy
-from turnwise.inference.request import Finished, check_request, refuse_all_but_cache
-from turnwise.inference.weight_transfer import write_weights
+from turnwise.inference.policy import HoldsModel
+from turnwise.inference.request import Finished, check_request
 from turnwise.models.fused import fast_path_obstacle
-from turnwise.models.runtime_info import loaded_model
-from turnwise.protocols import MemoryKind, NamedTensors, Suspension
+from turnwise.protocols import MemoryKind, Suspension
 from turnwise.replay_log import ReplayLog
-from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import ENGINE, Stopwatch
-from turnwise.runtime_info import PolicyInfo, ServerInfo
+from turnwise.runtime_info import ServerInfo
 from turnwise.spec import KV_CACHE_BYTES
 from turnwise.types import Completion, Media, SamplingParams
 
@@ -33,7 +29,7 @@ _QUIET_ROUNDS = 3
 """Turns of the event loop without a new request after which the callers count as waiting for tokens."""
 
 
-class EmbeddedServer:
+class EmbeddedServer(HoldsModel):
     """Samples from a Hugging Face causal LM in this process, on its device and in its dtype.
 
     It samples with the parameters at its construction or at the last `resume`: suspend it before changing them in place, and
@@ -80,18 +76,13 @@ class EmbeddedServer:
         self._num_requests = 0
         self._is_closed = False
         self._stopwatch = stopwatch or Stopwatch()
-        self._reads_trainer = reads_trainer
+        self.reads_trainer = reads_trainer
         self._replay_log = replay_log or ReplayLog()
         self._has_stepped = asyncio.Event()
 
     @property
     def version(self) -> int:
         return self._engine.version
-
-    @classmethod
-    def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`: it reads the trainer's model where that is a neighbour, else it loads one."""
-        return cls(**of_policy(rank, policy), **options)
 
     async def generate(
         self,
@@ -148,9 +139,6 @@ class EmbeddedServer:
             # The driver ends with the last running request; cancelling this wait must not cancel it.
             await asyncio.shield(self._driver)
 
-    async def receive(self, weights: NamedTensors) -> int:
-        return write_weights(self.model, weights)
-
     async def resume(self, version: int) -> None:
         self._engine.update(version)
         self._replay_log.updated(version)
@@ -163,12 +151,8 @@ class EmbeddedServer:
         Raises:
             NotAvailableError: another kind was asked for.
         """
-        refuse_all_but_cache(kinds)
+        await super().sleep(kinds)
         self._engine.free_cache()
-
-    async def wake(self, kinds: Iterable[MemoryKind]) -> None:
-        """The cache comes back by itself with the next request."""
-        refuse_all_but_cache(kinds)
 
     async def close(self) -> None:
         """Fails running requests, and refuses new ones."""
@@ -183,14 +167,11 @@ class EmbeddedServer:
         self._engine.free_cache()
 
     def info(self) -> ServerInfo:
-        return ServerInfo(
-            model=loaded_model(self.model),
-            engine=f"embedded, {self._runner.name} forward pass",
+        return self.describe(
+            f"embedded, {self._runner.name} forward pass",
             max_length=self._max_length,
             max_concurrency=self._max_concurrency,
             cache_bytes=self._kv_cache_bytes,
-            needs_weights=not self._reads_trainer,
-            sampling_mask=True,
         )
 
     def _drive_if_needed(self) -> None:
