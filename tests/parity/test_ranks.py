@@ -150,7 +150,7 @@ def test_roles_on_other_devices_sum_among_themselves(runner):
         stopwatch,
         CpuThreads(3, 1, threads),
         set_torch_threads,
-        deadline_s=20.0,
+        deadline_s=60.0,
         placement=placement,
     )
     plan = BatchPlan(samples_per_step=16, max_length=64, seed=0, max_sequences=3)

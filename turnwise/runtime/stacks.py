@@ -36,6 +36,7 @@ Stack = tuple[StackCall, ...]
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _OWN = str(Path(__file__).parent)
+_POOLS = str(Path(__file__).with_name("threads.py"))
 _EVENT_LOOP = str(Path(asyncio.__file__).parent)
 """The folder of asyncio, whose own calls don't show who waits for whom."""
 
@@ -58,7 +59,7 @@ def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Threa
     tasks.sort(key=lambda task: task.get_name())
     stacks = {thread: _of_thread(frames[thread.ident or 0]) for thread in threads}
     lines = [
-        *_groups("thread", ((names[thread], stack) for thread, stack in stacks.items() if not _is_of_libraries(stack))),
+        *_groups("thread", ((names[thread], stack) for thread, stack in stacks.items() if not _waits_for_work(stack))),
         *_groups("task", ((task.get_name(), _of_task(task)) for task in tasks)),
     ]
     return "\n".join(f"  {line}" for line in lines)
@@ -85,9 +86,10 @@ def _relative(file: str) -> str:
     return file
 
 
-def _is_of_libraries(stack: Stack) -> bool:
-    """Whether no call is turnwise's or a user's: a writer or monitor that waits for work."""
-    return all(place.file.startswith(_LIBRARIES) and not place.file.startswith(_OWN) for place in stack)
+def _waits_for_work(stack: Stack) -> bool:
+    """Whether no call is turnwise's or a user's (a writer or monitor), or the thread is idle in its pool."""
+    is_of_libraries = all(place.file.startswith(_LIBRARIES) and not place.file.startswith(_OWN) for place in stack)
+    return is_of_libraries or (stack[-1].file == _POOLS and stack[-1].function == "_next")
 
 
 def _of_thread(frame: FrameType | None) -> Stack:

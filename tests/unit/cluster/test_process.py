@@ -188,8 +188,24 @@ def make_cluster(runner):
 
 
 @pytest.fixture
-def workers(make_cluster):
-    return make_cluster().spawn("actor_train", Worker)
+def cluster(make_cluster):
+    return make_cluster()
+
+
+@pytest.fixture
+def workers(cluster):
+    return cluster.spawn("actor_train", Worker)
+
+
+@pytest.fixture
+def impatient(cluster, workers):
+    """Gives the workers' calls two seconds from now on: starting their process may take longer."""
+
+    def limit():
+        cluster._processes[0]._deadline_s = 2.0
+        return workers
+
+    return limit
 
 
 def test_all_roles_are_in_one_other_process(make_cluster):
@@ -377,8 +393,8 @@ def test_two_clusters_after_each_other_and_at_once(make_cluster):
     assert len(set(ids)) == 3
 
 
-def test_a_call_without_end_is_named_and_nothing_waits_behind_it(make_cluster):
-    workers = make_cluster(deadline_s=2.0).spawn("actor_train", Worker)
+def test_a_call_without_end_is_named_and_nothing_waits_behind_it(impatient):
+    workers = impatient()
     with pytest.raises(DeadlineError, match=r"waited 2 s for actor_train.say_and_wait; raise deadlines.train_s") as caught:
         workers.call("say_and_wait").result()
     assert re.search(r"the trainer's process:\n.* in say_and_wait", str(caught.value), re.DOTALL)
@@ -397,8 +413,8 @@ def test_a_call_that_somebody_else_stops_to_await_is_named_too(runner, workers):
         workers.call("count")
 
 
-def test_a_call_behind_one_without_end_names_that_one(make_cluster):
-    workers = make_cluster(deadline_s=2.0).spawn("actor_train", Worker)
+def test_a_call_behind_one_without_end_names_that_one(impatient):
+    workers = impatient()
     workers.call("say_and_wait")
     with pytest.raises(
         DeadlineError, match=r"(?s)waited 2 s for actor_train.count.*the trainer's process:\n.* in say_and_wait"
@@ -408,8 +424,8 @@ def test_a_call_behind_one_without_end_names_that_one(make_cluster):
         workers.call("process")
 
 
-def test_a_call_that_was_only_late_has_others_after_it(make_cluster):
-    workers = make_cluster(deadline_s=2.0).spawn("actor_train", Worker)
+def test_a_call_that_was_only_late_has_others_after_it(impatient):
+    workers = impatient()
     late = workers.call("wait", 4.0)
     with pytest.raises(DeadlineError, match=r"waited 2 s for actor_train\.wait"):
         late.result()
@@ -419,12 +435,12 @@ def test_a_call_that_was_only_late_has_others_after_it(make_cluster):
     assert workers.call("process").result()
 
 
-def test_stacks_that_somebody_else_asked_for_are_not_shown(make_cluster):
-    workers = make_cluster(deadline_s=2.0).spawn("actor_train", Worker)
+def test_stacks_that_somebody_else_asked_for_are_not_shown(workers, impatient):
     trainer = workers.call("process").result()
     for _ in range(300):  # more than a pipe has room for
         os.kill(trainer, signal.SIGUSR1)
         assert workers.call("add_to", 1).result() == 2
+    impatient()
     with pytest.raises(DeadlineError) as caught:
         workers.call("say_and_wait").result()
     assert "in say_and_wait" in str(caught.value) and "in receive" not in str(caught.value)
@@ -488,7 +504,7 @@ def test_no_process_outlives_a_script_without_a_guard(tmp_path, how):
             "os.kill(os.getpid(), 9)\n",
         }[how]
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
     started, process, fork_server, said = done.stdout.split()
     assert (started, said) == ("started", "said")
     for gone in (process, fork_server):

@@ -101,6 +101,7 @@ def check(text: str) -> None:
 
 
 def test_no_attempt_gets_out(outside, monkeypatch):
+    Path(outside["victim"]).write_text("a secret")  # It was lost if an attempt without the sandbox came first.
     monkeypatch.setenv("TURNWISE_SECRET", "a secret")
     result = run(program(outside, "."), timeout_s=60, memory_mb=256)
     assert result.outcome == "ok", result

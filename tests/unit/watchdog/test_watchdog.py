@@ -324,8 +324,14 @@ def test_stacks_are_few_enough_to_be_read() -> None:
     # In a process of its own: threads that other tests have left behind would be shown too.
     code = """
 import threading
+import time
 from turnwise.runtime.stacks import describe_stacks
+from turnwise.runtime.threads import DaemonThread
 
+idle = DaemonThread("idle")
+end = time.monotonic() + 60
+while "idle" in describe_stacks(None) and time.monotonic() < end:
+    time.sleep(0.01)
 stop = threading.Event()
 
 def worker(depth):
@@ -337,6 +343,7 @@ print(describe_stacks(None))
 """
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert re.search(r"\n  and \d+ more threads", text)
+    assert "idle" not in text, "a thread that waits for work tells nothing"
     assert "threads, one of them worker 0:" in text and "calls further out" in text
     assert len(text.splitlines()) < 50 and all(line.startswith("  ") for line in text.splitlines())
 
