@@ -3,8 +3,6 @@
 A name is looked up only if it can't be a folder's, and only its weights, config, tokenizer and template are fetched.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

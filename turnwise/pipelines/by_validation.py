@@ -1,7 +1,5 @@
 """Acts on a metric of the validations: keeps the best model, and ends a run that no longer gets better."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Ctrl-C ends a run after a whole step, with everything up to there saved."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ Each fault predicts what the server must have answered if it were the cause. The
 named, with what to do about it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

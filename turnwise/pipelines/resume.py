@@ -1,7 +1,5 @@
 """Finds the checkpoint to go on from, and compares its run's settings with the new ones."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
