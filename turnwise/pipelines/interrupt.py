@@ -102,7 +102,7 @@ def _end(signum: int, frame: FrameType | None) -> None:
         from turnwise.cluster.fork_server import drop_processes
 
         drop_processes()
-    CALLS.finish()
+    CALLS.finish(EXIT_INTERRUPTED)
     os._exit(EXIT_INTERRUPTED)
 
 

@@ -286,7 +286,7 @@ class Watchdog:
         text = f"error: {wait.report}\nit didn't come back within {self.grace_s:g} s of being interrupted: the process ends\n"
         os.write(_STDERR, text.encode())
         logger.info("%s", text)  # to the file only: the terminal has it
-        CALLS.finish()
+        CALLS.finish(EXIT_STATUS)
         os._exit(EXIT_STATUS)
 
 
