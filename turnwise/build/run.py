@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from turnwise.config import AgenticConfig, SFTConfig, dump_yaml
+from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, not_here, require
 from turnwise.config.describe import most_sampled
 from turnwise.config.differences import leaves
 from turnwise.config.dump import resolved_values
@@ -89,7 +89,9 @@ def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
 
     Raises:
         CheckpointError: `resume_from_checkpoint` asks for what isn't there or can't be continued.
+        NotAvailableError: a model isn't there, or a folder can't be written.
     """
+    require(not_here(config))
     folder, notes = open_run(config)
     with ExitStack() as on_error:
         on_error.callback(folder.discard)

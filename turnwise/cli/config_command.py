@@ -6,7 +6,7 @@ import argparse
 import json
 
 from turnwise.build.placement_table import placement_table
-from turnwise.build.prepare import problems_here
+from turnwise.build.prepare import lacking_here, problems_here
 from turnwise.config import describe, load_any_config
 from turnwise.config.dump import dump_yaml, resolved_values
 
@@ -19,6 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=problems_here)
     applied = describe(config)
+    applied.missing.extend(lacking_here(config))
     notes = [note for note in notes if note not in applied.warnings]
     if arguments.json:
         content = {

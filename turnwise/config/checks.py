@@ -326,7 +326,7 @@ def _critic(config: AgenticConfig) -> Iterator[Problem]:
         message = f"{config.critic.model_args.model_type} writes text; a critic has a value head, token_classification"
         yield Problem.at("critic.model_args.model_type", message)
     yield from adapter_problems("critic.model_args", config.critic.model_args)
-    if config.critic_warmup >= config.max_steps:
+    if config.critic_warmup >= max(config.max_steps, 1):
         message = f"the first {config.critic_warmup} steps train only the critic, and max_steps is {config.max_steps}"
         yield Problem.at("critic_warmup", f"{message}: the actor would never be trained; use at most {config.max_steps - 1}")
 

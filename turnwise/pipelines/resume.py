@@ -80,6 +80,15 @@ def find_resume_point(config: Config) -> ResumePoint | None:
     return ResumePoint(newest, _run_of(config, newest), faults)
 
 
+def check_resume(config: Config) -> None:
+    """
+    Raises:
+        CheckpointError: there is no checkpoint to go on from, or it can't be continued with this config.
+    """
+    if point := find_resume_point(config):
+        _describe_changes(config, point)
+
+
 def open_run(config: Config) -> tuple[RunFolder, list[str]]:
     """The folder that the run writes into, a new one or the resumed run's own, and notes about it.
 
