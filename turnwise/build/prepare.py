@@ -51,7 +51,7 @@ def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
     is_asynchronous = False
     if isinstance(config, AgenticConfig):
         devices.append(config.actor_infer.device_mapping)
-        is_asynchronous = config.async_generation_ratio > 0
+        is_asynchronous = config.plays_ahead
     try:
         if any(devices) or config.cluster.name != "auto":
             build_placement(config, is_apart=is_asynchronous)
