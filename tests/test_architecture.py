@@ -53,7 +53,7 @@ SIDE_ROOMS = {"cluster", "tracking", "report", "compat"}
 
 ONLY: dict[str, set[str]] = {
     "__init__": {"rl_tool", "trainer"},
-    "trajectory_view": set(),
+    "trajectory_view": {"errors"},
     "completion": {"spec"},
     "types": {"completion", "trajectory_view"},
     "errors": set(),

@@ -5,51 +5,20 @@ from typing import Any
 
 import numpy as np
 
+from turnwise.errors import counted
+
 _BOX = "border:1px solid #8886;border-radius:4px;padding:6px;margin:4px 0;font-family:monospace;white-space:pre-wrap"
 
 
 def summary(trajectory: Any) -> str:
-    """One line: whose it is, how it ended and what it earned."""
-    ended = trajectory.status + (f" ({trajectory.limit})" if trajectory.limit else "")
-    parts = "".join(f", {name} {value:g}" for name, value in trajectory.outcome_rewards.items())
+    """One line: whose it is, what it earned and how it ended."""
+    parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items())
+    score = f"score {trajectory.score:g}" + (f" ({parts})" if parts else "")
+    end = f"{trajectory.status} by {trajectory.limit}" if trajectory.limit else trajectory.status
     error = f": {trajectory.error}" if trajectory.error else ""
-    return f"{trajectory.task.id}, sibling {trajectory.sibling}: {ended}, score {trajectory.score:g}{parts}{error}"
-
-
-def trajectory_text(trajectory: Any) -> str:
-    """The summary, and a line for each turn."""
-    turns = (
-        f"  turn {number}: {turn.text!r} → reward {turn.reward:g}, {len(turn.response_ids)} tokens"
-        for number, turn in enumerate(trajectory.turns, start=1)
+    return (
+        f"{trajectory.task.id}, sibling {trajectory.sibling}: {score}, {counted(len(trajectory.turns), 'turn')}, {end}{error}"
     )
-    return "\n".join([summary(trajectory), *turns])
-
-
-def trajectory_html(trajectory: Any) -> str:
-    """What the model saw and wrote turn by turn, with a cell for each sampled token: by its advantage (green above 0, red
-    below) where there is one, else by its log-prob (the redder, the less likely)."""
-    rows = [f"<b>{escape(summary(trajectory))}</b>"]
-    advantages = trajectory.advantages_by_turn
-    for number, turn in enumerate(trajectory.turns):
-        credit = advantages.get(number)
-        rows.append(
-            f"<div style='{_BOX}'><small>turn {number + 1}, reward {turn.reward:g}</small>\n"
-            f"<span style='opacity:0.7'>{escape(turn.observation)}</span>\n{escape(turn.text)}\n{_cells(turn, credit)}</div>"
-        )
-    return "<div>" + "".join(rows) + "</div>"
-
-
-def group_text(group: Any) -> str:
-    rejected = f", rejected: {group.rejected}" if group.rejected else ""
-    lines = [f"group {group.index}, {len(group.trajectories)} trajectories{rejected}", *map(summary, group.trajectories)]
-    return "\n  ".join(lines)
-
-
-def group_html(group: Any) -> str:
-    shown = "".join(
-        f"<details><summary>{escape(summary(t))}</summary>{trajectory_html(t)}</details>" for t in group.trajectories
-    )
-    return f"<div>{escape(group_text(group).splitlines()[0])}{shown}</div>"
 
 
 def _cells(turn: Any, credit: Any) -> str:
@@ -71,11 +40,24 @@ class ViewedTrajectory:
 
     __slots__ = ()
 
-    def __str__(self) -> str:
-        return trajectory_text(self)
+    def __str__(self: Any) -> str:
+        turns = (
+            f"  turn {number}: {turn.text!r} → reward {turn.reward:g}, {len(turn.response_ids)} tokens"
+            for number, turn in enumerate(self.turns, start=1)
+        )
+        return "\n".join([summary(self), *turns])
 
-    def _repr_html_(self) -> str:
-        return trajectory_html(self)
+    def _repr_html_(self: Any) -> str:
+        """What the model saw and wrote turn by turn, with a cell for each sampled token: by its advantage (green above 0, red
+        below) where there is one, else by its log-prob (the redder, the less likely)."""
+        rows = [f"<b>{escape(summary(self))}</b>"]
+        advantages = self.advantages_by_turn
+        for number, turn in enumerate(self.turns):
+            rows.append(
+                f"<div style='{_BOX}'><small>turn {number + 1}, reward {turn.reward:g}</small>\n<span style='opacity:0.7'>"
+                f"{escape(turn.observation)}</span>\n{escape(turn.text)}\n{_cells(turn, advantages.get(number))}</div>"
+            )
+        return "<div>" + "".join(rows) + "</div>"
 
 
 class ViewedGroup:
@@ -83,8 +65,11 @@ class ViewedGroup:
 
     __slots__ = ()
 
-    def __str__(self) -> str:
-        return group_text(self)
+    def __str__(self: Any) -> str:
+        rejected = f", rejected: {self.rejected}" if self.rejected else ""
+        title = f"group {self.index}, {len(self.trajectories)} trajectories{rejected}"
+        return "\n  ".join([title, *map(summary, self.trajectories)])
 
-    def _repr_html_(self) -> str:
-        return group_html(self)
+    def _repr_html_(self: Any) -> str:
+        parts = (f"<details><summary>{escape(summary(t))}</summary>{t._repr_html_()}</details>" for t in self.trajectories)
+        return f"<div>{escape(str(self).splitlines()[0])}{''.join(parts)}</div>"

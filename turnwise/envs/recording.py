@@ -1,7 +1,6 @@
 """An episode of any environment as it looked: a wrapper that watches and changes nothing."""
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.envs.contract import is_picture
-from turnwise.protocols import Env, HasStateKey
-from turnwise.types import Observation, Reduction
+from turnwise.protocols import Env
+from turnwise.types import Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +37,15 @@ class EpisodeRecording:
     views: list[View] = field(default_factory=list)
 
 
-def record(env: Env, recording: EpisodeRecording) -> Env:
-    """The environment itself, but that every `reset` and `step` adds a view to `recording`."""
-    if isinstance(env, HasStateKey):
-        return _KeyedRecordingEnv(env, recording, env.state_key)
-    return RecordingEnv(env, recording)
-
-
 class RecordingEnv:
-    """Passes every call on, and looks at the environment after it. Like it, it may be synchronous or not."""
+    """An environment whose every `reset` and `step` adds a view to `recording`. Everything else is the environment's own."""
 
     def __init__(self, env: Env, recording: EpisodeRecording) -> None:
         self._env = env
         self._recording = recording
 
-    @property
-    def metric_reductions(self) -> Mapping[str, Reduction]:
-        return self._env.metric_reductions
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
 
     def reset(self, *, seed: int | None = None) -> Any:
         self._recording.views.clear()
@@ -62,12 +53,6 @@ class RecordingEnv:
 
     def step(self, action: str) -> Any:
         return self._seen(self._env.step(action))
-
-    def render(self) -> Any:
-        return self._env.render()
-
-    def close(self) -> Any:
-        return self._env.close()
 
     def _seen(self, result: Any) -> Any:
         if inspect.isawaitable(result):
@@ -85,14 +70,3 @@ class RecordingEnv:
             return None
         # Environments draw the next picture over the last one.
         return rendered.copy() if isinstance(rendered, np.ndarray) else rendered
-
-
-class _KeyedRecordingEnv(RecordingEnv):
-    """Records an environment that names its states; one that doesn't must not seem to have a `state_key`."""
-
-    def __init__(self, env: Env, recording: EpisodeRecording, state_key: Callable[[], Hashable]) -> None:
-        super().__init__(env, recording)
-        self._state_key = state_key
-
-    def state_key(self) -> Hashable:
-        return self._state_key()

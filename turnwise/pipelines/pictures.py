@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from turnwise.envs.recording import EpisodeRecording, record
+from turnwise.envs.recording import EpisodeRecording, RecordingEnv
 from turnwise.protocols import AgentLoop, Env, OpenConversation
 from turnwise.report.gif import Frame, write_gif
 from turnwise.types import Group, SamplingParams, Task, Trajectory
@@ -84,7 +84,7 @@ class _RecordedAgent:
         recording = self._start(task, sibling)
         if recording is None:
             return await self._agent.run(task, sibling, open_conversation, sampling)
-        agent = self._build(lambda task: record(self._make_env(task), recording))
+        agent = self._build(lambda task: RecordingEnv(self._make_env(task), recording))
         return await agent.run(task, sibling, open_conversation, sampling)
 
 

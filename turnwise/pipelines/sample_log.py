@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from turnwise.errors import counted
+from turnwise.trajectory_view import summary as headline
 from turnwise.types import Group, IntArray, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def describe(trajectory: Trajectory, decode: Decode) -> str:
     """
     first = trajectory.turns[0]
     advantages = trajectory.advantages_by_turn
-    lines = [_headline(trajectory), *_quoted(decode(first.prompt_ids), MAX_PROMPT)]
+    lines = [headline(trajectory), *_quoted(decode(first.prompt_ids), MAX_PROMPT)]
     for number, turn in _shortened(list(enumerate(trajectory.turns)), MAX_TURNS):
         if turn is None:
             lines.append(f"  … {number} turns are left out")
@@ -56,7 +56,7 @@ def describe(trajectory: Trajectory, decode: Decode) -> str:
 
 def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
     """The episode with one line per turn, without the middle turns of a long one."""
-    lines = [_headline(trajectory)]
+    lines = [headline(trajectory)]
     for number, turn in _shortened(list(enumerate(trajectory.turns)), num_turns):
         if turn is None:
             lines.append(f"  … {number} turns")
@@ -65,14 +65,6 @@ def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
             gained = f"  {turn.reward:+g}" if turn.reward else ""
             lines.append(f"  {seen} → {_clipped(repr(turn.text), 60)}{gained}")
     return "\n".join(lines)
-
-
-def _headline(trajectory: Trajectory) -> str:
-    end = f"{trajectory.status} by {trajectory.limit}" if trajectory.limit else trajectory.status
-    turns = counted(len(trajectory.turns), "turn")
-    parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.outcome_rewards.items())
-    score = f"score {trajectory.score:g}" + (f" ({parts})" if parts else "")
-    return f"{trajectory.task.id}, sibling {trajectory.sibling}: {score}, {turns}, {end}"
 
 
 def _action(turn: Turn) -> str:

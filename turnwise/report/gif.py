@@ -17,9 +17,9 @@ FRAME_MS, LAST_FRAME_MS = 900, 2500
 MAX_LINES = 9
 """Most lines of one text of a caption; further lines are counted."""
 
-_COLUMNS = 46
-_TEXT_SIZE, _LINE_HEIGHT, _MARGIN, _LABEL_WIDTH = 13, 18, 16, 64
-_INK, _LABEL, _PAPER, _BOX = (34, 40, 49), (120, 130, 140), (255, 255, 255), (240, 243, 246)
+_COLUMNS, _LABEL_COLUMNS = 46, 8
+_TEXT_SIZE, _LINE_HEIGHT, _MARGIN = 13, 18, 16
+_INK, _PAPER = (34, 40, 49), (255, 255, 255)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,41 +38,32 @@ def write_gif(path: Path, frames: Sequence[Frame]) -> Path:
     captions = [caption_lines(frame) for frame in frames]
     box = (max(p.width for p in pictures), max(p.height for p in pictures))
     height = max(box[1], max(map(len, captions)) * _LINE_HEIGHT) + 2 * _MARGIN
-    width = box[0] + _LABEL_WIDTH + round(_COLUMNS * _font().getlength("x")) + 3 * _MARGIN
+    width = box[0] + round((_LABEL_COLUMNS + _COLUMNS) * _font().getlength("x")) + 3 * _MARGIN
     images = []
     for picture, lines in zip(pictures, captions, strict=True):
         image = Image.new("RGB", (width, height), _PAPER)
         image.paste(picture, (_MARGIN, _MARGIN))
-        _draw_caption(ImageDraw.Draw(image), box[0] + 2 * _MARGIN, lines)
+        _draw_lines(image, box[0] + 2 * _MARGIN, lines)
         images.append(image.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE))
     times = [FRAME_MS] * (len(images) - 1) + [LAST_FRAME_MS]
     images[0].save(path, save_all=True, append_images=images[1:], duration=times, loop=0)
     return path
 
 
-def caption_lines(frame: Frame) -> list[tuple[str, str]]:
-    """`(label, line)` as they are drawn: the title, and each text wrapped behind its label."""
-    lines = [("", line) for line in _wrapped(frame.title, _COLUMNS + _LABEL_WIDTH // 8)]
+def caption_lines(frame: Frame) -> list[str]:
+    """The title, and each text wrapped behind its label."""
+    lines = _wrapped(frame.title, _COLUMNS + _LABEL_COLUMNS)
     for label, text in frame.caption:
-        lines.append(("", ""))
-        lines += [(label if number == 0 else "", line) for number, line in enumerate(_wrapped(text, _COLUMNS))]
+        first, *rest = _wrapped(text, _COLUMNS)
+        lines += ["", f"{label:<{_LABEL_COLUMNS}}{first}", *(" " * _LABEL_COLUMNS + line for line in rest)]
     return lines
 
 
-def drawable(text: str) -> str:
-    """The text with every character that the font lacks written out.
-
-    >>> drawable("√ ok \\U0001f642")
-    '√ ok \\\\U0001f642'
-    """
-    known = _known_characters()
-    return "".join(c if c == "\n" or ord(c) in known else ascii(c)[1:-1] for c in text.expandtabs(4))
-
-
 def _wrapped(text: str, columns: int) -> list[str]:
-    """Lines of at most `columns` characters; what goes beyond `MAX_LINES` is counted in the last one."""
+    """Lines of at most `columns` characters, control characters written out; what goes beyond `MAX_LINES` is counted."""
+    printable = "".join(c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text.expandtabs(4))
     lines: list[str] = []
-    for line in drawable(text).splitlines():
+    for line in printable.splitlines():
         lines += textwrap.wrap(line, columns, drop_whitespace=False, replace_whitespace=False) or [""]
     if len(lines) > MAX_LINES:
         left_out = sum(map(len, lines[MAX_LINES - 1 :]))
@@ -82,7 +73,11 @@ def _wrapped(text: str, columns: int) -> list[str]:
 
 def _draw_picture(picture: NDArray[np.uint8] | str) -> Image.Image:
     if isinstance(picture, str):
-        return _draw_text(picture)
+        lines = _wrapped(picture, _COLUMNS)
+        width = max(PICTURE_SIDE // 2, round(max(map(_font().getlength, lines))) + 2 * _MARGIN)
+        image = Image.new("RGB", (width, len(lines) * _LINE_HEIGHT + 2 * _MARGIN), (240, 243, 246))
+        _draw_lines(image, _MARGIN, lines)
+        return image
     image = Image.fromarray(np.ascontiguousarray(picture))
     longer = max(image.size)
     if longer > PICTURE_SIDE:
@@ -92,41 +87,16 @@ def _draw_picture(picture: NDArray[np.uint8] | str) -> Image.Image:
     return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
-def _draw_text(text: str) -> Image.Image:
-    """A text on paper of its own, as wide as its lines ask for."""
-    lines = _wrapped(text, _COLUMNS)
-    font = _font()
-    width = max(PICTURE_SIDE // 2, round(max(font.getlength(line) for line in lines)) + 2 * _MARGIN)
-    image = Image.new("RGB", (width, len(lines) * _LINE_HEIGHT + 2 * _MARGIN), _BOX)
+def _draw_lines(image: Image.Image, left: int, lines: Sequence[str]) -> None:
     draw = ImageDraw.Draw(image)
     for row, line in enumerate(lines):
-        draw.text((_MARGIN, _MARGIN + row * _LINE_HEIGHT), line, _INK, font)
-    return image
-
-
-def _draw_caption(draw: ImageDraw.ImageDraw, left: int, lines: Sequence[tuple[str, str]]) -> None:
-    font, is_title = _font(), True
-    for row, (label, line) in enumerate(lines):
-        top = _MARGIN + row * _LINE_HEIGHT
-        is_title = is_title and bool(line)
-        draw.text((left, top), label, _LABEL, font)
-        draw.text((left if is_title else left + _LABEL_WIDTH, top), line, _INK, font)
+        draw.text((left, _MARGIN + row * _LINE_HEIGHT), line, _INK, _font())
 
 
 @lru_cache
 def _font() -> Any:
-    return ImageFont.truetype(str(_font_file()), _TEXT_SIZE)
-
-
-@lru_cache
-def _known_characters() -> frozenset[int]:
-    from matplotlib.ft2font import FT2Font
-
-    return frozenset(FT2Font(str(_font_file())).get_charmap())
-
-
-def _font_file() -> Path:
     """DejaVu Sans Mono, which comes with matplotlib: even columns, box characters, Greek and Cyrillic."""
     import matplotlib
 
-    return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"
+    file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"
+    return ImageFont.truetype(str(file), _TEXT_SIZE)

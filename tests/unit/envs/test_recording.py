@@ -10,7 +10,7 @@ from odd_envs import SlowEnv
 
 from turnwise.envs.base import TextEnv
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
-from turnwise.envs.recording import EpisodeRecording, View, record
+from turnwise.envs.recording import EpisodeRecording, RecordingEnv, View
 from turnwise.protocols import HasStateKey
 from turnwise.testing.toy_envs import IdentityEnv
 from turnwise.types import Media, Observation
@@ -20,7 +20,7 @@ ACTIONS = ["Right", "Down", "", "Left"]
 
 def test_nothing_changes_for_the_player():
     plain, recording = FrozenLakeEnv(is_slippery=True), EpisodeRecording()
-    watched = record(FrozenLakeEnv(is_slippery=True), recording)
+    watched = RecordingEnv(FrozenLakeEnv(is_slippery=True), recording)
     assert watched.metric_reductions == plain.metric_reductions
     assert watched.reset(seed=3) == plain.reset(seed=3)
     for action in ACTIONS:
@@ -31,7 +31,7 @@ def test_nothing_changes_for_the_player():
 
 def test_there_is_a_view_after_reset_and_after_each_step():
     lake, recording = FrozenLakeEnv(is_slippery=False), EpisodeRecording()
-    watched = record(lake, recording)
+    watched = RecordingEnv(lake, recording)
     watched.reset(seed=3)
     first = lake.render()
     for action in ACTIONS:
@@ -43,7 +43,7 @@ def test_there_is_a_view_after_reset_and_after_each_step():
 
 def test_a_second_attempt_starts_anew():
     recording = EpisodeRecording()
-    watched = record(IdentityEnv(), recording)
+    watched = RecordingEnv(IdentityEnv(), recording)
     watched.reset(seed=1)
     watched.step("a")
     watched.reset(seed=1)
@@ -51,13 +51,13 @@ def test_a_second_attempt_starts_anew():
 
 
 def test_an_environment_without_state_key_gets_none():
-    assert isinstance(record(FrozenLakeEnv(), EpisodeRecording()), HasStateKey)
-    assert not isinstance(record(IdentityEnv(), EpisodeRecording()), HasStateKey)
+    assert isinstance(RecordingEnv(FrozenLakeEnv(), EpisodeRecording()), HasStateKey)
+    assert not isinstance(RecordingEnv(IdentityEnv(), EpisodeRecording()), HasStateKey)
 
 
 def test_an_asynchronous_environment_stays_one():
     recording = EpisodeRecording()
-    watched = record(SlowEnv(delay_s=0.0), recording)
+    watched = RecordingEnv(SlowEnv(delay_s=0.0), recording)
 
     async def play():
         started = watched.reset(seed=0)
@@ -93,7 +93,7 @@ class Unrendered(Canvas):
 
 def test_a_picture_is_what_it_was_at_its_turn():
     recording = EpisodeRecording()
-    watched = record(Canvas(), recording)
+    watched = RecordingEnv(Canvas(), recording)
     watched.reset()
     watched.step("")
     assert [int(view.picture.max()) for view in recording.views] == [0, 1]
@@ -102,7 +102,7 @@ def test_a_picture_is_what_it_was_at_its_turn():
 def test_what_is_shown_of_an_environment():
     image = np.full((4, 4, 3), 7, np.uint8)
     recording = EpisodeRecording()
-    record(Unrendered(), recording).reset()
+    RecordingEnv(Unrendered(), recording).reset()
     assert recording.views[0].picture == "start"
     assert View(("text", {}), "drawn as text").picture == "drawn as text"
     assert View(("text", {}), np.zeros((4, 4))).picture == "text"
