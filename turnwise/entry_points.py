@@ -1,5 +1,7 @@
 """`module:Class` or `module:function` → the object, imported when it is first needed."""
 
+from __future__ import annotations
+
 import importlib
 import inspect
 import sys

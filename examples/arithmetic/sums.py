@@ -21,8 +21,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from turnwise.build.sft import fine_tune
 from turnwise.cli.main import exit_status
-from turnwise.cli.sft_command import fine_tune
 from turnwise.config import SFTConfig, load_config
 from turnwise.models.make import make_model
 

@@ -24,8 +24,8 @@ from turnwise.agents.demonstrations import play, write_jsonl
 from turnwise.build.demonstrate import Demonstrator, demonstrate, tasks_of_tag
 from turnwise.build.envs import agent_settings, env_factory
 from turnwise.build.saved import evaluate_model
+from turnwise.build.sft import fine_tune
 from turnwise.cli.main import exit_status
-from turnwise.cli.sft_command import fine_tune
 from turnwise.cli.train_command import train
 from turnwise.config import AgenticConfig, SFTConfig, load_config
 from turnwise.data.demonstrations import read_demonstrations

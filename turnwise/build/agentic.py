@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
@@ -13,10 +14,11 @@ from turnwise.algorithms.settings import AlgorithmSettings, Correction, Importan
 from turnwise.build.cluster import begin_replay_log, build_cluster, build_replay_log, check_losses
 from turnwise.build.health import build_health
 from turnwise.build.parity import build_parity_gate
-from turnwise.build.placement import build_placement, sampling_device
+from turnwise.build.placement import TransferTurn, build_placement, give_turns, sampling_device
 from turnwise.build.prepare import prepare_run
-from turnwise.build.roles import batch_plan, critic_strategy, frozen_strategy, policy_strategy
+from turnwise.build.roles import batch_plan, reference_strategy, trained_strategy
 from turnwise.build.rollouts import (
+    Policy,
     ServedPolicy,
     build_pictures,
     build_scheduler,
@@ -29,8 +31,6 @@ from turnwise.build.run import begin, build_checkpoints, build_trackers, set_pro
 from turnwise.build.run_table import info_of, logged
 from turnwise.build.servers import require_kept_ids
 from turnwise.build.source import build_source, num_planned_steps
-from turnwise.build.turns import give_turns
-from turnwise.cluster.placement import Placement
 from turnwise.cluster.shared_tensors import Written
 from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.entry_points import load_class
@@ -44,7 +44,7 @@ from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster, Stateful, StreamsStep
 from turnwise.rollout.journal import Journal
-from turnwise.rollout.tasks import TaskSource
+from turnwise.rollout.source import RolloutSource
 from turnwise.rollout.turn_journal import TurnJournal
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.stopwatch import Stopwatch
@@ -64,12 +64,7 @@ def build_agentic(
     replay: Path | None = None,
 ) -> AgenticPipeline:
     """The pipeline of one run of `turnwise train`. With `rollouts` it trains from that file; with `replay` it follows the
-    schedule of the asynchronous run in that folder. A profiled pipeline writes its timeline when it is closed.
-
-    Raises:
-        DataError: that file can't be trained from.
-        NotAvailableError: the config uses what this version or this machine doesn't have.
-    """
+    schedule of the asynchronous run in that folder. A profiled pipeline writes its timeline when it is closed."""
     require(unavailable(config))
     check_rollouts(config)
     set_profile(config)
@@ -94,73 +89,73 @@ def build_agentic(
         cluster = build_cluster(config, placement, policy.event_loop, policy.stopwatch)
         on_error.callback(cluster.shutdown)
         check_losses(config, algorithm, cluster)
-        trained = partial(policy_strategy, config, policy.tokenizer, folder.path)
-        actor_train = ModelRole(
-            "actor_train",
-            cluster.spawn("actor_train", trained),
-            batch_plan(config, "actor_train"),
-            old_log_probs=old_log_probs(config, algorithm),
-            stopwatch=stopwatch,
-        )
+        roles = _roles(config, folder, policy, cluster, algorithm)
         served = serve(config, policy, algorithm.needs, cluster.neighbours)
         on_error.callback(lambda: policy.event_loop.run(served.servers.close()))
         require_kept_ids(config, served.servers.info())
         if replay_log is not None:
             begin_replay_log(replay_log, config, served, device)
-        pipeline = _assemble(
-            config, folder, placement, served, cluster, actor_train, algorithm, kl_ctrl, is_quiet, rollouts, tasks
-        )
+        transfer_turn = give_turns(config, placement, served, roles)
+        source, num_steps = build_source(config, served, algorithm.needs, rollouts, tasks)
+        trackers = build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, stopwatch)
+        log = RunLog(trackers, stopwatch, build_health(config, is_playing=rollouts is None))
+        pipeline = _assemble(config, folder, served, cluster, roles, algorithm, kl_ctrl, source, num_steps, log, transfer_turn)
         policy.watchdog.start()  # a checkpoint is loaded before the event loop's first turn
         begin(config, folder, pipeline)
         on_error.pop_all()
     return logged(pipeline)
 
 
+def _roles(
+    config: AgenticConfig, folder: RunFolder, policy: Policy, cluster: Cluster, algorithm: Algorithm
+) -> dict[str, ModelRole]:
+    """The roles that train or compute log-probs, each with its model."""
+    is_needed = config.old_log_probs == "if_needed" and "old_logprobs" in algorithm.needs
+    old_log_probs: OldLogProbs = "always" if is_needed else config.old_log_probs
+    roles: dict[str, ModelRole] = {}
+    for name in ("actor_train", *(["critic"] if "values" in algorithm.needs else ())):
+        num_steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
+        trained = partial(trained_strategy, config, name, num_steps, policy.tokenizer, folder.path)
+        workers, plan = cluster.spawn(name, trained), batch_plan(config, name)
+        roles[name] = ModelRole(name, workers, plan, policy.stopwatch, old_log_probs=old_log_probs)
+    if "ref_logprobs" in algorithm.needs:
+        name, plan = "reference", batch_plan(config, "reference")
+        if config.is_reference_in_policy:
+            roles[name] = roles["actor_train"].without_adapter(name, plan)
+        else:
+            workers = cluster.spawn(name, partial(reference_strategy, config))
+            roles[name] = ModelRole(name, workers, plan, policy.stopwatch)
+    return roles
+
+
 def _assemble(
     config: AgenticConfig,
     folder: RunFolder,
-    placement: Placement,
     policy: ServedPolicy,
     cluster: Cluster,
-    actor_train: ModelRole,
+    roles: Mapping[str, ModelRole],
     algorithm: Algorithm,
     kl_ctrl: KLController,
-    is_quiet: bool,
-    rollouts: Path | None,
-    tasks: TaskSource | None,
+    source: RolloutSource,
+    num_steps: int,
+    log: RunLog,
+    transfer_turn: TransferTurn,
 ) -> AgenticPipeline:
-    """The pipeline around a served policy."""
-    make_role = partial(ModelRole, stopwatch=policy.stopwatch)
+    actor_train, critic = roles["actor_train"], roles.get("critic")
     weights = partial(actor_train.workers.call, "weights", route="rank0")
-    reference = None
-    if "ref_logprobs" in algorithm.needs and config.is_reference_in_policy:
-        reference = actor_train.without_adapter("reference", batch_plan(config, "reference"))
-    elif "ref_logprobs" in algorithm.needs:
-        frozen = partial(frozen_strategy, config)
-        reference = make_role("reference", cluster.spawn("reference", frozen), batch_plan(config, "reference"))
-    critic = None
-    if "values" in algorithm.needs:
-        valued = partial(critic_strategy, config, policy.tokenizer, folder.path)
-        critic = make_role("critic", cluster.spawn("critic", valued), batch_plan(config, "critic"))
-    own = {role.name: role for role in (actor_train, reference, critic) if role is not None and not role.is_base}
-    transfer_turn = give_turns(config, placement, policy, own)
-    if reference is not None:
-        reference.take_turn = actor_train.take_turn
-    source, num_steps = build_source(config, policy, algorithm.needs, rollouts, tasks)
-    pictures = build_pictures(config, folder.path.name)
+    pictures, by_validation = build_pictures(config, folder.path.name), ByValidation(config, folder.best)
     parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
-    parts["by_validation"] = by_validation = ByValidation(config, folder.best)
+    parts["by_validation"] = by_validation
     if algorithm.running is not None:
         parts["running"] = algorithm.running
-    others = {"critic": critic.workers} if critic else {}
     num_bytes = sum(info_of(role).saved_bytes for role in (actor_train, critic) if role)
+    others = {"critic": critic.workers} if critic else {}
     contents = Contents(actor_train.workers, policy.tokenizer, others, parts, num_bytes)
-    checkpoints = build_checkpoints(config, folder, num_steps, contents)
     return AgenticPipeline(
         pipeline_config=config,
         actor_train=actor_train,
         actor_infer=policy.servers,
-        reference=reference,
+        reference=roles.get("reference"),
         critic=critic,
         train_rollout_scheduler=source,
         val_rollout_scheduler=build_scheduler(config, policy, "val", pictures=pictures) if config.uses_validation else None,
@@ -179,27 +174,18 @@ def _assemble(
         parity_gate=build_parity_gate(config, policy, actor_train, lambda: weights().result()),
         event_loop=policy.event_loop,
         cluster=cluster,
-        log=RunLog(
-            build_trackers(config, folder, AGENTIC_COLUMNS, num_steps, is_quiet, policy.stopwatch),
-            policy.stopwatch,
-            build_health(config, is_playing=rollouts is None),
-        ),
+        log=log,
         journal=Journal(folder.rollouts),
         pictures=pictures,
         folder=folder,
-        checkpoints=checkpoints,
+        checkpoints=build_checkpoints(config, folder, num_steps, contents),
         interrupts=Interrupts(),
         by_validation=by_validation,
     )
 
 
 def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
-    """The credit and loss of `adv_estimator`, built in or a user's `module:Class`.
-
-    Raises:
-        ConfigError: it needs values and trains no critic, or trains one without needing values; or it must see whole batches,
-            and is to be trained on as groups end.
-    """
+    """The credit and loss of `adv_estimator`, built in or a user's `module:Class`."""
     name = config.adv_estimator
     found = load_class(ESTIMATORS[name].entry if name in ESTIMATORS else name, "adv_estimator", ConfigError)
     with Foreign(f"adv_estimator {name}: making it", "at the start", are_faults=True):
@@ -219,12 +205,6 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
             f"stream_training: true trains on the groups of a step as they end, but {name} {reason}; leave it out"
         )
     return algorithm
-
-
-def old_log_probs(config: AgenticConfig, algorithm: Algorithm) -> OldLogProbs:
-    """The config's source of old log-probs, or a forward pass where the algorithm always needs one."""
-    is_needed = config.old_log_probs == "if_needed" and "old_logprobs" in algorithm.needs
-    return "always" if is_needed else config.old_log_probs
 
 
 def algorithm_settings(config: AgenticConfig) -> AlgorithmSettings:

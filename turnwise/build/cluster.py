@@ -45,10 +45,6 @@ def build_cluster(
 
 
 def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) -> None:
-    """
-    Raises:
-        ConfigError: a loss can't be sent to the trainer's process.
-    """
     if not isinstance(cluster, ProcessCluster):
         return
     for loss in (algorithm.loss, algorithm.value_loss):
@@ -64,11 +60,7 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
 
 def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: bool, replay: Path | None) -> ReplayLog | None:
     """Records the decisions of an asynchronous run that depend on time; with `replay`, the folder of another run, repeats that
-    run's decisions.
-
-    Raises:
-        DataError: that one can't be repeated.
-    """
+    run's decisions."""
     for problem in _no_replay(config, is_asynchronous) if replay else ():
         raise DataError(f"--replay {replay}: {problem}")
     if not is_asynchronous:
@@ -80,11 +72,7 @@ def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: 
 
 
 def begin_replay_log(replay_log: ReplayLog, config: AgenticConfig, policy: ServedPolicy, device: torch.device) -> None:
-    """Records the machine and settings that the run computes with.
-
-    Raises:
-        DataError: the schedule that it follows was recorded with something else.
-    """
+    """Records the machine and settings that the run computes with."""
     threads = cpu_threads(config, torch.get_num_threads())
     replay_log.begin(
         {

@@ -44,12 +44,7 @@ class Demonstrator:
 def demonstrate(
     config: AgenticConfig, tag: str, demonstrator: Demonstrator, num_episodes: int, split: Split = "train"
 ) -> Iterator[Episode]:
-    """The first episodes of a tag, on the tasks that training meets first, under the limits of training.
-
-    Raises:
-        TurnwiseError: there is no such player, it can't play this environment, or nobody answers at its URL.
-        RolloutError: the environment or the player raised something else; the message has the place.
-    """
+    """The first episodes of a tag, on the tasks that training meets first, under the limits of training."""
     settings, is_asked = agent_settings(config, tag, split), demonstrator.policy.startswith(OPENAI)
     converse = _asked(config, demonstrator, split) if is_asked else _scripted(demonstrator, settings)
     yield from episodes(
@@ -70,11 +65,7 @@ def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) 
 
 
 def as_row(messages: Sequence[Message]) -> str:
-    """A conversation as a line of JSON that `turnwise sft` reads.
-
-    Raises:
-        ConfigError: it holds pictures.
-    """
+    """A conversation as a line of JSON that `turnwise sft` reads."""
     if not all(isinstance(message["content"], str) for message in messages):
         raise ConfigError("the environment shows pictures, and demonstrations are text; set its observation to a text")
     return json.dumps({"messages": list(messages)}, ensure_ascii=False)

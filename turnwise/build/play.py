@@ -108,11 +108,7 @@ class EpisodePrinter:
         return prompt
 
     def end(self) -> None:
-        """Shows the last outcome, and checks that the turns add up to the sampled context.
-
-        Raises:
-            RolloutError: they don't add up.
-        """
+        """Shows the last outcome, and checks that the turns add up to the sampled context."""
         self._tell_outcomes()
         self._verify()
 
@@ -149,12 +145,7 @@ async def play_episode(
     printer: EpisodePrinter,
     score: Callable[[Group], Awaitable[Any]] | None = None,
 ) -> PlayedEpisode:
-    """Plays a task with its agent, and scores it by the rewards of the data set where there are any.
-
-    Raises:
-        TurnwiseError: what the agent, the policy, a reward or the environment's contract says.
-        RolloutError: anything else was raised, with the place where it was.
-    """
+    """Plays a task with its agent, and scores it by the rewards of the data set where there are any."""
     episode = agent.run(task, 0, printer, sibling_sampling(sampling, task, 0))
     [outcome] = await asyncio.gather(episode, return_exceptions=True)
     if isinstance(outcome, TurnwiseError):

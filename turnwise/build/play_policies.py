@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
+from turnwise.chat.text_conversation import TextAnswer
 from turnwise.envs.parsing import ANSWERS, as_answer
 from turnwise.envs.players import ExpertPlayer, RandomPlayer
 from turnwise.errors import ConfigError
 from turnwise.protocols import Env, HasExpert
-from turnwise.types import Completion, Media, SamplingParams, VersionRun, derive_seed
+from turnwise.types import Completion, Media, Message, SamplingParams, VersionRun, derive_seed
 
 PLAYERS = ("human", "random", "scripted")
 OPENAI = "openai:"
@@ -30,11 +32,7 @@ Say = Callable[[], str]
 def person(read: Callable[[], str | None], pattern: str | None) -> Say:
     """A person, whose actions are written so that `pattern` reads them. `read` gives a line, None at the end of input.
 
-    Empty lines ask again. A line that begins with `!`, or that no action form fits, is said as it stands.
-
-    Raises:
-        PlayStopped: (when asked) the end of input, or `q`.
-    """
+    Empty lines ask again. A line that begins with `!`, or that no action form fits, is said as it stands."""
 
     def say() -> str:
         while True:
@@ -50,11 +48,7 @@ def person(read: Callable[[], str | None], pattern: str | None) -> Say:
 
 
 def player(choose: Callable[[], str], pattern: str | None) -> Say:
-    """A player, whose actions are written so that `pattern` reads them.
-
-    Raises:
-        ConfigError: (when asked) there is no way of writing it.
-    """
+    """A player, whose actions are written so that `pattern` reads them."""
 
     def say() -> str:
         action = choose()
@@ -67,11 +61,7 @@ def player(choose: Callable[[], str], pattern: str | None) -> Say:
 
 
 def random_player(env: Env, seed: int, actions: Sequence[str]) -> RandomPlayer:
-    """Draws from the environment's actions, or from the given ones.
-
-    Raises:
-        ConfigError: nobody names any.
-    """
+    """Draws from the environment's actions, or from the given ones."""
     player = RandomPlayer(env, derive_seed(seed, "random player"), actions)
     if not player.actions:
         raise ConfigError(f"{type(env).__name__} has no `actions` to draw from: name them with --actions a,b,c")
@@ -79,11 +69,7 @@ def random_player(env: Env, seed: int, actions: Sequence[str]) -> RandomPlayer:
 
 
 def scripted_player(env: Env, actions: Sequence[str] = ()) -> ExpertPlayer:
-    """The environment's own expert.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """The environment's own expert."""
     if not isinstance(env, HasExpert):
         raise ConfigError(f"{type(env).__name__} has no expert_action(), so nobody plays it by script; choose another --policy")
     return ExpertPlayer(env, actions)
@@ -92,10 +78,11 @@ def scripted_player(env: Env, actions: Sequence[str] = ()) -> ExpertPlayer:
 class PlayerServer:
     """Turns a player's words into the tokens that a model would have sampled, with log-prob 0.
 
-    `choose` gives the player of an environment. Like any server it stops at the token budget: a longer action is cut.
+    `choose` gives the player of an environment. Like any server it stops at the token budget: a longer action is cut. Without
+    a template it answers in text alone.
     """
 
-    def __init__(self, choose: Callable[[Env | None], Say], template: ChatTemplate) -> None:
+    def __init__(self, choose: Callable[[Env | None], Say], template: ChatTemplate | None) -> None:
         self._choose = choose
         self._template = template
         self._say: Say | None = None
@@ -104,10 +91,14 @@ class PlayerServer:
         """The environment of the episode; None for a row."""
         self._say = self._choose(env)
 
+    async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
+        assert self._say is not None, "an agent makes its environment before it asks for a response"
+        return TextAnswer(self._say(), "stop")
+
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
-        assert self._say is not None, "an agent makes its environment before it asks for a response"
+        assert self._say is not None and self._template is not None
         token_ids = self._template.respond(self._say())[: sampling.max_new_tokens]
         is_stopped = bool(token_ids) and token_ids[-1] in sampling.stop_token_ids
         return Completion(

@@ -10,7 +10,7 @@ import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.build.roles import batch_plan
+from turnwise.build.roles import batch_plan, load_role
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.cluster.local import LocalCluster
@@ -60,16 +60,12 @@ class ModelReward:
 
 
 def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Watchdog, stopwatch: Stopwatch) -> ModelReward:
-    """The model of `reward_pretrain`: a sequence or token classifier of one label.
-
-    Raises:
-        ModelError: it has no head.
-    """
+    """The model of `reward_pretrain`: a sequence or token classifier of one label."""
     arguments = config.reward.model_args
     path = arguments.model_name_or_path
 
     def made(rank: RankContext) -> TorchStrategy:
-        model = load_value_model(path, device=device, attn_implementation=arguments.attn_implementation, trust=arguments.trust)
+        model = load_role(load_value_model, arguments, rank)
         head = value_head(model)
         if head is None or not head.weight.any():
             raise ModelError(

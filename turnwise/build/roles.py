@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from turnwise.build.lora import prepare_training
 from turnwise.config import AgenticConfig, SFTConfig
-from turnwise.config.roles import TrainingArgs
+from turnwise.config.roles import ModelArgs
 from turnwise.errors import ConfigError
+from turnwise.model_folder import base_of_adapter
+from turnwise.models.freeze import freeze
 from turnwise.models.fused import load_fused
-from turnwise.models.load import load_model, parse_dtype
-from turnwise.models.lora import Adapters
+from turnwise.models.load import load_model, parse_dtype, save_model
+from turnwise.models.lora import ALL_LINEAR, Adapters, LoRASettings
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.roles import BatchPlan
 from turnwise.runtime.rank import RankContext
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
+
+logger = logging.getLogger(__name__)
+_LOADERS: dict[str, Callable[..., PreTrainedModel]] = {
+    "actor_train": load_fused,
+    "critic": load_value_model,
+    "sft": load_model,
+}
 
 
 def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
@@ -36,89 +46,38 @@ def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
     )
 
 
-def train_strategy(
-    config: AgenticConfig,
+def trained_strategy(
+    config: AgenticConfig | SFTConfig,
     name: str,
-    model: PreTrainedModel,
-    rank: RankContext,
-    adapters: Adapters | None = None,
-) -> TorchStrategy:
-    role = config.roles[name]
-    total_steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
-    return TorchStrategy(
-        model,
-        adapters=adapters,
-        optimizer=optimizer_settings(role.training_args, total_steps),
-        temperature=config.sampling("train").temperature,
-        max_grad_norm=config.max_grad_norm,
-        dtype=parse_dtype(role.model_args.dtype),
-        is_gradient_checkpointing=not role.model_args.disable_gradient_checkpointing,
-        rank=rank,
-    )
-
-
-def policy_strategy(
-    config: AgenticConfig,
+    total_steps: int,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     rank: RankContext,
 ) -> TorchStrategy:
-    """The strategy that trains the policy. `folder` is the run's.
-
-    Raises:
-        ConfigError: a name of `model_args` isn't in the model.
-    """
-    arguments = config.actor_train.model_args
-    path, attention = arguments.model_name_or_path, arguments.attn_implementation
-    model = load_fused(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
-    adapters = prepare_training(arguments, model, tokenizer, folder, config.seed)
-    return train_strategy(config, "actor_train", model, rank, adapters)
-
-
-def critic_strategy(
-    config: AgenticConfig, tokenizer: PreTrainedTokenizerBase, folder: Path, rank: RankContext
-) -> TorchStrategy:
-    """
-    Raises:
-        ConfigError: a name of `model_args` isn't in the model, or the value head is new and frozen.
-    """
-    arguments = config.critic.model_args
-    path, attention = arguments.model_name_or_path, arguments.attn_implementation
-    model = load_value_model(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
-    adapters = prepare_training(arguments, model, tokenizer, folder, config.seed)
+    """The strategy that trains `actor_train`, `critic` or `sft` in `total_steps` optimiser steps. `folder` is the run's."""
+    role = config if isinstance(config, SFTConfig) else config.roles[name]
+    arguments, training = role.model_args, role.training_args
+    model = load_role(_LOADERS[name], arguments, rank)
+    adapters = _prepare(arguments, model, tokenizer, folder, config.seed)
     head = value_head(model)
     if head is not None and not head.weight.requires_grad and not head.weight.any():
         raise ConfigError(
             f"critic.model_args.freeze_module_prefix: {', '.join(arguments.freeze_module_prefix or ())} freeze the value head, "
             f"which is 0 everywhere: all values would stay the same; leave it out, or name a value model as reward_pretrain"
         )
-    return train_strategy(config, "critic", model, rank, adapters)
-
-
-def frozen_strategy(config: AgenticConfig, rank: RankContext) -> TorchStrategy:
-    arguments = config.reference.model_args
-    path, attention = arguments.model_name_or_path, arguments.attn_implementation
-    model = load_model(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
-    temperature = config.sampling("train").temperature
-    dtype = parse_dtype(arguments.dtype)
-    return TorchStrategy(model, temperature=temperature, dtype=dtype, rank=rank)
-
-
-def sft_strategy(
-    config: SFTConfig, total_steps: int, tokenizer: PreTrainedTokenizerBase, folder: Path, rank: RankContext
-) -> TorchStrategy:
-    """The strategy of supervised fine-tuning.
-
-    Raises:
-        ConfigError: a name of `model_args` isn't in the model.
-    """
-    arguments = config.model_args
-    path, attention = arguments.model_name_or_path, arguments.attn_implementation
-    model = load_model(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
     return TorchStrategy(
         model,
-        adapters=prepare_training(arguments, model, tokenizer, folder, config.seed),
-        optimizer=optimizer_settings(config.training_args, total_steps),
+        adapters=adapters,
+        optimizer=OptimizerSettings(
+            learning_rate=training.learning_rate,
+            weight_decay=training.weight_decay,
+            betas=(training.adam_beta1, training.adam_beta2),
+            scheduler=training.lr_scheduler_type,
+            warmup_steps=training.warmup_steps,
+            warmup_ratio=training.warmup_ratio,
+            total_steps=total_steps,
+        ),
+        temperature=1.0 if isinstance(config, SFTConfig) else config.sampling("train").temperature,
         max_grad_norm=config.max_grad_norm,
         dtype=parse_dtype(arguments.dtype),
         is_gradient_checkpointing=not arguments.disable_gradient_checkpointing,
@@ -126,14 +85,41 @@ def sft_strategy(
     )
 
 
-def optimizer_settings(arguments: TrainingArgs, total_steps: int) -> OptimizerSettings:
-    """A role's `training_args`, for the optimiser."""
-    return OptimizerSettings(
-        learning_rate=arguments.learning_rate,
-        weight_decay=arguments.weight_decay,
-        betas=(arguments.adam_beta1, arguments.adam_beta2),
-        scheduler=arguments.lr_scheduler_type,
-        warmup_steps=arguments.warmup_steps,
-        warmup_ratio=arguments.warmup_ratio,
-        total_steps=total_steps,
+def reference_strategy(config: AgenticConfig, rank: RankContext) -> TorchStrategy:
+    arguments = config.reference.model_args
+    model, temperature = load_role(load_model, arguments, rank), config.sampling("train").temperature
+    return TorchStrategy(model, temperature=temperature, dtype=parse_dtype(arguments.dtype), rank=rank)
+
+
+def load_role(load: Callable[..., PreTrainedModel], arguments: ModelArgs, rank: RankContext) -> PreTrainedModel:
+    """The model of a role, on its rank's device."""
+    path, attention = arguments.model_name_or_path, arguments.attn_implementation
+    return load(path, device=rank.device, attn_implementation=attention, trust=arguments.trust)
+
+
+def _prepare(
+    arguments: ModelArgs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, seed: int
+) -> Adapters | None:
+    """If `lora_rank` is set, puts adapters into a freshly loaded model and returns them; else freezes what
+    `freeze_module_prefix` names."""
+    frozen, head = tuple(arguments.freeze_module_prefix or ()), value_head(model)
+    if arguments.lora_rank is None or arguments.lora_alpha is None:
+        freeze(model, frozen)
+        return None
+    settings = LoRASettings(
+        rank=arguments.lora_rank,
+        alpha=arguments.lora_alpha,
+        dropout=arguments.lora_dropout,
+        targets=tuple(arguments.lora_target or (ALL_LINEAR,)),
+        frozen=frozen,
+        seed=seed,
     )
+    path, kept = arguments.model_name_or_path, (folder / ("base_model" if head is None else "base_critic")).resolve()
+    if base_of_adapter(path) is None:
+        base = str(Path(path).resolve()) if Path(path).is_dir() else path
+    else:  # peft puts adapters onto plain models only
+        base = str(kept)
+        if not kept.is_dir():
+            save_model(model, tokenizer, kept)
+        logger.info("%s is an adapter: new adapters are put onto the merged model, which is in %s", path, kept)
+    return Adapters(model, settings, base, head)

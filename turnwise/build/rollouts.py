@@ -186,11 +186,7 @@ def build_scheduler(
 
 
 def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser | None:
-    """Reads the calls off responses; None without tools.
-
-    Raises:
-        ConfigError: the chat template writes calls in no known form, and agent.tool_parser names none.
-    """
+    """Reads the calls off responses; None without tools."""
     agent = config.agent
     return find_parser(agent.tool_parser, template) if agent.tool_config_path or agent.function_tool_path else None
 

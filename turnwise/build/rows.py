@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
-from turnwise.build.agent_parts import asked_parts, named_parameters, offered_parts
+from turnwise.agents.tool_agent import ToolAgentLimits
 from turnwise.build.reward_model import build_judge, build_reward_model
 from turnwise.build.tools import build_interactions, build_tools, check_tools_of_rows, check_users_of_rows
 from turnwise.chat.rendering import Tools
@@ -66,11 +66,7 @@ def _is_there(path: str | None) -> bool:
 
 
 def load_rows(config: AgenticConfig, split: Split) -> list[TableRow]:
-    """The rows of a split, each with a prompt, an agent and every column that a reward asks for.
-
-    Raises:
-        DataError: a row, by its place, lacks something.
-    """
+    """The rows of a split, each with a prompt, an agent and every column that a reward asks for."""
     data = config.data
     files = data.train_files if split == "train" else data.val_files
     rows, loops = read_tables(files or (), f"data.{split}_files"), _own_loops(config)
@@ -106,10 +102,6 @@ def _own_loops(config: AgenticConfig) -> Mapping[str, LoopEntry]:
 
 
 def _agent_of(config: AgenticConfig, row: TableRow, loops: Mapping[str, LoopEntry]) -> str:
-    """Raises:
-    DataError: there is no such agent.
-    NotAvailableError: it is one of a later version.
-    """
     name = row.columns.get(config.data.agent_name_key) or config.data.default_agent
     name = AGENT_ALIASES.get(str(name), str(name))
     if name in loops:
@@ -123,11 +115,7 @@ def _agent_of(config: AgenticConfig, row: TableRow, loops: Mapping[str, LoopEntr
 
 
 def build_tasks(config: AgenticConfig, split: Split, template: ChatTemplate) -> TaskSource:
-    """The tasks of a split, in the order in which they are played. Rows whose prompt is too long are left out, and counted.
-
-    Raises:
-        DataError: no row is left.
-    """
+    """The tasks of a split, in the order in which they are played. Rows whose prompt is too long are left out, and counted."""
     manager, is_training = config.env_manager(split), split == "train"
     agents = {tag: config.custom_envs[tag].agent_name for tag in manager.env_tags}
     rows = None
@@ -143,11 +131,7 @@ def build_tasks(config: AgenticConfig, split: Split, template: ChatTemplate) -> 
 
 
 def row_task(config: AgenticConfig, split: Split, number: int) -> Task:
-    """The task of one row, whatever its length; the first has number 0.
-
-    Raises:
-        DataError: there is no such row.
-    """
+    """The task of one row, whatever its length; the first has number 0."""
     rows, loops = load_rows(config, split), _own_loops(config)
     if not 0 <= number < len(rows):
         raise DataError(f"data.{split}_files: there is no row {number}; they are 0 to {len(rows) - 1} (--seed)")
@@ -208,31 +192,35 @@ def say_shared_prompts(config: AgenticConfig) -> None:
         )
 
 
-def build_row_agent(
-    config: AgenticConfig, split: Split, name: str, watchdog: Watchdog, stopwatch: Stopwatch, bytes_per_token: int = 1
-) -> AgentLoop:
-    """The agent of rows that name it, with limits in tokens times `bytes_per_token`. It is made with those of `settings`,
-    `split`, `seed`, `tools`, `limits` and `interactions` that its constructor has, and with the arguments that
-    agent.agent_config_path gives it.
-
-    Raises:
-        ConfigError: it asks for something else.
-    """
+def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Watchdog, stopwatch: Stopwatch) -> AgentLoop:
+    """The agent of rows that name it, made with those of `settings`, `split`, `seed`, `tools`, `limits` and `interactions`
+    that its constructor has, and with the arguments that agent.agent_config_path gives it."""
     own = _own_loops(config).get(name)
     found = load_class(own.target if own else AGENTS.get(name) or name, "data.default_agent", ConfigError)
-    agent, max_new_tokens = config.agent, bytes_per_token * config.max_new_tokens(split, ROWS_TAG)
-    arguments = (own.model_extra or {}) if own else {}
+    agent, max_new_tokens = config.agent, config.max_new_tokens(split, ROWS_TAG)
     offered: dict[str, Any] = {
         "settings": RowAgentSettings(config.data.prompt_key, max_new_tokens, agent.max_assistant_turns, agent.max_user_turns),
-        **offered_parts(config, split, watchdog, stopwatch),
-        **arguments,
+        "split": split,
+        "seed": config.seed,
+        "tools": build_tools(config, watchdog, stopwatch),
+        "limits": ToolAgentLimits(
+            agent.max_parallel_calls,
+            agent.max_tool_response_length,
+            agent.tool_response_truncate_side,
+        ),
+        "interactions": build_interactions(config, watchdog, stopwatch),
+        **((own.model_extra or {}) if own else {}),
     }
-    hint = "an agent that plays an environment is the agent_name of its tag in custom_envs"
-    parts = asked_parts(named_parameters(found), offered, f"data.default_agent {name}", hint)
-    if unknown := [key for key in arguments if key not in parts]:
+    asked = [p for p in inspect.signature(found).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if missing := [p.name for p in asked if p.default is p.empty and p.name not in offered]:
+        raise ConfigError(
+            f"data.default_agent {name}: its constructor asks for {', '.join(missing)}, and agents of rows are offered "
+            f"{', '.join(offered)}; an agent that plays an environment is the agent_name of its tag in custom_envs"
+        )
+    if own and (unknown := [key for key in own.model_extra or {} if key not in {p.name for p in asked}]):
         raise ConfigError(f"agent.agent_config_path {agent.agent_config_path}: {unknown[0]} is no parameter of {name}")
     with Foreign(f"the agent {name}: making it", "at the start", are_faults=True):
-        made: AgentLoop = found(**parts)
+        made: AgentLoop = found(**{p.name: offered[p.name] for p in asked if p.name in offered})
     return made
 
 
@@ -240,12 +228,7 @@ def load_rewards(
     config: AgenticConfig, completion: Callable[[Trajectory], str] = lambda trajectory: trajectory.turns[-1].text
 ) -> list[WeightedReward]:
     """Every entry of `data.reward` but the reward model, in their order, called by the last parts of their names where those
-    differ.
-
-    Raises:
-        ConfigError: there is no such function, or it isn't called so.
-        DataError: it needs columns, and environments have none.
-    """
+    differ."""
     brief = [asked.name.rpartition(":")[2] for asked in config.data.reward]
     loaded: list[WeightedReward] = []
     for asked, name in zip(config.data.reward, brief, strict=True):
@@ -274,10 +257,6 @@ def _reward(config: AgenticConfig, asked: RewardFunction, name: str, completion:
 
 
 def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
-    """
-    Raises:
-        ConfigError: it has no such parameter, or needs one that isn't given.
-    """
     parameters = inspect.signature(called).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, not_here, require
+from turnwise.config import AgenticConfig, SFTConfig, dump_yaml
 from turnwise.config.describe import most_sampled
 from turnwise.config.differences import leaves
 from turnwise.config.dump import resolved_values
-from turnwise.config.smaller import smaller_steps
+from turnwise.config.sizes import smaller_steps
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
 from turnwise.pipelines.agentic import AgenticPipeline
@@ -85,13 +85,7 @@ def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: Agenti
 
 
 def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
-    """Makes the run's folder, or opens it again, with its log.
-
-    Raises:
-        CheckpointError: `resume_from_checkpoint` asks for what isn't there or can't be continued.
-        NotAvailableError: a model isn't there, or a folder can't be written.
-    """
-    require(not_here(config))
+    """Makes the run's folder, or opens it again, with its log."""
     folder, notes = open_run(config)
     with ExitStack() as on_error:
         on_error.callback(folder.discard)

@@ -142,12 +142,7 @@ def replay_rollouts(
 ) -> tuple[int, list[str]]:
     """Puts the trajectories of a `rollouts.jsonl`, or the episodes of a split in a `turns.jsonl`, through their loops with the
     recorded tokens. Returns their number, and sentences about what is lost and what went wrong after the turns of a
-    `turns.jsonl`. Failed trajectories are left out. No model is loaded.
-
-    Raises:
-        RolloutError: the first difference.
-        DataError: the file can't be read.
-    """
+    `turns.jsonl`. Failed trajectories are left out. No model is loaded."""
     check_rollouts(config)
     policy = open_policy(config, model_path)
 

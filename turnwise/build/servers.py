@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from turnwise.build.placement import build_placement, cpu_threads, sampling_device, set_torch_threads
+from turnwise.build.placement import build_placement, cpu_threads, num_devices, sampling_device, set_torch_threads
 from turnwise.build.run import seed_process
 from turnwise.cluster.messages import SetUp
+from turnwise.cluster.placement import require_devices
 from turnwise.cluster.server_process import ServerProcess
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
@@ -32,11 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def require_kept_ids(config: AgenticConfig, server: ServerInfo) -> None:
-    """Checks that the server says what each token was drawn from, where sampling is cut.
-
-    Raises:
-        NotAvailableError: it can't, and the training that is asked for needs it.
-    """
+    """Checks that the server says what each token was drawn from, where sampling is cut."""
     if server.sampling_mask or not config.sampling("train").keeps_ids:
         return
     what = (
@@ -60,12 +57,7 @@ def build_servers(
     neighbours: Mapping[str, Any],
 ) -> list[InferenceServer]:
     """The replicas, one for each of actor_infer's devices; a single one lives in this process, and reads a neighbour's model
-    if it can.
-
-    Raises:
-        ConfigError: the machine lacks a device.
-        WorkerError: a replica's process ends.
-    """
+    if it can."""
     found = load_class(_entry(config), "actor_infer.strategy_args.strategy_name", ConfigError)
     options = dict(config.actor_infer.strategy_args.strategy_config)
     is_embedded = issubclass(found, EmbeddedServer)
@@ -91,6 +83,7 @@ def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner, s
             f"actor_infer.device_mapping names {len(devices)} devices, and a launcher started this run: servers in processes "
             "of their own need a run without one; name one device, or start the run without a launcher"
         )
+    require_devices("actor_infer", devices, num_devices(config), placement.accelerator)
     size = config.num_replicas
     num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)
     logger.info("%d replicas of the inference server, each in a process with %d threads", size, num_threads)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 from turnwise.build.cluster import build_cluster
 from turnwise.build.placement import build_placement
 from turnwise.build.prepare import prepare_run
-from turnwise.build.roles import sft_strategy
+from turnwise.build.roles import trained_strategy
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.build.run_table import info_of, logged
+from turnwise.build.whole_run import whole_run
 from turnwise.chat.demonstration import encode_demonstration
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
@@ -59,7 +61,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
         on_error.callback(cluster.shutdown)
         sft = ModelRole(
             "sft",
-            cluster.spawn("sft", partial(sft_strategy, config, total_steps, tokenizer, folder.path)),
+            cluster.spawn("sft", partial(trained_strategy, config, "sft", total_steps, tokenizer, folder.path)),
             _batch_plan(config),
             stopwatch,
         )
@@ -90,6 +92,15 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
     return logged(pipeline)
 
 
+def fine_tune(config: SFTConfig, is_quiet: bool = False) -> Path:
+    """A whole run of `turnwise sft`; returns the folder of the model."""
+    with whole_run(config, lambda folder: build_sft(config, folder, is_quiet), is_quiet) as pipeline:
+        pipeline.run()
+    model = pipeline.checkpoints.newest
+    assert model is not None, "a run that ends well saves after its last step"
+    return model
+
+
 def _batch_plan(config: SFTConfig) -> BatchPlan:
     max_tokens = config.max_tokens_per_microbatch_in_train
     return BatchPlan(
@@ -103,11 +114,7 @@ def _batch_plan(config: SFTConfig) -> BatchPlan:
 
 
 def encode_demonstrations(template: ChatTemplate, rows: Iterable[Row], max_length: int) -> list[Sample]:
-    """The rows as training samples.
-
-    Raises:
-        DataError: a row that can't be learnt from or is longer than `max_length`, with its file and line.
-    """
+    """The rows as training samples."""
     samples = []
     for place, messages, tools in rows:
         try:

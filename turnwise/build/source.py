@@ -63,11 +63,7 @@ def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | 
 
 
 def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[str], path: Path) -> RolloutReplay:
-    """The training batches of a file that fits the config.
-
-    Raises:
-        DataError: it can't be trained from with this config and model.
-    """
+    """The training batches of a file that fits the config."""
     recording = read_groups(path)
     for loss in recording.losses:
         logger.warning("%s: %s", path, loss)

@@ -26,11 +26,7 @@ from turnwise.tools.session import Interactions, OfferedTool, ToolBox, interacti
 
 
 def build_tools(config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None) -> ToolBox:
-    """The tools that `agent` of a config names; none if it names no file.
-
-    Raises:
-        ConfigError: a file, class, function or schema is wrong, or two tools have one name.
-    """
+    """The tools that `agent` of a config names; none if it names no file."""
     agent = config.agent
     key = f"class_name of {agent.tool_config_path}"
     tools = [offered for entry in _entries(agent.tool_config_path) for offered in _of_entry(entry, key)]
@@ -89,11 +85,7 @@ def _functions(path: str) -> Sequence[Callable[..., Any]]:
 def build_interactions(
     config: AgenticConfig, watchdog: Watchdog | None = None, stopwatch: Stopwatch | None = None
 ) -> Interactions:
-    """The simulated users that `agent.interaction_config_path` names; none if it is unset.
-
-    Raises:
-        ConfigError: the file, a class or its config is wrong, or two users have one name.
-    """
+    """The simulated users that `agent.interaction_config_path` names; none if it is unset."""
     path, users = config.agent.interaction_config_path, dict[str, Interaction]()
     for entry in read_interaction_file(path) if path else []:
         key = f"interaction {entry.name} of {path}"
@@ -112,11 +104,7 @@ def build_interactions(
 
 
 def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Checks that rows and simulated users fit.
-
-    Raises:
-        DataError: a row names a user that isn't there, or names none where there are some.
-    """
+    """Checks that rows and simulated users fit."""
     names, data = list(build_interactions(config).by_name), config.data
     for row in rows:
         agent = str(row.columns.get(data.agent_name_key) or data.default_agent)
@@ -132,12 +120,7 @@ def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
 
 
 def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Checks that rows and tools fit.
-
-    Raises:
-        DataError: tools are configured and a row would be played without them, or the other way round, or it names a tool that
-            isn't there.
-    """
+    """Checks that rows and tools fit."""
     names, data = build_tools(config).names, config.data
     for row in rows:
         named = row.columns.get(data.agent_name_key)

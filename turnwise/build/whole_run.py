@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from turnwise.build.applied_table import shown
 from turnwise.build.placement import use_launched
 from turnwise.build.run import start_run
+from turnwise.build.run_table import applied_settings
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.errors import ConfigError
 from turnwise.pipelines.agentic import AgenticPipeline
@@ -24,13 +24,7 @@ P = TypeVar("P", AgenticPipeline, SFTPipeline)
 
 @contextmanager
 def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P], is_quiet: bool = False) -> Iterator[P]:
-    """Yields the pipeline that `build` makes, in a `session`. Prints the places of the run's folder, model and curve.
-
-    Raises:
-        ConfigError: a launcher started this process beside others.
-        KeyboardInterrupt: the run was interrupted.
-        TurnwiseError: what ended the run.
-    """
+    """Yields the pipeline that `build` makes, in a `session`. Prints the places of the run's folder, model and curve."""
     if launched()[0] > 0:
         raise ConfigError(
             "a launcher started this script in several processes, and those after the first must serve it: they call "
@@ -41,7 +35,14 @@ def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P]
     folder = start_run(config)
     if not is_quiet:
         print(f"run folder: {folder.path}", flush=True)
-    with session(folder, lambda: shown(build(folder), is_quiet)) as pipeline:
+
+    def built() -> P:
+        pipeline = build(folder)
+        if not is_quiet:
+            applied_settings(pipeline).show()
+        return pipeline
+
+    with session(folder, built) as pipeline:
         yield pipeline
     model = pipeline.checkpoints.newest
     if model is not None:

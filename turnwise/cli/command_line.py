@@ -26,10 +26,6 @@ MENDABLE = {
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """
-    Raises:
-        ConfigError: an option has a number that can't be, or a text that is empty or isn't UTF-8; or the config is missing.
-    """
     given = vars(options)
     if "config" in given and not {"env", "replay"} & given.keys() and options.config is None:
         raise ConfigError(f"{options.verb} needs a config: turnwise {options.verb} FILE [KEY=VALUE ...]")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.cli.out_file import writable_file
+from turnwise.cli.options import writable_file
 from turnwise.config.differences import leaves
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError, nearest
@@ -64,11 +64,7 @@ class Run:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints a table of the runs, another one of the settings in which they differ, and draws their curves.
-
-    Raises:
-        DataError: a folder isn't that of a run, or no run has the metric.
-    """
+    """Prints a table of the runs, another one of the settings in which they differ, and draws their curves."""
     out = writable_file(options.out, "--out") if options.out else None
     if out is not None and out.suffix not in (".png", ".pdf", ".svg"):
         raise ConfigError(f"--out {out}: a picture ends in .png, .pdf or .svg")
@@ -109,9 +105,6 @@ def _run_folders(path: Path) -> list[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """Raises:
-    DataError: its metrics can't be read, or there are none yet.
-    """
     try:
         rows = read_metrics(path / "metrics.jsonl")
         if any("step" not in row for row in rows):

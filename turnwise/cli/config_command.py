@@ -5,21 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 
-from turnwise.build.placement_table import placement_table
-from turnwise.build.prepare import lacking_here, problems_here
-from turnwise.config import describe, load_any_config
+from turnwise.build.prepare import problems_here
+from turnwise.cluster.placement import place
+from turnwise.config import AgenticConfig, SFTConfig, describe, load_any_config
 from turnwise.config.dump import dump_yaml, resolved_values
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints; returns 0 for every valid config, even if it can't run here.
-
-    Raises:
-        ConfigError: the config is wrong; with `--strict`, also where a key has no effect.
-    """
+    """Prints; returns 0 for every valid config, even if it can't run here."""
     config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=problems_here)
     applied = describe(config)
-    applied.missing.extend(lacking_here(config))
     notes = [note for note in notes if note not in applied.warnings]
     if arguments.json:
         content = {
@@ -36,3 +31,20 @@ def run(arguments: argparse.Namespace) -> int:
     print("\n".join(["# what this applies", applied.render(), *(f"note: {note}" for note in notes)]))
     print(f"\n# where the roles run\n{placement_table(config)}")
     return 0
+
+
+def placement_table(config: AgenticConfig | SFTConfig) -> str:
+    """Roles by devices as the config asks for them, whether this machine has these devices or not."""
+    mappings = config.device_mappings
+    is_apart = config.trains_apart and not any(len(named or ()) > 1 for named in mappings.values())
+    own = config.actor_infer.device_mapping if isinstance(config, AgenticConfig) else None
+    highest = max((device for named in (*mappings.values(), own) for device in named or ()), default=0)
+    placement = place(mappings, num_devices=highest + 1, accelerator="", is_apart=is_apart)
+    homes: list[int | None] = []
+    if isinstance(config, AgenticConfig):
+        size, has_own = config.num_replicas, own and (config.trains_apart or config.num_replicas > 1)
+        homes = [own[replica * len(own) // size] for replica in range(size)] if own and has_own else [None]
+    where = "training in this process" if placement.cluster == "local" else "a process for each training device"
+    if homes:
+        where += f"; {len(homes)} inference processes" if len(homes) > 1 else "; sampling in this process"
+    return f"{placement.table(homes)}\n({where})"

@@ -6,7 +6,7 @@ import argparse
 
 from turnwise.build.play_policies import OPENAI
 from turnwise.cli.env_target import given_actions, read_target
-from turnwise.cli.out_file import new_file
+from turnwise.cli.options import new_file, refuse_idle
 from turnwise.errors import ConfigError
 from turnwise.pipelines.interrupt import ends_at_once
 
@@ -44,21 +44,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """
-    Raises:
-        ConfigError: a number is out of its range, or an option has no effect with this policy.
-    """
     if options.error_rate is not None and not 0.0 <= options.error_rate <= 1.0:
         raise ConfigError(f"--error-rate is {options.error_rate}; it is a share, from 0 to 1")
     policy, draws = options.policy, options.policy in ("random", "erring")
     is_asked = policy.startswith(OPENAI)
     if is_asked and options.model_name is None:
         raise ConfigError(f"{policy} serves models by name: say which with --model-name NAME")
-    for option, is_given, applies, what in (
+    rows = (
         ("--error-rate", options.error_rate is not None, policy == "erring", "is how often the erring player errs"),
         ("--actions", options.actions is not None, draws, "names what random and erring players draw from"),
         ("--actions-file", options.actions_file is not None, draws, "names what random and erring players draw from"),
         ("--model-name", options.model_name is not None, is_asked, "names a model behind openai:URL"),
-    ):
-        if is_given and not applies:
-            raise ConfigError(f"{option} {what}; with --policy {policy} it has no effect, leave it out")
+    )
+    refuse_idle(policy, rows)

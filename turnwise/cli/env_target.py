@@ -47,11 +47,7 @@ def read_target(
 
     A `word` that ends in .yaml is a config and its overrides are KEY=VALUE of any key. Otherwise it is an env_type and they
     are arguments of the environment, on top of those of the tag of `config_file`. `model` stands where nothing names
-    one, `max_steps` replaces the tag's.
-
-    Raises:
-        ConfigError: there is no such file or tag, or a KEY=VALUE can't be read.
-    """
+    one, `max_steps` replaces the tag's."""
     if word is not None and "=" in word and ":" not in word.partition("=")[0]:
         overrides = [word, *overrides]
         word = None
@@ -86,11 +82,7 @@ def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
-    """The actions of `--actions` or `--actions-file`, if given.
-
-    Raises:
-        ConfigError: both are given, one names no action, or there is no such file.
-    """
+    """The actions of `--actions` or `--actions-file`, if given."""
     text, file = options.actions, options.actions_file
     if text is None and file is None:
         return ()

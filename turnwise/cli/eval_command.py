@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from turnwise.build.applied_table import print_applied
 from turnwise.build.envs import plug_in_problems
-from turnwise.cli.out_file import writable_file
-from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
+from turnwise.cli.options import read_config, writable_file
+from turnwise.config import AgenticConfig, Applied, require, unavailable_to_play
 from turnwise.errors import ConfigError
 from turnwise.pipelines.interrupt import ends_at_once
 
@@ -31,11 +29,7 @@ class Result(NamedTuple):
 
 def run(options: argparse.Namespace) -> int:
     """Plays the config's validation tasks with saved models, and prints success with its interval and pass@k."""
-    config, notes = load_config(
-        options.config, options.overrides, AgenticConfig, strict=options.strict, purpose="play", examine=plug_in_problems
-    )
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+    config = read_config(options, AgenticConfig, plug_in_problems, "play")
     _check(options)
     require(unavailable_to_play(config))
     # Paths of their own, since an environment may change the folder; a hub's name is none.
@@ -50,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     results: list[Result] = []
     try:
         for model in models:
-            for mode, evaluation in evaluate_modes(config, plan, absolute.get(model, model), print_applied):
+            for mode, evaluation in evaluate_modes(config, plan, absolute.get(model, model), Applied.show):
                 results.append(Result(model, mode, evaluation))
     finally:
         if results:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from turnwise.cli.out_folder import require_free
+from turnwise.cli.options import free_folder
 
 
 def run(options: argparse.Namespace) -> int:
     """Writes the model with its tokenizer, without its training state, and describes it."""
-    out = Path(options.out)
-    require_free(out)
+    out = free_folder(options.out)
     # torch takes seconds to import; a folder in the way has been found by now.
     from turnwise.model_folder import base_of_adapter
     from turnwise.models.load import export_model, parse_dtype

@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-from turnwise.cli.out_folder import require_free
+from turnwise.cli.options import free_folder
 from turnwise.errors import ConfigError
 
 
 def run(options: argparse.Namespace) -> int:
     """Writes the folder and describes its contents."""
     overrides = dict(_override(text) for text in options.set)
-    out = Path(options.out)
-    require_free(out)
+    out = free_folder(options.out)
     from turnwise.models.make import make_model
     from turnwise.pipelines.tokenizer_text import environment_text, file_text
 

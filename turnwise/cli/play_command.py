@@ -9,7 +9,7 @@ from pathlib import Path
 
 from turnwise.build.play_policies import OPENAI, PLAYERS
 from turnwise.cli.env_target import NO_MODEL, EnvTarget, given_actions, read_target
-from turnwise.errors import ConfigError
+from turnwise.cli.options import refuse_idle
 from turnwise.hub import looks_like_hub_name
 from turnwise.pipelines.interrupt import ends_at_once
 
@@ -55,20 +55,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_policy(options: argparse.Namespace) -> None:
-    """
-    Raises:
-        ConfigError: an option has no effect with this policy.
-    """
     policy, has_tokens = options.policy, options.policy in PLAYERS
-    for option, is_given, applies, what in (
+    rows = (
         ("--actions", options.actions is not None, policy == "random", "names what the random player draws from"),
         ("--actions-file", options.actions_file is not None, policy == "random", "names what the random player draws from"),
         ("--model-name", options.model_name is not None, policy.startswith(OPENAI), "names a model behind openai:URL"),
         ("--tokenizer", options.tokenizer is not None, has_tokens, f"is for {', '.join(PLAYERS)}: a model has its own"),
         ("--ids", options.ids, not policy.startswith(OPENAI), "shows token ids, and such a policy knows texts only"),
-    ):
-        if is_given and not applies:
-            raise ConfigError(f"{option} {what}; with --policy {policy} it has no effect, leave it out")
+    )
+    refuse_idle(policy, rows)
 
 
 def _own_tokenizer(target: EnvTarget) -> str | None:

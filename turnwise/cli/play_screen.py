@@ -54,20 +54,20 @@ class PlayScreen:
         setup, of_episode = self._setup, self._setup.limits
         turns = counted(of_episode.max_turns, "turn") if of_episode.max_turns else "any number of turns"
         limits = f"{turns}, responses of {of_episode.max_new_tokens} tokens"
-        limits += f", a context of {setup.max_length}" if setup.tokenizer else ""
+        limits += f", a context of {setup.max_length}" if setup.voice.tokenizer else ""
         number = f"seed {setup.task.seed} · mode" if setup.task.row is None else f"row {setup.task.row} ·"
         what = f"  {setup.task.split} {number} {of_episode.mode} · {policy} · {limits}"
         self._print(Text().append(setup.task.tag, "bold").append(what))
-        for note in setup.notes:
-            self._print(Text(f"note: {note}", "yellow"))
+        if setup.voice.note:
+            self._print(Text(f"note: {setup.voice.note}", "yellow"))
 
     def prompt(self, prompt: ShownPrompt) -> None:
         most = self._setup.limits.max_turns
         title = f"turn {prompt.turn_idx} of {most}" if most else f"turn {prompt.turn_idx}"
-        if self._setup.tokenizer:
+        if self._setup.voice.tokenizer:
             title += f", context {prompt.num_before} of {self._setup.max_length}" if prompt.num_before else ", a new context"
         self._rule(title)
-        if self._setup.tokenizer:
+        if self._setup.voice.tokenizer:
             self._lines("sees", f"+{len(prompt.added_ids)}", self._decode(prompt.added_ids))
             self._lines("ids", "", self._ids(prompt.added_ids), "dim")
         for message in prompt.messages:
@@ -87,7 +87,7 @@ class PlayScreen:
             prompt.max_new_tokens - len(ids),
         )
         self._lines("says", f"+{len(ids)}", self._decode(ids) + note, "green")
-        if self._setup.has_logprobs:
+        if self._setup.voice.has_logprobs:
             self._logprobs(ids, answer.logprobs.tolist())
         else:
             self._lines("ids", "", self._ids(ids), "dim")
@@ -104,7 +104,7 @@ class PlayScreen:
             self._lines("state", "", str(turn.state_key), "dim")
         most = self._setup.limits.max_turns
         left = counted(most - turn_idx, "turn") if most else "any number of turns"
-        if self._setup.tokenizer:
+        if self._setup.voice.tokenizer:
             left += f", {self._left[0]} tokens of the context, {self._left[1]} of the response"
         self._lines("left", "", left, "dim")
 
@@ -121,7 +121,7 @@ class PlayScreen:
         if trajectory.metrics:
             metrics = ", ".join(f"{name} {value:g}" for name, value in trajectory.metrics.items())
             self._lines("metrics", "", metrics)
-        if self._setup.tokenizer and trajectory.turns:
+        if self._setup.voice.tokenizer and trajectory.turns:
             self._ledger(trajectory)
 
     def _ledger(self, trajectory: Trajectory) -> None:
@@ -160,7 +160,7 @@ class PlayScreen:
         self._row(label, "", line)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        tokenizer: Any = self._setup.tokenizer
+        tokenizer: Any = self._setup.voice.tokenizer
         return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _lines(self, label: str, count: str, text: str, style: str = "") -> None:

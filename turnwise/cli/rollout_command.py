@@ -7,20 +7,15 @@ import json
 import sys
 from pathlib import Path
 
-from turnwise.build.applied_table import print_applied
 from turnwise.build.envs import plug_in_problems
-from turnwise.cli.out_file import new_file
-from turnwise.config import AgenticConfig, load_config, require, unavailable_to_play
+from turnwise.cli.options import new_file, read_config
+from turnwise.config import AgenticConfig, require, unavailable_to_play
 from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
     """Plays batches without training, writes them to a file, and prints a summary."""
-    config, notes = load_config(
-        options.config, options.overrides, AgenticConfig, strict=options.strict, purpose="play", examine=plug_in_problems
-    )
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+    config = read_config(options, AgenticConfig, plug_in_problems, "play")
     if options.replay:
         require(unavailable_to_play(config, options.split))
         with ends_at_once():
@@ -47,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
             options.split,
             options.batches,
             options.model,
-            on_start=lambda applied: print_applied(applied, terminal),
+            on_start=lambda applied: applied.show(terminal),
         )
     finally:
         if not collection.is_empty:

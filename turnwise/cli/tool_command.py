@@ -33,11 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _parameters(words: Sequence[str]) -> dict[str, Any]:
-    """`--name value`, `--name=value`, or `--name` alone for true; values are read as YAML.
-
-    Raises:
-        ConfigError: a value without a name.
-    """
+    """`--name value`, `--name=value`, or `--name` alone for true; values are read as YAML."""
     found: dict[str, Any] = {}
     name = ""
     for word in words:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from importlib import import_module
 from pathlib import Path
 
 from turnwise.build.envs import plug_in_problems
 from turnwise.build.prepare import prepare_run
-from turnwise.config import AgenticConfig, load_config, not_here, require, unavailable
+from turnwise.cli.options import read_config
+from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError
 from turnwise.pipelines.interrupt import ends_at_once
@@ -35,11 +35,10 @@ def run(options: argparse.Namespace) -> int:
     file, overrides = (options.config, options.overrides) if replay is None else _config_of(replay, options)
     if file is None:
         raise ConfigError("train needs a config: turnwise train FILE [KEY=VALUE ...], or --replay RUN with the folder of a run")
-    config, notes = load_config(file, overrides, AgenticConfig, strict=options.strict, examine=plug_in_problems)
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+    options.config, options.overrides = file, overrides
+    config = read_config(options, AgenticConfig, plug_in_problems)
     # Before torch is imported, to refuse at once what can't run here.
-    require([*unavailable(config), *not_here(config)])
+    require(unavailable(config))
     rollouts = Path(options.from_rollouts) if options.from_rollouts else None
     if rollouts is not None and not rollouts.is_file():
         raise DataError(f"--from-rollouts {rollouts}: there is no such file; `turnwise rollout` and every run write one")

@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from string import Formatter
-from typing import Any
 
-from turnwise.config.asynchrony import asynchrony, cut_sampling
-from turnwise.config.by_validation import sft_validation_problems, validation_problems
+from turnwise.config.checks_algorithm import algorithm_problems
 from turnwise.config.environments import CustomEnv, EnvManager
-from turnwise.config.model_problems import adapter_problems, model_problems
+from turnwise.config.model_shape import PROJECTIONS, read_model_shape
 from turnwise.config.problems import Path, Problem
-from turnwise.config.resolve import estimator_of, variant_of
 from turnwise.config.roles import ModelArgs
-from turnwise.config.rows import row_problems
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
-from turnwise.errors import nearest
-from turnwise.spec import KL_LOSSES, PG_VARIANTS, ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS
+from turnwise.errors import ModelError, nearest
+from turnwise.model_folder import check_model
+from turnwise.spec import ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS
 
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """Everything that makes the config impossible, all at once, but for `sibling_problems`."""
-    shared = [*model_problems(config), *_trackers(config)]
-    if isinstance(config, SFTConfig):
-        return [*shared, *_sft(config)]
-    checks = (
-        _environments,
-        _sizes,
-        _normalization,
-        _rewards,
-        _kl,
-        _loss,
-        _roles,
-        _critic,
-        _sampling,
-        _cache,
-        asynchrony,
-        validation_problems,
-        _deterministic,
-    )
-    return [*shared, *(problem for check in checks for problem in check(config))]
+    checks = (_environments, _rows, _sizes, _roles, _critic, _cache, algorithm_problems)
+    own = _sft(config) if isinstance(config, SFTConfig) else (problem for check in checks for problem in check(config))
+    return [*_models(config), *_trackers(config), *own]
 
 
 def _sft(config: SFTConfig) -> Iterator[Problem]:
@@ -51,15 +32,57 @@ def _sft(config: SFTConfig) -> Iterator[Problem]:
         yield _wrong_strategy("strategy_args", config.strategy_args.strategy_name, "train")
     if config.eval_steps > 0 and not config.val_files:
         yield Problem.at("eval_steps", f"{config.eval_steps} asks for a validation loss, but there are no val_files")
-    yield from sft_validation_problems(config)
+    for key, section in (("save_best", config.save_best), ("early_stopping", config.early_stopping)):
+        if section is not None and not (config.eval_steps and config.val_files):
+            keys = ", ".join(type(section).model_fields)
+            yield Problem.at(key, f"{keys} act on the validation loss; set eval_steps and val_files, or leave this out")
     yield from _head("model_args", config.model_args)
-    yield from adapter_problems("model_args", config.model_args)
+    yield from _adapters("model_args", config.model_args)
 
 
 def _head(path: str, model: ModelArgs) -> Iterator[Problem]:
     if model.model_type != "causal_lm":
         message = f"{model.model_type} is a value head, which writes no text; this model needs causal_lm"
         yield Problem.at(f"{path}.model_type", message)
+
+
+def _models(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+    """Folders that can't be loaded or can't hold a sequence. One that isn't here may still be made, or downloaded."""
+    if isinstance(config, SFTConfig):
+        roles = {"": config.model_args}
+    else:
+        roles = {f"{name}.": role.model_args for name, role in config.active_roles.items()}
+    for prefix, model in roles.items():
+        name = model.model_name_or_path
+        try:
+            check_model(name, model.trust)
+        except ModelError as error:
+            yield Problem.at("pretrain" if name == config.pretrain else f"{prefix}model_args.model_name_or_path", str(error))
+    shape = config.model_shape()
+    if shape and config.sequence_length > shape.context_length:
+        path = next(iter(roles.values())).model_name_or_path
+        yield Problem.at(
+            "sequence_length",
+            f"{config.sequence_length} tokens are {config.sequence_length - shape.context_length} more than the "
+            f"{shape.context_length} that {path} can hold by its config.json",
+        )
+
+
+def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
+    """Targets that can't have an adapter; for an unknown model, targets that name no module of any known model."""
+    targets = model.lora_target
+    if targets == []:
+        yield Problem.at(f"{path}.lora_target", "[] leaves nothing to be trained; name linear modules, or leave it out for all")
+    elif targets and "all" in targets and len(targets) > 1:
+        yield Problem.at(f"{path}.lora_target", f"{', '.join(targets)}: all is every linear module; name it alone")
+    for target in targets or ():
+        shape = read_model_shape(model.model_name_or_path)
+        known = PROJECTIONS if shape and shape.architecture in ("llama", "mistral", "qwen2", "qwen3") else ()
+        if not re.fullmatch(r"\w+(\.\w+)*", target):
+            yield Problem.at(f"{path}.lora_target", f"{target!r} is no name of a module; write a list such as [q_proj, v_proj]")
+        elif known and target.rpartition(".")[2] not in (*known, "all"):
+            message = f"{target!r} is no linear module that can get adapters; this model has {', '.join(known)}, or all of them"
+            yield Problem.at(f"{path}.lora_target", f"{message} (all).{nearest(target, known)}")
 
 
 def _trackers(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
@@ -100,7 +123,6 @@ def _environments(config: AgenticConfig) -> Iterator[Problem]:
         message = "there is nothing to train on; name an environment, such as custom_envs: {Lake: {env_type: frozen_lake}}, "
         message += "or rows, data.train_files"
         yield Problem.at("custom_envs", message)
-    yield from row_problems(config)
     for tag, env in config.custom_envs.items():
         yield from _templates(tag, env)
     for split in ("train", "val"):
@@ -120,6 +142,44 @@ def _environments(config: AgenticConfig) -> Iterator[Problem]:
                 message = f"{tag!r} isn't a tag of custom_envs ({known}).{nearest(tag, config.custom_envs)}"
                 yield Problem.at(f"{name}.tags", message)
         yield from _partition(manager, name)
+
+
+def _rows(config: AgenticConfig) -> Iterator[Problem]:
+    data, has_rows = config.data, config.train_env_manager.has_rows
+    if ROWS_TAG in config.custom_envs:
+        yield Problem(
+            ("custom_envs", ROWS_TAG), "is the tag of the rows of data.train_files; give this environment another one"
+        )
+    elif data.train_files is not None and not data.train_files:
+        yield Problem.at("data.train_files", "[] leaves nothing to play; name files of rows, or leave it out")
+    elif data.train_files and not has_rows:
+        message = f"are not played: train_env_manager.tags doesn't name {ROWS_TAG!r}; add it, or leave tags out"
+        yield Problem.at("data.train_files", message)
+    if has_rows and not data.reward:
+        message = "is unset, and nothing else rewards the rows of train_files; name exact_match, or module:function of your own"
+        yield Problem.at("data.reward", message)
+    if config.uses_validation and has_rows and not config.val_env_manager.tags:
+        yield Problem.at("eval_steps", f"{config.eval_steps} asks for validation, and there are no data.val_files; name some")
+    if data.num_epochs is not None and not has_rows:
+        yield Problem.at("data.num_epochs", "counts how often rows are played, and there are no data.train_files")
+    for index, reward in enumerate(data.reward):
+        if reward.name == "reward_model" and reward.args:
+            yield Problem(("data", "reward", index, "args"), "reward_model takes no args; the section `reward` configures it")
+    names = [reward.name for reward in data.reward]
+    if config.has_own_judge:
+        strategy = config.reward.strategy_args.strategy_name
+        if config.needs_reward_model:
+            message = "reward_model and a judge without base_url both want the reward role's model; give the judge a base_url"
+            yield Problem.at("data.reward", message)
+        elif strategy not in ("embedded", "hf"):
+            message = (
+                f"{strategy} doesn't serve a judge in the run's process; take embedded or hf, or give the judge a base_url"
+            )
+            yield Problem.at("reward.strategy_args.strategy_name", message)
+    for name in {name for name in names if names.count(name) > 1}:
+        yield Problem.at(
+            "data.reward", f"{name} stands there {names.count(name)} times; give it once, with the sum of its weights"
+        )
 
 
 def _templates(tag: str, env: CustomEnv) -> Iterator[Problem]:
@@ -171,110 +231,6 @@ def _sizes(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at(given, f"sequence_length is prompt_length + response_length; set {missing} too, or sequence_length")
 
 
-def sibling_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Groups of one, which can be played, but teach nothing."""
-    if isinstance(config, SFTConfig) or config.train_env_manager.group_size > 1:
-        return
-    normalization, estimator = config.reward_normalization, estimator_of(config)
-    centres_groups = normalization.grouping == "traj_group_id" and "group" in normalization.statistics
-    if estimator.compares_siblings and (estimator.normalization == "own" or centres_groups):
-        message = f"1 leaves every advantage of {config.adv_estimator} at 0, since it compares siblings; use at least 2"
-        if estimator.has_step_returns:
-            message = f"1 leaves {config.adv_estimator} no siblings with whose turns a turn could be compared; use at least 2"
-        yield Problem.at("train_env_manager.group_size", message)
-    if config.group_filter == "non_zero_variance":
-        message = "non_zero_variance keeps groups whose scores differ, and those of group_size 1 can't; leave it out"
-        yield Problem.at("group_filter", message)
-
-
-def _normalization(config: AgenticConfig) -> Iterator[Problem]:
-    normalization, name = config.reward_normalization, config.adv_estimator
-    estimator = estimator_of(config)
-    parts = [key for key in ("grouping", "method", "norm_mean_type", "norm_std_type") if normalization.is_set(key)]
-    if estimator.normalization == "own":
-        if parts:
-            yield Problem.at("reward_normalization", f"{name} centres scores in its own way; remove this section")
-        return
-    if estimator.needs_mean and normalization.statistics[0] == "none":
-        yield Problem.at(
-            "reward_normalization.method",
-            f"{normalization.method} contradicts adv_estimator {name}, which compares scores with their group's; use mean_std "
-            "or mean (with grpo: Dr. GRPO), or adv_estimator reinforce for plain scores",
-        )
-    is_single_reward = estimator.placement != "score" and not estimator.has_step_returns and config.reward_placement == "turn"
-    if is_single_reward and normalization.statistics != ("none", "none"):
-        yield Problem.at(
-            "reward_normalization",
-            f"with reward_placement turn, {name} works on single turn rewards, which can't be normalised; use method "
-            "identity, or reward_placement final",
-        )
-
-
-def _rewards(config: AgenticConfig) -> Iterator[Problem]:
-    estimator = estimator_of(config)
-    if config.group_filter == "non_zero_variance" and "greedy_sibling" in estimator.needs:
-        message = f"non_zero_variance drops groups whose siblings scored alike, and adv_estimator {config.adv_estimator} learns"
-        yield Problem.at("group_filter", f"{message} from those too, by the score of a greedy sibling; leave one of them out")
-    if config.whiten_rewards and "greedy_sibling" in estimator.needs:
-        message = f"moves the rewards that {config.adv_estimator} compares with the score of a greedy sibling"
-        yield Problem.at("whiten_rewards", f"{message}; use whiten_advantages, or leave it out")
-    weights = (config.episode_reward_weight, config.step_reward_weight)
-    if estimator.mixes_step_advantages and not estimator.is_own and weights == (0.0, 0.0):
-        message = "0, and step_reward_weight is 0 too: every advantage would be 0; set one of them"
-        yield Problem.at("episode_reward_weight", message)
-
-
-def _kl(config: AgenticConfig) -> Iterator[Problem]:
-    if config.add_token_level_kl and config.init_kl_coef == 0:
-        message = "takes init_kl_coef × KL from the reward, and init_kl_coef is 0; set it (say 0.001), or leave this out"
-        yield Problem.at("add_token_level_kl", message)
-    if config.use_kl_loss and config.kl_loss_type not in KL_LOSSES:
-        reason = "the expected gradient of k1 is zero" if config.kl_loss_type == "k1" else "abs estimates no KL"
-        yield Problem.at("kl_loss_type", f"{config.kl_loss_type} can't be a loss: {reason}; use {' or '.join(KL_LOSSES)}")
-
-
-def _loss(config: AgenticConfig) -> Iterator[Problem]:
-    allowed = variant_of(config).parameters
-    if config.pg_variant in PG_VARIANTS:
-        for name in config.pg_args:
-            if name not in allowed:
-                known = ", ".join(allowed) or "none"
-                message = f"pg_variant {config.pg_variant} has no such parameter (it has: {known}).{nearest(name, allowed)}"
-                yield Problem(("pg_args", name), message)
-            elif message := _wrong_parameter(name, config.pg_args):
-                yield Problem(("pg_args", name), message)
-    if refusal := variant_of(config).ratio_refusal(config.pg_variant, config.ratio_type):
-        yield Problem.at("ratio_type", f"{config.ratio_type}: {refusal}")
-    correction = config.train_infer_correction
-    for index, band in enumerate(correction.filters if correction else ()):
-        if band.ratio_low >= band.ratio_high:
-            path = ("train_infer_correction", "filters", index)
-            yield Problem(path, f"ratio_low {band.ratio_low} isn't below ratio_high {band.ratio_high}")
-    if correction is not None and config.use_rollout_log_probs:
-        message = "use_rollout_log_probs takes the sampler's log-probs as old ones, so every ratio is 1; remove one of the two"
-        yield Problem.at("train_infer_correction", message)
-
-
-def _wrong_parameter(name: str, given: Mapping[str, Any]) -> str:
-    """The reason why a built-in loss can't have the parameter's value among the `given` ones; empty if it can."""
-    value = given[name]
-    if name == "dual_clip" and value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        return f"got {value!r}; expected a number that isn't negative"
-    if name.startswith("tau_") and value == 0:
-        return "0 is no temperature; it divides the loss"
-    if name == "dual_clip" and value <= 1:
-        return f"{value} would bound losses that no ratio has moved yet; use more than 1 (3 is usual), or dual_clip_loss: false"
-    if name == "fraction" and value > 1:
-        return f"{value} is no share of the tokens; use at most 1"
-    if name == "cap" and value == 0:
-        return "0 takes the weight, and with it the loss, from every token"
-    if name == "covariance_low" and not _wrong_parameter("covariance_high", given) and value >= given["covariance_high"]:
-        return f"{value} isn't below covariance_high {given['covariance_high']}, so that no token could be chosen"
-    return ""
-
-
 _ROLE_KINDS = {
     "actor_train": ("train",),
     "actor_infer": ("sampling",),
@@ -315,7 +271,7 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
             "samples from the trained weights, so remove it here",
         )
     yield from _head("actor_train.model_args", config.actor_train.model_args)
-    yield from adapter_problems("actor_train.model_args", config.actor_train.model_args)
+    yield from _adapters("actor_train.model_args", config.actor_train.model_args)
     yield from _head("actor_infer.model_args", config.actor_infer.model_args)
 
 
@@ -325,8 +281,8 @@ def _critic(config: AgenticConfig) -> Iterator[Problem]:
     if config.critic.model_args.model_type != "token_classification":
         message = f"{config.critic.model_args.model_type} writes text; a critic has a value head, token_classification"
         yield Problem.at("critic.model_args.model_type", message)
-    yield from adapter_problems("critic.model_args", config.critic.model_args)
-    if config.critic_warmup >= max(config.max_steps, 1):
+    yield from _adapters("critic.model_args", config.critic.model_args)
+    if config.critic_warmup >= config.max_steps:
         message = f"the first {config.critic_warmup} steps train only the critic, and max_steps is {config.max_steps}"
         yield Problem.at("critic_warmup", f"{message}: the actor would never be trained; use at most {config.max_steps - 1}")
 
@@ -334,24 +290,6 @@ def _critic(config: AgenticConfig) -> Iterator[Problem]:
 def _wrong_strategy(path: str, strategy: str, *kinds: str) -> Problem:
     allowed = ", ".join(name for name, spec in STRATEGIES.items() if spec.kind in kinds)
     return Problem.at(f"{path}.strategy_name", f"{strategy} can't do this role's work; use one of {allowed}")
-
-
-def _sampling(config: AgenticConfig) -> Iterator[Problem]:
-    sampling = config.sampling("train")
-    if sampling.is_greedy:
-        message = "training samples greedily (temperature 0, or do_sample false), and greedy tokens can't be trained on"
-        where = "train_env_manager" if config.train_env_manager.generating_args.is_greedy else "actor_infer"
-        yield Problem.at(f"{where}.generating_args", message)
-    yield from cut_sampling(config)
-    for tag in config.train_env_manager.env_tags:
-        if tag in config.custom_envs and (limit := config.max_new_tokens("train", tag)) >= config.sequence_length:
-            message = f"{limit} tokens of one response leave no room for a prompt in a sequence_length of"
-            of_tag = config.custom_envs[tag].max_tokens_per_step == limit
-            keys = [f"{role}.generating_args.max_new_tokens" for role in ("train_env_manager", "actor_infer")]
-            path: list[Path] = [("custom_envs", tag, "max_tokens_per_step")] if of_tag else []
-            path += [tuple(key.split(".")) for key in keys if config.is_set(key)]
-            if path:
-                yield Problem(path[0], f"{message} {config.sequence_length}")
 
 
 def _cache(config: AgenticConfig) -> Iterator[Problem]:
@@ -365,28 +303,3 @@ def _cache(config: AgenticConfig) -> Iterator[Problem]:
             f"{config.kv_cache_bytes:,} can't hold one sequence: {token:,} bytes a token × sequence_length {length:,} = "
             f"{token * length:,}; raise it, or lower sequence_length",
         )
-
-
-_BLOCKING = "threads answer in any order, which deterministic: true forbids; leave it out"
-
-
-def _deterministic(config: AgenticConfig) -> Iterator[Problem]:
-    if not config.deterministic:
-        return
-    every = config.actor_train.model_update_frequency
-    if config.save_steps % every:
-        message = f"{config.save_steps} isn't a multiple of actor_train.model_update_frequency {every}"
-        yield Problem.at("save_steps", f"{message}: a run that goes on would sample from other weights (deterministic: true)")
-    if config.train_env_manager.group_size_redundancy:
-        message = "lets the quickest episodes win, which deterministic: true forbids; set it to 0"
-        yield Problem.at("train_env_manager.group_size_redundancy", message)
-    for split in ("train", "val"):
-        if config.env_manager(split).max_env_num_per_worker:
-            yield Problem.at(f"{split}_env_manager.max_env_num_per_worker", _BLOCKING)
-    for tag, env in config.custom_envs.items():
-        if env.use_thread_lock:
-            yield Problem(("custom_envs", tag, "use_thread_lock"), _BLOCKING)
-    sampler = config.actor_infer.strategy_args.strategy_name
-    if sampler not in ("embedded", "hf"):
-        message = f"{sampler} schedules by time, which deterministic: true forbids; use embedded"
-        yield Problem.at("actor_infer.strategy_args.strategy_name", message)

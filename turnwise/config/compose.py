@@ -96,11 +96,7 @@ def find_config(config_path: str, config_name: str, script_folder: Path | None =
 
 
 def _require_readable(path: Path, folder: Path, overrides: Sequence[str]) -> None:
-    """Reads every file that Hydra is going to read: it bounds nothing, and names no line of a file that isn't UTF-8.
-
-    Raises:
-        ConfigError: one of them can't be read, or an override has no key.
-    """
+    """Reads every file that Hydra is going to read: it bounds nothing, and names no line of a file that isn't UTF-8."""
     waiting, seen, folders = [path], set(), {folder}
     for override in overrides:
         key, separator, value = override.lstrip("+~").partition("=")

@@ -1,32 +1,32 @@
-"""Describes what a config will do, before anything is loaded, for `turnwise config`.
+"""The table of a run: every setting in force, before anything is loaded (`turnwise config`) and at the start of a run.
 
-`build.run_table` describes what a run really does, from its objects; facts that no object knows are worded here for both.
+A run replaces the rows of which its objects know more (`build.run_table`).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import gcd
+from shutil import get_terminal_size
+from textwrap import fill
+from typing import TextIO
 
 from turnwise.config.algorithm import TrainInferCorrection
 from turnwise.config.environments import EnvManager
 from turnwise.config.missing import unavailable
-from turnwise.config.model_shape import BYTES, ModelShape, read_model_shape
+from turnwise.config.model_shape import ModelShape
 from turnwise.config.resolve import estimator_of
-from turnwise.config.roles import ModelArgs, Role, TrainingArgs
-from turnwise.config.rows import data_rows
+from turnwise.config.roles import Role, TrainingArgs
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
-from turnwise.config.smaller import bytes_text, checkpoints
+from turnwise.config.sizes import checkpoints, episodes_at_once, memory, trained_memory
 from turnwise.config.without_effect import ineffective
 from turnwise.errors import counted, nearest
 from turnwise.hub import looks_like_hub_name
 from turnwise.model_folder import base_of_adapter, folder_here
-from turnwise.spec import ENVS, MAX_PACKED_BYTES, ROWS_TAG, STRATEGIES
-
-TRAINED_BYTES = 16
-"""Bytes of a trained parameter: fp32 weight, gradient and the two moments of Adam."""
+from turnwise.spec import ENVS, ROWS_TAG, STRATEGIES
 
 Row = tuple[str, str]
 
@@ -39,10 +39,18 @@ class Applied:
     warnings: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
-    def table(self) -> str:
-        """The rows as aligned lines."""
-        width = max(len(name) for name, _ in self.rows)
-        return "\n".join(f"{name:<{width}}  {text}" for name, text in self.rows)
+    def table(self, width: int = sys.maxsize) -> str:
+        """The rows, aligned, in lines of at most `width` characters."""
+        indent = max(len(name) for name, _ in self.rows) + 2
+        return "\n".join(
+            fill(text, width, initial_indent=name.ljust(indent), subsequent_indent=" " * indent, break_on_hyphens=False)
+            for name, text in self.rows
+        )
+
+    def show(self, file: TextIO | None = None) -> None:
+        """Prints the table, as wide as the terminal if there is one. Warnings were printed when the config was read."""
+        file = file or sys.stdout
+        print(self.table(max(get_terminal_size().columns, 40)) if file.isatty() else self.table(), file=file, flush=True)
 
     def render(self) -> str:
         """The table, then the warnings and the missing features."""
@@ -51,10 +59,13 @@ class Applied:
         return "\n".join(lines)
 
 
-def describe(config: AgenticConfig | SFTConfig) -> Applied:
-    """The settings in force, computed from the config and the model's config.json."""
-    rows = list(_sft_rows(config) if isinstance(config, SFTConfig) else _agentic_rows(config))
-    return Applied(rows, [*ineffective(config), *_unknown_environments(config)], unavailable(config))
+def describe(config: AgenticConfig | SFTConfig, built: dict[str, str] | None = None) -> Applied:
+    """The settings in force, computed from the config and the model's config.json. The rows that a run has `built` replace
+    those of the same names; an empty text removes one."""
+    rows = dict(_sft_rows(config) if isinstance(config, SFTConfig) else _agentic_rows(config))
+    if built is not None:
+        return Applied([(name, text) for name, text in (rows | built).items() if text], ineffective(config))
+    return Applied([*rows.items()], [*ineffective(config), *_unknown_environments(config)], unavailable(config))
 
 
 def _unknown_environments(config: AgenticConfig | SFTConfig) -> Iterator[str]:
@@ -69,17 +80,21 @@ def _unknown_environments(config: AgenticConfig | SFTConfig) -> Iterator[str]:
 
 
 def _sft_rows(config: SFTConfig) -> Iterator[Row]:
-    shape = config.model_shape()
-    yield "model", _model(config.model_args.model_name_or_path, shape)
-    batching = f"up to {config.max_tokens_per_microbatch_in_train} tokens" if config.use_dynamic_batching_in_train else "padded"
-    yield "optimiser step", f"{config.samples_per_optimizer_step} samples, micro-batches {batching}"
+    shape, arguments = config.model_shape(), config.model_args
+    yield "model", _model(arguments.model_name_or_path, shape)
+    yield "training", f"{arguments.dtype}, attention {arguments.attn_implementation}"
+    yield "optimiser", _optimizer(config.training_args, config.max_grad_norm)
     limit = f", at most {counted(config.max_steps, 'optimiser step')}" if config.max_steps else ""
-    yield "epochs", f"{config.num_epochs}{limit}; samples of at most {config.sequence_length} tokens"
-    yield "learning rate", _learning_rate(config.training_args, config.max_grad_norm)
-    yield "precision", f"{config.model_args.dtype}, attention {config.model_args.attn_implementation}"
+    yield "steps", f"{counted(config.num_epochs, 'epoch')}{limit}, each of {config.samples_per_optimizer_step} samples"
+    tokens = config.max_tokens_per_microbatch_in_train
+    train = f"{tokens} tokens" if config.use_dynamic_batching_in_train else _samples(config.training_args)
+    yield "micro-batches", f"up to {train}; forward passes up to {tokens} tokens; at most {config.sequence_length} a sample"
     if shape:
-        yield "memory", _trained_memory(config.model_args, shape)
-    yield "tracking", tracking(config)
+        yield "memory", trained_memory(arguments, shape)
+    every = f"every {counted(config.eval_steps, 'step')} and at the end"
+    yield "validation", every if config.val_files else "never (no val_files)"
+    yield "profile", profile(config)
+    yield "tracking", _tracking(config)
 
 
 def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
@@ -89,30 +104,67 @@ def _agentic_rows(config: AgenticConfig) -> Iterator[Row]:
         in_policy = name == "reference" and config.is_reference_in_policy
         is_apart = config.trains_apart and name in config.device_mappings
         where = "in the trainer's process" if is_apart else "in this process"
-        yield name, "the policy's own weights with the adapter off" if in_policy else _role(role, where)
-    yield from data_rows(config)
-    yield from algorithm_rows(config)
+        yield name, IN_POLICY if in_policy else _role(role, where)
+    yield "optimiser", _optimizer(config.actor_train.training_args, config.max_grad_norm)
+    if config.needs_critic:
+        alone = f"; alone for the first {counted(config.critic_warmup, 'step')}" if config.critic_warmup else ""
+        steps = _optimizer_steps(config, "critic")
+        yield "critic's", f"{_optimizer(config.critic.training_args, config.max_grad_norm)}; {steps} a step{alone}"
+    yield from environments(config, "train")
+    yield from _data(config)
+    yield from _algorithm(config)
     yield from _step(config)
-    yield "sampling", f"{sampling(config, 'train')}, {counted(_episodes_at_once(config), 'episode')} at once"
+    yield "sampling", f"{sampling(config, 'train')}, {counted(episodes_at_once(config), 'episode')} at once"
     if config.plays_ahead:
         ratio = config.async_generation_ratio
-        batches = "1 batch" if ratio == 1 else f"{ratio} batches"
-        yield "asynchronous", f"up to {batches} ahead; {asynchronous(config)}"
-    training = config.actor_train.training_args
-    yield "learning rate", _learning_rate(training, config.max_grad_norm)
-    if config.needs_critic:
-        yield "critic's", _critic(config)
+        yield "asynchronous", f"up to {'1 batch' if ratio == 1 else f'{ratio} batches'} ahead; {_asynchronous(config)}"
     if shape:
-        yield "memory", _memory(config, shape)
+        yield "memory", memory(config, shape)
         yield "checkpoints", checkpoints(config, shape)
-    yield "validation", validation(config)
-    yield "profile", "deterministic" if config.deterministic else "not asked to be bit-identical (deterministic: true asks)"
-    yield "tracking", tracking(config)
+    yield "validation", _validation(config)
+    yield "profile", profile(config)
+    yield "tracking", _tracking(config)
 
 
-def tracking(config: AgenticConfig | SFTConfig) -> str:
-    """The trackers that metrics go to."""
+IN_POLICY = "the policy's own weights with the adapter off"
+
+
+def profile(config: AgenticConfig | SFTConfig) -> str:
+    """Whether two runs of the config are bit-identical."""
+    if not config.deterministic:
+        return f"bit-identity isn't promised (deterministic: true asks for it), seed {config.seed}"
+    is_ahead = isinstance(config, AgenticConfig) and config.plays_ahead
+    return f"deterministic{', bit-identical when it is replayed (train --replay)' if is_ahead else ''}, seed {config.seed}"
+
+
+def _tracking(config: AgenticConfig | SFTConfig) -> str:
     return ", ".join(["metrics.jsonl", *config.track_with])
+
+
+def environments(config: AgenticConfig, split: Split) -> Iterator[Row]:
+    """One row for each environment that a split plays."""
+    for tag in config.env_manager(split).env_tags:
+        env = config.custom_envs[tag]
+        limits = f"at most {counted(env.max_steps, 'action')} of {config.max_new_tokens(split, tag)} tokens"
+        yield f"env {tag}", f"{env.env_type} by {env.agent_name}, mode {env.mode}, {limits}"
+
+
+def _data(config: AgenticConfig) -> Iterator[Row]:
+    """The rows that are played, and the rewards of every episode."""
+    if config.train_env_manager.has_rows:
+        order = "in a new order each epoch" if config.data.shuffle else "in their order"
+        order = "drawn by their success (curriculum)" if config.data.curriculum else order
+        often = f", {counted(config.data.num_epochs, 'epoch')}" if config.data.num_epochs else ""
+        agent = f"{config.data.default_agent} unless a row's {config.data.agent_name_key} names another"
+        yield "data", f"rows of {', '.join(config.data.train_files or ())}, {order}{often}, by {agent}"
+    if config.data.reward:
+        yield "rewards", " + ".join(f"{reward.weight:g} × {reward.name}" for reward in config.data.reward)
+
+
+def start_of(path: str) -> str:
+    """A model's folder; of an adapter, with its base model."""
+    base = base_of_adapter(path)
+    return path if base is None else f"{path}, an adapter merged into {base}"
 
 
 def _model(path: str, shape: ModelShape | None) -> str:
@@ -125,16 +177,16 @@ def _model(path: str, shape: ModelShape | None) -> str:
         return f"{path} ({found})"
     size = shape.num_parameters
     shown = f"{size / 1e9:.2f} B" if size >= 1e9 else f"{size / 1e6:.2f} M"
-    base = base_of_adapter(path)
-    start = path if base is None else f"{path}, an adapter merged into {base}"
-    return f"{start}: {shape.architecture}, {shown} parameters, context {shape.context_length}"
+    return f"{start_of(path)}: {shape.architecture}, {shown} parameters, context {shape.context_length}"
 
 
 def _role(role: Role, where: str) -> str:
     kind = STRATEGIES[role.strategy_args.strategy_name].kind
-    if role.device_mapping is not None:
-        where = f"a {'server' if kind == 'sampling' else 'process'} for each of devices {_ranks(role.device_mapping)}"
-        where = where if len(role.device_mapping) > 1 else f"device {role.device_mapping[0]}"
+    if ranks := role.device_mapping:
+        is_run = ranks == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 2
+        shown = f"{ranks[0]}–{ranks[-1]}" if is_run else ", ".join(str(rank) for rank in ranks)
+        where = f"a {'server' if kind == 'sampling' else 'process'} for each of devices {shown}"
+        where = where if len(ranks) > 1 else f"device {shown}"
     arguments = role.model_args
     parts = [role.strategy_args.strategy_name, where, arguments.dtype, f"attention {arguments.attn_implementation}"]
     if kind == "train" and arguments.lora_rank is not None:
@@ -144,12 +196,7 @@ def _role(role: Role, where: str) -> str:
     return ", ".join(parts)
 
 
-def _ranks(ranks: list[int]) -> str:
-    is_run = ranks == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 2
-    return f"{ranks[0]}–{ranks[-1]}" if is_run else ", ".join(str(rank) for rank in ranks)
-
-
-def algorithm_rows(config: AgenticConfig) -> Iterator[Row]:
+def _algorithm(config: AgenticConfig) -> Iterator[Row]:
     """Advantages, loss and KL."""
     normalization = config.reward_normalization
     estimator = estimator_of(config)
@@ -162,8 +209,14 @@ def algorithm_rows(config: AgenticConfig) -> Iterator[Row]:
         over = f"over {normalization.grouping}"
         scaling = f"{normalization.method} {over} (mean: {mean}, deviation: {std})"
     parts = [config.adv_estimator, scaling]
-    if not estimator.is_own:
-        parts += list(_discounts(config))
+    if estimator.has_td_errors and not estimator.is_own:
+        parts.append(f"γ {config.gamma:g} and λ {config.lambd:g} a {config.gae_granularity}")
+    elif estimator.discounts and not estimator.is_own:
+        parts.append(f"γ {config.gamma:g}")
+    if estimator.has_step_returns and not estimator.is_own:
+        parts.append(f"step returns with γ {config.step_reward_gamma:g} a turn")
+    if estimator.mixes_step_advantages and not estimator.is_own:
+        parts.append(f"{config.episode_reward_weight:g} × episode + {config.step_reward_weight:g} × step")
     parts += ["advantages whitened"] if config.whiten_advantages or estimator.whitens_advantages else []
     parts += [f"rewards clipped to ±{config.reward_clip:g}"] if config.reward_clip else []
     parts += [f"advantages clipped to ±{config.advantage_clip:g}"] if config.advantage_clip else []
@@ -172,18 +225,6 @@ def algorithm_rows(config: AgenticConfig) -> Iterator[Row]:
     yield "KL", _kl(config)
     if config.train_infer_correction is not None:
         yield "sampler", _correction(config.train_infer_correction)
-
-
-def _discounts(config: AgenticConfig) -> Iterator[str]:
-    estimator = estimator_of(config)
-    if estimator.has_td_errors:
-        yield f"γ {config.gamma:g} and λ {config.lambd:g} a {config.gae_granularity}"
-    elif estimator.discounts:
-        yield f"γ {config.gamma:g}"
-    if estimator.has_step_returns:
-        yield f"step returns with γ {config.step_reward_gamma:g} a turn"
-    if estimator.mixes_step_advantages:
-        yield f"{config.episode_reward_weight:g} × episode + {config.step_reward_weight:g} × step"
 
 
 def _variant(config: AgenticConfig) -> str:
@@ -213,33 +254,29 @@ def _kl(config: AgenticConfig) -> str:
 
 
 def _step(config: AgenticConfig) -> Iterator[Row]:
-    manager = config.train_env_manager
-    batch, group = config.rollout_batch_size, manager.group_size
-    most = config.max_samples_per_trajectory
+    manager, role = config.train_env_manager, config.actor_train
+    batch, most = config.rollout_batch_size, config.max_samples_per_trajectory
+    num_groups, length = batch // manager.group_size, config.sequence_length
     samples = f"trajectories of at most {most} samples (mode step: one a turn)" if most > 1 else "trajectories"
-    epochs = f" in {config.ppo_epochs} passes" if config.ppo_epochs > 1 else ""
-    few = _few(manager, batch // group, "in a step")
+    tags = f"{_tags(manager)}{_few(manager, num_groups, 'in a step')}"
     refill = f"; {config.group_filter} refills at most {config.max_refill_factor:g} × as many" if config.group_filter else ""
-    yield (
-        "one step",
-        f"{batch} {samples} in {counted(batch // group, 'group')} of {group}, from {tags_of(manager)}{few}{refill}",
-    )
+    yield "one step", f"{batch} {samples} in {counted(num_groups, 'group')} of {manager.group_size}, from {tags}{refill}"
     total = config.num_training_steps("actor_train") * config.optimizer_steps_per_batch()
     in_all = f"the schedule counts {total} in all" if most > 1 else f"{counted(total, 'optimiser step')} in all"
-    yield "optimiser", f"{_optimizer_steps(config, 'actor_train')}{epochs}; {in_all}"
-    yield (
-        "tokens",
-        (
-            f"at most {batch * most * config.sequence_length:,} a step, of which sampled {batch * most_sampled(config):,}; "
-            f"contexts of {config.sequence_length}, responses of {_responses(config)}"
-        ),
-    )
+    epochs = f" in {config.ppo_epochs} passes" if config.ppo_epochs > 1 else ""
+    yield "optimiser steps", f"{_optimizer_steps(config, 'actor_train')}{epochs}; {in_all}"
+    train = f"{role.max_tokens_per_microbatch_in_train} tokens"
+    infer = f"{role.max_tokens_per_microbatch_in_infer} tokens"
+    train = train if role.use_dynamic_batching_in_train else _samples(role.training_args)
+    infer = infer if role.use_dynamic_batching_in_infer else _samples(role.training_args)
+    yield "micro-batches", f"up to {train}; forward passes up to {infer}"
+    sampled = f"at most {batch * most * length:,} a step, of which sampled {batch * most_sampled(config):,}"
+    responses = sorted({config.max_new_tokens("train", tag) for tag in manager.tags})
+    yield "tokens", f"{sampled}; contexts of {length}, responses of {' or '.join(map(str, responses)) or 'any length'}"
 
 
-def _episodes_at_once(config: AgenticConfig) -> int:
-    """Training episodes that play at once. Redundant siblings and greedy ones are played too."""
-    manager, has_greedy = config.train_env_manager, "greedy_sibling" in estimator_of(config).needs
-    return manager.num_env_groups * (manager.group_size + manager.group_size_redundancy + has_greedy)
+def _samples(arguments: TrainingArgs) -> str:
+    return f"{arguments.per_device_train_batch_size} samples"
 
 
 def _optimizer_steps(config: AgenticConfig, role: str) -> str:
@@ -262,11 +299,6 @@ def most_sampled(config: AgenticConfig) -> int:
     return max(most, default=length)
 
 
-def _responses(config: AgenticConfig) -> str:
-    lengths = sorted({config.max_new_tokens("train", tag) for tag in config.train_env_manager.tags})
-    return " or ".join(str(length) for length in lengths) or "any length"
-
-
 def sampling(config: AgenticConfig, split: Split) -> str:
     """How a split draws its tokens."""
     arguments = config.sampling(split)
@@ -279,32 +311,24 @@ def sampling(config: AgenticConfig, split: Split) -> str:
     return text
 
 
-def _learning_rate(arguments: TrainingArgs, max_grad_norm: float) -> str:
-    warmup = f"{arguments.warmup_ratio:.0%} of all" if arguments.warmup_ratio and not arguments.warmup_steps else ""
-    warmup = warmup or str(arguments.warmup_steps)
+def _optimizer(arguments: TrainingArgs, max_grad_norm: float) -> str:
+    is_share = arguments.warmup_ratio and not arguments.warmup_steps
+    warmup = f"{arguments.warmup_ratio:.0%} of all" if is_share else str(arguments.warmup_steps)
     return (
-        f"{arguments.learning_rate:g}, {arguments.lr_scheduler_type}, warm-up {warmup} steps, "
+        f"AdamW at {arguments.learning_rate:g}, {arguments.lr_scheduler_type}, warm-up {warmup} steps, "
         f"weight decay {arguments.weight_decay:g}, gradients clipped to norm {max_grad_norm:g}"
     )
 
 
-def _critic(config: AgenticConfig) -> str:
-    alone = f"; alone for the first {counted(config.critic_warmup, 'step')}" if config.critic_warmup else ""
-    return (
-        f"{_learning_rate(config.critic.training_args, config.max_grad_norm)}; "
-        f"{_optimizer_steps(config, 'critic')} a step{alone}"
-    )
-
-
-def asynchronous(config: AgenticConfig) -> str:
+def _asynchronous(config: AgenticConfig) -> str:
     """The treatment of responses that are being sampled when weights change, of groups and of stale tokens."""
     fates = {"finish": "are finished", "abort_continue": "go on with them", "abort_restart": "start over", "keep": "are kept"}
     trained_on = "as they end" if config.is_streamed else "when the batch is whole"
     responses = f"at new weights responses {fates[config.on_weight_update]}"
-    return f"{responses}; groups are trained on {trained_on}; {_of_stale_tokens(config)}"
+    return f"{responses}; groups are trained on {trained_on}; {_stale_tokens(config)}"
 
 
-def _of_stale_tokens(config: AgenticConfig) -> str:
+def _stale_tokens(config: AgenticConfig) -> str:
     """The treatment of tokens of older versions."""
     if config.use_rollout_log_probs:
         return "ratios are to the policies that sampled"
@@ -314,58 +338,13 @@ def _of_stale_tokens(config: AgenticConfig) -> str:
     return "stale tokens are trained on as they are (train_infer_correction corrects them)"
 
 
-def _memory(config: AgenticConfig, shape: ModelShape) -> str:
-    """An estimate without activations. The sampler reads the trainer's fp32 weights where it wants them so, always new, and
-    nothing trains while it plays."""
-    num = shape.num_parameters
-    policy = config.actor_train.model_args
-    parts = [_trained_memory(policy, shape)]
-    if config.needs_critic:
-        critic = read_model_shape(config.critic.model_args.model_name_or_path) or shape
-        parts.append(f"{bytes_text(_critic_memory(config.critic.model_args, critic))} critic")
-    if config.needs_reference and not config.is_reference_in_policy:
-        parts.append(f"{bytes_text(4 * num)} reference")
-    dtype = config.actor_infer.model_args.dtype
-    is_late = config.actor_train.model_update_frequency > 1 or config.plays_ahead
-    if dtype != "fp32" or is_late or policy.has_adapter:
-        parts.append(f"{bytes_text(BYTES[dtype] * num)} sampler")
-    if config.plays_ahead:
-        parts.append(f"{bytes_text(4 * num)} on the way from the trainer's process")
-    episodes = _episodes_at_once(config)
-    kv = shape.kv_bytes_per_token(dtype) * config.sequence_length * episodes
-    sampler = config.actor_infer.strategy_args.strategy_name
-    bound = config.kv_cache_bytes if sampler == "embedded" else kv
-    parts.append(f"at most {bytes_text(min(kv, bound))} keys and values of {episodes} contexts")
-    if bound < kv:
-        parts[-1] += f" (kv_cache_bytes; all of them would be {bytes_text(kv)})"
-    if sampler == "embedded" and dtype == "fp32" and BYTES[dtype] * num <= MAX_PACKED_BYTES:
-        parts.append(f"on a CPU about {bytes_text(BYTES[dtype] * num)} weights packed for its kernels")
-    return ", ".join(parts) + " (estimated; activations come on top)"
-
-
-def _trained_memory(arguments: ModelArgs, shape: ModelShape) -> str:
-    num = shape.num_parameters
-    if arguments.lora_rank is None:
-        most = "at most " if arguments.freeze_module_prefix else ""
-        return f"{most}{bytes_text(TRAINED_BYTES * num)} weights, gradients, optimiser"
-    adapters = shape.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
-    return f"{bytes_text(BYTES['fp32'] * num)} frozen weights, {bytes_text(TRAINED_BYTES * adapters)} adapters to be trained"
-
-
-def _critic_memory(arguments: ModelArgs, shape: ModelShape) -> int:
-    if arguments.lora_rank is None:
-        return TRAINED_BYTES * shape.num_value_parameters
-    adapters = shape.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
-    return BYTES["fp32"] * shape.num_value_parameters + TRAINED_BYTES * adapters
-
-
-def validation(config: AgenticConfig) -> str:
+def _validation(config: AgenticConfig) -> str:
     """How often, and on what."""
     if not config.uses_validation:
         return "never (eval_steps 0)"
     manager = config.val_env_manager
     few = _few(manager, config.val_batch_size // manager.group_size, "in validation, always the same ones")
-    trajectories = f"{config.val_batch_size} trajectories from {tags_of(manager)}{few}"
+    trajectories = f"{config.val_batch_size} trajectories from {_tags(manager)}{few}"
     parts = [f"every {counted(config.eval_steps, 'step')}, {sampling(config, 'val')}, {trajectories}"]
     if config.save_best:
         parts.append(f"the model with the best {config.save_best.metric} ({config.save_best.mode}) goes to best")
@@ -379,7 +358,7 @@ def _shares(manager: EnvManager) -> dict[str, int]:
     return {tag: share for tag, share in zip(manager.tags, manager.num_groups_partition, strict=True) if share}
 
 
-def tags_of(manager: EnvManager) -> str:
+def _tags(manager: EnvManager) -> str:
     """The tags that play, with their shares if there are several."""
     shares = _shares(manager)
     if len(shares) < 2:

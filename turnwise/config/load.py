@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ValidationError
 from typing_extensions import TypeVar
 
-from turnwise.config.checks import find_problems, sibling_problems
+from turnwise.config.checks import find_problems
+from turnwise.config.checks_algorithm import sibling_problems
 from turnwise.config.coming_from import counterpart, differing_defaults, unknown_leaves
 from turnwise.config.compose import Composed, compose
 from turnwise.config.key_locations import KeyLocations, display

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PrivateAttr
 
-from turnwise.config.section import Count, Name, Names, OneOf, Positive, PositiveCount, Seconds, Section, derived
+from turnwise.config.section import Count, Name, Names, NonNegative, OneOf, Positive, PositiveCount, Seconds, Section, derived
 from turnwise.spec import TRACKERS
 
 LONGEST_NAME = 200
@@ -77,6 +77,46 @@ class ClusterArgs(Section):
     name: Literal["auto", "local", "process", "launched"] = "auto"
     """`local` = this process, `process` = one for each device, beside this one, `launched` = those that torchrun or accelerate
     started; `auto` takes what the devices need."""
+
+
+class SaveBest(Section):
+    """Which model is the best."""
+
+    metric: str = "val/score/mean"
+    """Metric of the validations by which the best model is kept, in the run's folder best."""
+    mode: Literal["max", "min"] = "max"
+    """Whether the largest or the smallest value is the best."""
+
+
+class EarlyStopping(Section):
+    """When a run no longer gets better."""
+
+    metric: str = "val/score/mean"
+    """Metric of the validations that is to get better."""
+    mode: Literal["max", "min"] = "max"
+    """Whether larger or smaller values are better."""
+    patience: PositiveCount = 5
+    """Validations in a row without a better value than the best before them, after which the run ends."""
+    min_delta: NonNegative = 0.0
+    """A value is better where it differs from the best by more than this."""
+
+
+class SFTSaveBest(SaveBest):
+    """The same for fine-tuning, whose validations measure a loss."""
+
+    metric: Literal["sft/val_loss"] = "sft/val_loss"
+    """Metric of the validations by which the best model is kept, in the run's folder best."""
+    mode: Literal["max", "min"] = "min"
+    """Whether the largest or the smallest value is the best."""
+
+
+class SFTEarlyStopping(EarlyStopping):
+    """The same for fine-tuning, whose validations measure a loss."""
+
+    metric: Literal["sft/val_loss"] = "sft/val_loss"
+    """Metric of the validations that is to get better."""
+    mode: Literal["max", "min"] = "min"
+    """Whether larger or smaller values are better."""
 
 
 class RunKeys(Section):

@@ -7,13 +7,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from turnwise.config.algorithm import AlgorithmKeys
-from turnwise.config.by_validation import EarlyStopping, SaveBest
 from turnwise.config.data import Agent, Data
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.resolve import estimator_of, resolve
 from turnwise.config.roles import ActorTrain, GeneratingArgs, Role
-from turnwise.config.running import LimitKeys, RunKeys
+from turnwise.config.running import EarlyStopping, LimitKeys, RunKeys, SaveBest
 from turnwise.config.section import Count, Name, PositiveCount, derived
 from turnwise.spec import KV_CACHE_BYTES, OldLogProbs
 

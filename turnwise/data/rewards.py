@@ -128,11 +128,7 @@ class GroupReward:
 
 
 async def _called(function: Callable[..., Any], name: str, task_id: str, arguments: Mapping[str, Any], pool: DaemonPool) -> Any:
-    """The function's result; a function that is no coroutine function runs in a thread.
-
-    Raises:
-        RewardFault: it raised.
-    """
+    """The function's result; a function that is no coroutine function runs in a thread."""
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def call() -> Any:
@@ -154,9 +150,6 @@ async def _called(function: Callable[..., Any], name: str, task_id: str, argumen
 
 
 def _numbers(values: Any, num_wanted: int, name: str) -> list[float]:
-    """Raises:
-    RewardFault: the values aren't one finite number for each completion.
-    """
     form = f"return one finite number for each of the {num_wanted} completions"
     if isinstance(values, str | Mapping) or not isinstance(values, Collection):
         raise RewardFault(f"data.reward {name} returned a {type(values).__name__}; {form}")

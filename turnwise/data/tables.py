@@ -150,11 +150,7 @@ def _of_object(rows: Any, name: str, key: str) -> Iterator[tuple[str, Mapping[st
 
 
 def _plain(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The columns as JSON can hold them: rollouts and checkpoints carry them.
-
-    Raises:
-        DataError: a column is neither text, number, list nor mapping.
-    """
+    """The columns as JSON can hold them: rollouts and checkpoints carry them."""
     plain = dict(columns)
     try:
         json.dumps(plain)

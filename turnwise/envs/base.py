@@ -1,5 +1,7 @@
 """The base class of text environments."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,5 +1,7 @@
 """Environments that other packages bring."""
 
+from __future__ import annotations
+
 import io
 import random
 import threading

@@ -1,5 +1,7 @@
 """Checkpoints: Hugging Face model folders with everything a run needs to go on from them, bit by bit."""
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import json
@@ -13,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnwise.config.smaller import bytes_text
+from turnwise.config.sizes import bytes_text
 from turnwise.errors import CheckpointError, ModelError
 from turnwise.models.load import load_tokenizer, remove_folder, trusted_already, written_whole
 from turnwise.pipelines.interrupt import Interrupts
@@ -61,7 +63,7 @@ class Contents:
     subfolders, the tokenizer, and the numbers of `parts`."""
 
     model: Workers
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: PreTrainedTokenizerBase
     others: Mapping[str, Workers] = field(default_factory=dict)
     parts: Mapping[str, Stateful] = field(default_factory=dict)
     num_bytes: int = 0
@@ -327,7 +329,7 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _require_same_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
+def _require_same_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     saved = load_tokenizer(folder, trusted_already(tokenizer))
     if saved.get_vocab() != tokenizer.get_vocab() or saved.chat_template != tokenizer.chat_template:
         raise CheckpointError(

@@ -1,5 +1,7 @@
 """Ctrl-C ends a run after a whole step, with everything up to there saved."""
 
+from __future__ import annotations
+
 import os
 import signal
 import sys
@@ -102,7 +104,7 @@ def _end(signum: int, frame: FrameType | None) -> None:
         from turnwise.cluster.fork_server import drop_processes
 
         drop_processes()
-    CALLS.finish(EXIT_INTERRUPTED)
+    CALLS.finish()
     os._exit(EXIT_INTERRUPTED)
 
 

@@ -1,5 +1,7 @@
 """Confidence intervals of success rates."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 

@@ -63,11 +63,7 @@ class Answer(NamedTuple):
 
 
 def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
-    """Measures, and returns what the tool answers.
-
-    Raises:
-        TurnwiseError: the model or the rows can't be used.
-    """
+    """Measures, and returns what the tool answers."""
     check_model(asked.model_path)
     base = base_of_adapter(asked.model_path)
     if asked.use_lora and base is None:

@@ -182,11 +182,7 @@ P = TypeVar("P", bound=Action)
 
 
 def parse(kind: type[P], values: Mapping[str, Any]) -> P:
-    """The checked parameters of an action.
-
-    Raises:
-        ConfigError: one is unknown, missing, or of a wrong kind; all of them are named.
-    """
+    """The checked parameters of an action."""
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:

@@ -106,11 +106,7 @@ class AgenticRLPipeline:
         return str(file)
 
     def _stage(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
-        """The result of a stage, recorded from now on.
-
-        Raises:
-            StageError: it ended with an error, or was recorded with other parameters.
-        """
+        """The result of a stage, recorded from now on."""
         recorded = self.results.get(name)
         if recorded is not None:
             if recorded["parameters"] != asked:

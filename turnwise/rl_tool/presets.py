@@ -21,11 +21,7 @@ SAFE_REWARD = {"only_if_correct": True, "floor": 0.0, "max_steps": 5}
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of `train`, with those of the preset that aren't given.
-
-    Raises:
-        ConfigError: there is no such preset.
-    """
+    """The parameters of `train`, with those of the preset that aren't given."""
     name = given.get("preset")
     if name is None:
         return dict(given)

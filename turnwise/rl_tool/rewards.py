@@ -17,11 +17,7 @@ BUILT_IN = (*_FUNCTIONS, "judge")
 
 
 def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function of a name.
-
-    Raises:
-        ConfigError: there is no such reward, or it has no such parameter.
-    """
+    """The function of a name."""
     functions = {**_FUNCTIONS, "judge": Judge, **registered}
     if name not in functions:
         raise ConfigError(f"reward_type {name!r} isn't one of {', '.join(functions)}.{nearest(name, functions)}")
@@ -47,11 +43,7 @@ def reward_sections(
     reward_type: str | list[str] | dict[str, float], config: Mapping[str, Any], custom: Any, registered: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The entries of `data.reward`. Where answers can be right, accuracy comes first, which says what a success is; it weighs
-    nothing if nobody asked for it.
-
-    Raises:
-        ConfigError: a reward or a parameter of it is unknown.
-    """
+    nothing if nobody asked for it."""
     if custom is not None:
         if not callable(custom):
             raise ConfigError(f"custom_reward: got {custom!r:.60}; it is a function (completions, **columns) -> numbers")

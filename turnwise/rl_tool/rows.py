@@ -33,12 +33,7 @@ class Rows(NamedTuple):
 
 
 def load(choice: RowChoice, kind: str, registered: Mapping[str, Any], split: str = "train", number: int | None = None) -> Rows:
-    """The rows that an action asks for, as `kind` (sft or rl) needs them; `split` and `number` are its defaults.
-
-    Raises:
-        ConfigError: the data set is unknown.
-        DataError: it can't be read, is empty, or lacks the needed columns.
-    """
+    """The rows that an action asks for, as `kind` (sft or rl) needs them; `split` and `number` are its defaults."""
     number = choice.max_samples or number
     name, found = _find(choice, choice.split or split, number, registered)
     rows = [{**_FORMATS[kind](row.columns, row.place), "data_source": name} for row in found[:number]]

@@ -33,11 +33,7 @@ class ExistsError(ConfigError):
 
 
 def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains, and returns what the tool answers.
-
-    Raises:
-        TurnwiseError: what was refused, or what ended the run. What was in output_dir is still there then.
-    """
+    """Trains, and returns what the tool answers."""
     out, started, is_sft = Path(asked.output_dir), time.perf_counter(), asked.algorithm == "sft"
     check_model(asked.model_name)
     _require_free(asked, out)

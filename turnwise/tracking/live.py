@@ -1,5 +1,7 @@
 """The live view of a run on a terminal, drawn by rich."""
 
+from __future__ import annotations
+
 import math
 import sys
 import time

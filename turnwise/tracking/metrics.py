@@ -1,5 +1,7 @@
 """Combines metrics; nothing else does."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """MLflow."""
 
+from __future__ import annotations
+
 import re
 import time
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """Weights & Biases."""
 
+from __future__ import annotations
+
 import html
 from collections.abc import Mapping
 from pathlib import Path

@@ -115,7 +115,7 @@ def _shows(kind: Kind, leaf: Leaf, live: dict[str, str]) -> str:
 def _reasons(kind: Kind, key: str) -> Iterator[str]:
     """Why the setting may have no effect where its role is there, of the tables in `config.without_effect`."""
     role, _, rest = key.partition(".")
-    tables: list[tuple[Iterable[Requirement[Any]], str]] = [(REQUIREMENTS if kind is AgenticConfig else SFT_REQUIREMENTS, key)]
+    tables: list[tuple[Iterable[Requirement], str]] = [(REQUIREMENTS if kind is AgenticConfig else SFT_REQUIREMENTS, key)]
     tables += [(ROLE_REQUIREMENTS[role], rest)] if role in ROLE_REQUIREMENTS else []
     for requirements, name in tables:
         yield from (requirement.reason for requirement in requirements if name in requirement.keys)

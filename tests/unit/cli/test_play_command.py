@@ -115,7 +115,7 @@ def test_a_model_shows_its_log_probs(played, lake, tiny_model):
 
 def test_a_bare_environment_has_the_defaults_of_training_and_arguments(played):
     said = played("frozen_lake", "size=2", "is_slippery=false", "--policy", "scripted", "--max-steps", "4")
-    assert "note: there is no tokenizer here: bytes are counted as tokens" in said
+    assert "note: there is no tokenizer here, so texts are shown" in said
     assert "You act in an environment, one action each turn." in said
     assert rows(said, "score") == ["1 after 2 turns, finished by the environment"]
 
@@ -230,7 +230,7 @@ def take_terminal():
         (["frozen_lake", "--policy", ".", "--tokenizer", "."], "a model has its own"),
         (["frozen_lake", "--policy", "openai:http://a", "--model-name", "x", "--ids"], "--ids shows token ids"),
         (["frozen_lake", "--seed", "-1"], "--seed is -1"),
-        (["frozen_lake", "render_mode=rgb_array", "--policy", "random"], "knows texts only"),
+        (["lake.yaml", "custom_envs.Lake.env_config.render_mode=rgb_array", "--policy", "random"], "knows texts only"),
         ([f"{TOYS}:LettersEnv", "--policy", "random"], "--actions a,b,c"),
         (["odd_envs:RaisingEnv", "--policy", "random"], "RuntimeError: the toy is broken"),
         (["lake.yaml", "--tag", "Lak"], "Did you mean 'Lake'?"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.build.placement_table import placement_table
+from turnwise.cli.config_command import placement_table
 from turnwise.cluster.placement import place
 from turnwise.config import load_any_config
 from turnwise.errors import ConfigError

@@ -187,7 +187,7 @@ def test_a_file_with_train_files_is_for_fine_tuning(tmp_path: Path) -> None:
     (tmp_path / "sft.yaml").write_text("pretrain: models/none\ntrain_files: demos.jsonl\n")
     config, _ = load_any_config(tmp_path / "sft.yaml")
     assert isinstance(config, SFTConfig)
-    assert "samples" in dict(describe(config).rows)["optimiser step"]
+    assert "samples" in dict(describe(config).rows)["steps"]
 
 
 def print_config(path: Path, is_json: bool, capsys: pytest.CaptureFixture[str]) -> str:

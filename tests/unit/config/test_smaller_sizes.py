@@ -15,7 +15,7 @@ FILES = ["frozen_lake/agentic.yaml", "frozen_lake/sft.yaml", "sokoban/agentic.ya
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("changes", [[], ["train_env_manager.group_size=4", "rollout_batch_size=4"]])
 def test_the_advice_can_be_followed_until_nothing_is_left(name, changes):
-    from turnwise.config.smaller import smaller_steps
+    from turnwise.config.sizes import smaller_steps
 
     if "sft" in name:
         changes = []

@@ -10,7 +10,6 @@ import pytest
 from settings.answers import BASE
 
 from turnwise.build.agentic import build_agentic
-from turnwise.build.applied_table import print_applied, shown
 from turnwise.build.run import start_run
 from turnwise.build.run_table import applied_settings
 from turnwise.build.saved import evaluate_model
@@ -81,7 +80,7 @@ def test_the_server_says_whose_parameters_it_reads(built) -> None:
 def test_steps_follow_from_the_plan(built) -> None:
     arguments = {"learning_rate": 0.5, "per_device_train_batch_size": 1, "lr_scheduler_type": "linear", "warmup_ratio": 0.5}
     said = rows(built(ppo_epochs=3, actor_train={"training_args": arguments, "use_dynamic_batching_in_train": True}))
-    assert said["steps"].endswith("optimiser steps × samples = 12 × 1")
+    assert said["optimiser steps"].startswith("12 × 1 sample in 3 passes")
     assert said["optimiser"].startswith("AdamW at 0.5, linear, warm-up 12 of 24 optimiser steps")
     assert said["micro-batches"].startswith("up to 4096 tokens; forward passes up to 1 samples")
 
@@ -122,8 +121,8 @@ def test_a_terminal_gets_a_table_and_a_file_plain_lines(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     applied = Applied([("model", "m " * 40), ("KL", "none [b]")])
     plain, terminal = io.StringIO(), Terminal()
-    print_applied(applied, plain)
-    print_applied(applied, terminal)
+    applied.show(plain)
+    applied.show(terminal)
     assert plain.getvalue() == applied.table() + "\n"
     assert "none [b]" in terminal.getvalue() and max(map(len, terminal.getvalue().splitlines())) < 80
 
@@ -132,7 +131,6 @@ def test_a_quiet_run_logs_its_table_and_prints_none(built, capsys, caplog) -> No
     with caplog.at_level(logging.INFO, "turnwise"):
         pipeline = built()
     assert "what this run applies" in caplog.text
-    shown(pipeline, is_quiet=True)
     assert "actor_train" not in capsys.readouterr().out
-    shown(pipeline, is_quiet=False)
+    applied_settings(pipeline).show()
     assert "actor_train" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import pytest
 from small_runs import run_small, small_config, training
 
 from turnwise.build import agentic
-from turnwise.build.turns import give_turns
+from turnwise.build.placement import give_turns
 from turnwise.cluster.placement import Placement
 from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.server import EmbeddedServer

@@ -11,7 +11,7 @@ import pytest
 from turnwise.batching.samples import build_samples
 from turnwise.build.play import EpisodePrinter
 from turnwise.build.play_policies import person
-from turnwise.build.play_setup import BYTES_PER_TOKEN, Choices, byte_tokenizer, set_up
+from turnwise.build.play_setup import Choices, set_up
 from turnwise.build.rollouts import build_scheduler, open_served_policy
 from turnwise.chat.text_conversation import TextAnswer
 from turnwise.config import parse_config
@@ -136,13 +136,14 @@ def test_a_random_player_repeats_itself_under_a_seed(tiny_model, tokens):
     assert len({tuple(actions(seed)) for seed in range(5)}) > 1
 
 
-def test_without_a_tokenizer_bytes_stand_in_and_it_is_said(tiny_model):
-    config = config_of(tiny_model)
-    _, result, setup = played(config, Choices("scripted", seed=1))
-    assert result.trajectory.score == 1.0
-    assert setup.max_length == 256 * BYTES_PER_TOKEN and setup.limits.max_new_tokens == 16 * BYTES_PER_TOKEN
-    assert "bytes are counted as tokens" in setup.notes[0]
-    assert len(byte_tokenizer().encode("größer", add_special_tokens=False)) == len("größer".encode())
+def test_without_a_tokenizer_texts_are_played_and_it_is_said(tiny_model):
+    notes, result, setup = played(config_of(tiny_model), Choices("scripted", seed=1))
+    assert result.trajectory.score == 1.0 and "no tokenizer here" in setup.voice.note
+    assert notes.answers[0].text.startswith("<answer>") and notes.prompts[0].messages[0]["role"] == "system"
+    with_tools = parse_config({"pretrain": str(tiny_model), "custom_envs": {"Lake": LAKE}})[0]
+    with_tools.agent.fill(function_tool_path="tools.py")
+    with pytest.raises(ConfigError, match="--tokenizer"):
+        played(with_tools, Choices("scripted"))
 
 
 def test_nobody_to_play_is_a_sentence(tiny_model, tokens):
@@ -173,7 +174,7 @@ def test_a_policy_known_by_its_words_has_no_tokens(tiny_model):
         return TextAnswer("<answer>Right</answer>", "stop")
 
     setup = set_up(config, "Lake", Choices("openai:http://localhost:1/v1", model_name="small"))
-    setup = replace(setup, prepare=lambda printer: printer.over_text(complete))
+    setup = replace(setup, voice=replace(setup.voice, prepare=lambda printer: printer.over_text(complete)))
     try:
         result = setup.play(EpisodePrinter(notes))
     finally:
@@ -181,7 +182,7 @@ def test_a_policy_known_by_its_words_has_no_tokens(tiny_model):
     assert len(result.trajectory.turns) == 4 and all(turn.num_tokens == 0 for turn in result.trajectory.turns)
     assert [message["role"] for message in notes.prompts[0].messages] == ["system", "user"]
     assert [message["role"] for message in notes.prompts[1].messages] == ["user"], "only what is new"
-    assert len(asked[1]) == 4 and setup.tokenizer is None
+    assert len(asked[1]) == 4 and setup.voice.tokenizer is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Examines an environment before training: its faults, what to change, and the figures that show it."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence

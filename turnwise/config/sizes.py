@@ -1,0 +1,127 @@
+"""Sizes of a run: the memory that it needs, its checkpoints on the disk, and what makes its steps smaller."""
+
+from __future__ import annotations
+
+from turnwise.config.model_shape import BYTES, ModelShape, read_model_shape
+from turnwise.config.resolve import estimator_of
+from turnwise.config.roles import ModelArgs
+from turnwise.config.schema import AgenticConfig
+from turnwise.config.sft import SFTConfig
+from turnwise.spec import MAX_PACKED_BYTES
+
+_PAGE = "docs/how_long.md has measured times"
+TRAINED_BYTES = 16
+"""Bytes of a trained parameter: fp32 weight, gradient and the two moments of Adam."""
+_SHORTEST_RESPONSE = 8
+"""Tokens. Shorter ones hold no answer."""
+
+
+def smaller_steps(config: AgenticConfig | SFTConfig) -> str:
+    """Settings that about halve the time of a step, each with a value that this config can have."""
+    changes = list(_smaller_sft(config) if isinstance(config, SFTConfig) else _smaller(config))
+    tried = f"smaller sizes to try: {' '.join(changes)}, or" if changes else "try"
+    return f"{tried} a smaller model ({_PAGE})"
+
+
+def _smaller_sft(config: SFTConfig) -> list[str]:
+    training = config.training_args
+    if training.gradient_accumulation_steps > 1:
+        return [f"training_args.gradient_accumulation_steps={training.gradient_accumulation_steps // 2}"]
+    if training.per_device_train_batch_size > 1:
+        return [f"training_args.per_device_train_batch_size={training.per_device_train_batch_size // 2}"]
+    return []
+
+
+def _smaller(config: AgenticConfig) -> list[str]:
+    manager, changes = config.train_env_manager, []
+    num_groups = config.rollout_batch_size // manager.group_size
+    if num_groups > 1:
+        changes.append(f"rollout_batch_size={num_groups // 2 * manager.group_size}")
+    elif manager.group_size >= 4:
+        half = manager.group_size // 2
+        changes += [f"rollout_batch_size={half}", f"train_env_manager.group_size={half}"]
+    for tag in manager.env_tags:
+        env, response = config.custom_envs[tag], config.max_new_tokens("train", tag)
+        if env.max_steps > 1:
+            changes.append(f"custom_envs.{tag}.max_steps={env.max_steps // 2}")
+        if response // 2 >= _SHORTEST_RESPONSE:
+            changes.append(f"custom_envs.{tag}.max_tokens_per_step={response // 2}")
+    return changes
+
+
+def _checkpoint_bytes(arguments: ModelArgs, shape: ModelShape) -> int:
+    """Bytes of one model: fp32 weights, and Adam's two moments of what is trained. An adapter's base model isn't saved."""
+    if arguments.lora_rank is None:
+        return 12 * shape.num_parameters
+    return 12 * shape.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
+
+
+def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
+    """Size of one checkpoint on the disk, and of all that are kept."""
+    size = _checkpoint_bytes(config.actor_train.model_args, shape)
+    if config.needs_critic:
+        critic = read_model_shape(config.critic.model_args.model_name_or_path) or shape
+        size += _checkpoint_bytes(config.critic.model_args, critic)
+    kept = config.max_ckpt_to_keep
+    # A new one is written before the oldest goes.
+    held = f", {bytes_text((kept + 1) * size)} while one is written" if kept else ", all kept"
+    return f"about {bytes_text(size)} each{held} (max_ckpt_to_keep, save_steps)"
+
+
+def episodes_at_once(config: AgenticConfig) -> int:
+    """Training episodes that play at once. Redundant siblings and greedy ones are played too."""
+    manager, has_greedy = config.train_env_manager, "greedy_sibling" in estimator_of(config).needs
+    return manager.num_env_groups * (manager.group_size + manager.group_size_redundancy + has_greedy)
+
+
+def memory(config: AgenticConfig, shape: ModelShape) -> str:
+    """An estimate without activations. The sampler reads the trainer's fp32 weights where it wants them so, always new, and
+    nothing trains while it plays."""
+    num = shape.num_parameters
+    policy = config.actor_train.model_args
+    parts = [trained_memory(policy, shape)]
+    if config.needs_critic:
+        critic = read_model_shape(config.critic.model_args.model_name_or_path) or shape
+        parts.append(f"{bytes_text(_critic_memory(config.critic.model_args, critic))} critic")
+    if config.needs_reference and not config.is_reference_in_policy:
+        parts.append(f"{bytes_text(4 * num)} reference")
+    dtype = config.actor_infer.model_args.dtype
+    is_late = config.actor_train.model_update_frequency > 1 or config.plays_ahead
+    if dtype != "fp32" or is_late or policy.has_adapter:
+        parts.append(f"{bytes_text(BYTES[dtype] * num)} sampler")
+    if config.plays_ahead:
+        parts.append(f"{bytes_text(4 * num)} on the way from the trainer's process")
+    episodes = episodes_at_once(config)
+    kv = shape.kv_bytes_per_token(dtype) * config.sequence_length * episodes
+    sampler = config.actor_infer.strategy_args.strategy_name
+    bound = config.kv_cache_bytes if sampler == "embedded" else kv
+    parts.append(f"at most {bytes_text(min(kv, bound))} keys and values of {episodes} contexts")
+    if bound < kv:
+        parts[-1] += f" (kv_cache_bytes; all of them would be {bytes_text(kv)})"
+    if sampler == "embedded" and dtype == "fp32" and BYTES[dtype] * num <= MAX_PACKED_BYTES:
+        parts.append(f"on a CPU about {bytes_text(BYTES[dtype] * num)} weights packed for its kernels")
+    return ", ".join(parts) + " (estimated; activations come on top)"
+
+
+def trained_memory(arguments: ModelArgs, shape: ModelShape) -> str:
+    num = shape.num_parameters
+    if arguments.lora_rank is None:
+        most = "at most " if arguments.freeze_module_prefix else ""
+        return f"{most}{bytes_text(TRAINED_BYTES * num)} weights, gradients, optimiser"
+    adapters = shape.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
+    return f"{bytes_text(BYTES['fp32'] * num)} frozen weights, {bytes_text(TRAINED_BYTES * adapters)} adapters to be trained"
+
+
+def _critic_memory(arguments: ModelArgs, shape: ModelShape) -> int:
+    if arguments.lora_rank is None:
+        return TRAINED_BYTES * shape.num_value_parameters
+    adapters = shape.num_lora_parameters(arguments.lora_rank, arguments.lora_target or ["all"])
+    return BYTES["fp32"] * shape.num_value_parameters + TRAINED_BYTES * adapters
+
+
+def bytes_text(number: int) -> str:
+    """
+    >>> bytes_text(1_500_000), bytes_text(8_000_000_000)
+    ('1.5 MB', '8.0 GB')
+    """
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
