@@ -16,7 +16,7 @@ def trajectory() -> Trajectory:
 
 def test_text_has_status_score_and_turns():
     assert str(trajectory()) == (
-        "train/Lake/1, sibling 0: finished, score 0.75, judge 0.25\n  turn 1: '<b>go' → reward 0.5, 2 tokens"
+        "train/Lake/1, sibling 0: score 0.75 (judge 0.25), 1 turn, finished\n  turn 1: '<b>go' → reward 0.5, 2 tokens"
     )
     assert str(Group(trajectory().task, [trajectory()])).startswith("group 0, 1 trajectories\n  train/Lake/1, sibling 0")
 
