@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from turnwise.chat.rendering import Tools
-from turnwise.chat.template import ChatTemplate, num_characters_of
+from turnwise.chat.rendering import Tools, num_characters_of
+from turnwise.chat.template import ChatTemplate
 from turnwise.errors import RolloutError, ServerError
 from turnwise.protocols import PolicyServer
 from turnwise.tool_protocols import ToolCallParser

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.chat.rendering import Tools
-from turnwise.chat.template import ChatTemplate, num_characters_of
+from turnwise.chat.rendering import Tools, num_characters_of
+from turnwise.chat.template import ChatTemplate
 from turnwise.errors import DataError
 from turnwise.types import Message, Sample, TurnSpan
 

@@ -203,6 +203,22 @@ class Renderer:
                 )
 
 
+def key_of(messages: Sequence[Message]) -> tuple[tuple[str, str], ...] | None:
+    """The key of messages that are a role and a text; None if they hold more.
+
+    >>> key_of([{"role": "user", "content": "Where to?"}])
+    (('user', 'Where to?'),)
+    >>> key_of([{"role": "tool", "content": "4", "tool_call_id": "a"}])
+    """
+    key = []
+    for message in messages:
+        role, content = message.get("role"), message.get("content")
+        if len(message) != 2 or not isinstance(role, str) or not isinstance(content, str):
+            return None
+        key.append((role, content))
+    return tuple(key)
+
+
 def texts_of(message: Message) -> Iterator[str]:
     """The texts in a message's content.
 
@@ -214,6 +230,11 @@ def texts_of(message: Message) -> Iterator[str]:
         yield content
     elif isinstance(content, list):
         yield from (part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str))
+
+
+def num_characters_of(messages: Sequence[Message]) -> int:
+    """Number of characters of the messages' texts, without surrounding white space, which some templates drop."""
+    return sum(len(text.strip()) for message in messages for text in texts_of(message))
 
 
 def with_texts(message: Message, change: Callable[[str], str]) -> Message:

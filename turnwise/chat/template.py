@@ -11,13 +11,12 @@ import copy
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from turnwise.chat.codec import TextCodec
-from turnwise.chat.recent import RecentIds, key_of
-from turnwise.chat.rendering import SENTINEL, ForeignText, Renderer, Tools, as_part, texts_of
+from turnwise.chat.rendering import SENTINEL, ForeignText, Renderer, Tools, as_part, key_of
 from turnwise.errors import ChatTemplateError
 from turnwise.types import Message
 
@@ -34,6 +33,8 @@ _THINKING_TAGS = re.compile(r"\A(?:\s*<[^<>]*think[^<>]*>)+\s*", re.IGNORECASE)
 _THOUGHT = "turnwise8f1e6c0d5b7a4293thought"
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Keys in which published templates look for an assistant's thinking."""
+_MOST_RECENT = 2048
+"""Renderings that are kept."""
 _BEFORE = "\n"
 """Stands for the sampled text before a tail: no vocabulary merges it with what follows."""
 
@@ -92,7 +93,7 @@ class ChatTemplate:
         eos = tokenizer.eos_token_id
         self._known_ends = tuple(dict.fromkeys([*([] if eos is None else [eos]), *eos_token_ids]))
         self._codec = TextCodec(tokenizer)
-        self._starts, self._tails = RecentIds(), RecentIds()
+        self._recent = lru_cache(_MOST_RECENT)(self._told)
         self._foreign: ForeignText | None = None
         self._is_announced = False
 
@@ -100,7 +101,7 @@ class ChatTemplate:
     def without_special_tokens(self) -> Self:
         """The same template with special tokens in messages of users and tools encoded as ordinary text."""
         template = copy.copy(self)
-        template._starts, template._tails = RecentIds(), RecentIds()
+        template._recent = lru_cache(_MOST_RECENT)(template._told)
         template._foreign = ForeignText(self._codec.added_tokens)
         return template
 
@@ -117,7 +118,7 @@ class ChatTemplate:
         """
         if not messages:
             raise ChatTemplateError("a context can't start with no message: give at least a user's")
-        return self._ids(self._starts, (), messages, tools)
+        return self._ids((), messages, tools)
 
     def extend(self, response_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids that follow a sampled response: the missing end of its turn, the messages, and the next response's header.
@@ -132,7 +133,7 @@ class ChatTemplate:
         prefix = self._prefix
         if new_messages and new_messages[0].get("role") == "tool" and self._results_need_call:
             prefix = self._called(new_messages[0])
-        tail = self._ids(self._tails, prefix, new_messages, tools)
+        tail = self._ids(prefix, new_messages, tools)
         if prefix is not self._prefix:
             tail = self._from_end(tail)
         ends = self._ends
@@ -353,20 +354,21 @@ class ChatTemplate:
         added = self._codec.added_tokens
         return next((index for index, token_id in enumerate(token_ids) if token_id in added), None)
 
-    def _ids(self, recent: RecentIds, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
-        """The ids of the rendered messages; messages of plain text are looked up in `recent`."""
-        key = None if tools else key_of(messages)
-        found = None if key is None else recent.of(key)
-        if found is not None:
-            return found
+    def _ids(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
+        """The ids of the rendered messages. Those of plain text are kept: siblings read the same ones, and states recur."""
+        key = key_of(messages) if not tools and (not prefix or prefix is self._prefix) else None
+        return self._encoded(prefix, messages, tools) if key is None else list(self._recent(bool(prefix), key))
+
+    def _told(self, is_tail: bool, key: tuple[tuple[str, str], ...]) -> list[int]:
+        return self._encoded(self._prefix if is_tail else (), [_message(*said) for said in key], ())
+
+    def _encoded(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[int]:
         self._check_parts(messages)
         token_ids: list[int] = []
         after = _BEFORE if prefix else ""
         for piece in self._pieces(prefix, messages, tools):
             token_ids += self._codec.encode(piece, after)
             after = _BEFORE
-        if key is not None:
-            recent.keep(key, token_ids)
         return token_ids
 
     def _pieces(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> list[str]:
@@ -376,11 +378,6 @@ class ChatTemplate:
         messages, mark = self._foreign.marked(messages)
         text = self.renderer.shown(prefix, messages, tools)
         return text.split(mark) if mark else [text]
-
-
-def num_characters_of(messages: Sequence[Message]) -> int:
-    """Number of characters of the messages' texts, without surrounding white space, which some templates drop."""
-    return sum(len(text.strip()) for message in messages for text in texts_of(message))
 
 
 def _message(role: str, content: Any) -> Message:

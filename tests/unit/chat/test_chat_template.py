@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from turnwise.chat.recent import key_of
-from turnwise.chat.rendering import SENTINEL
+from turnwise.chat.rendering import SENTINEL, key_of
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ChatTemplateError
 from turnwise.testing.fakes import byte_tokenizer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from turnwise.chat.codec import TextCodec
-from turnwise.chat.recent import RecentIds
 from turnwise.chat.template import ChatTemplate
 from turnwise.testing.fakes import byte_tokenizer
 
@@ -41,11 +40,3 @@ def test_messages_that_were_met_before_are_not_rendered_again_and_new_ones_are()
     first_again.append(1)
     assert template.start(messages) == first != template.start(other)
     assert template.extend([], messages) != template.start(messages)
-
-
-def test_what_is_kept_is_bounded_by_its_tokens():
-    recent = RecentIds(max_tokens=100)
-    for number in range(1000):
-        recent.keep((("user", str(number)),), range(10))
-    kept = [number for number in range(1000) if recent.of((("user", str(number)),)) is not None]
-    assert kept == list(range(990, 1000))
