@@ -57,6 +57,8 @@ class StrategyInfo:
     """Rank, scale and modules of trained adapters; empty if the model's own parameters are trained."""
     saved_bytes: int = 0
     """Bytes that `save` writes, about."""
+    num_updates: int = 0
+    """Optimiser steps that it has begun to apply to its weights, or left out because a number wasn't finite."""
 
 
 @dataclass(frozen=True, slots=True)

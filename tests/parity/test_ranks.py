@@ -112,6 +112,7 @@ def test_two_ranks_make_the_steps_of_one(make_role, kind):
         np.testing.assert_allclose(first[1][name], first[0][name], rtol=1e-5)
     for role in (one, two):
         steps(role, loss, STEPS - 1)
+        assert ask(role, "info").num_updates == role.num_updates == STEPS, "by this a run knows whether its weights are whole"
     assert distance(*(moved(role, start) for role, start in zip((one, two), starts, strict=True))) <= 1e-3
 
 

@@ -149,8 +149,7 @@ def _assemble(
     if algorithm.running is not None:
         parts["running"] = algorithm.running
     num_bytes = sum(info_of(role).saved_bytes for role in (actor_train, critic) if role)
-    others = {"critic": critic.workers} if critic else {}
-    contents = Contents(actor_train.workers, policy.tokenizer, others, parts, num_bytes)
+    contents = Contents(actor_train, policy.tokenizer, {"critic": critic} if critic else {}, parts, num_bytes)
     return AgenticPipeline(
         pipeline_config=config,
         actor_train=actor_train,

@@ -67,7 +67,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
         )
         by_validation = ByValidation(config, folder.best)
         contents = Contents(
-            sft.workers,
+            sft,
             tokenizer,
             parts={"random": GlobalRandomState(), "demonstrations": Fingerprint(train_samples), "by_validation": by_validation},
             num_bytes=info_of(sft).saved_bytes,

@@ -83,7 +83,7 @@ class LaunchedCluster(ProcessCluster):
             connections = dict(_greeted(listener.accept()) for _ in range(size - 1))
         self._processes.append(OwnRank(*talk, "rank 0"))
         for rank in range(1, size):
-            self._processes.append(ConnectedProcess(connections[rank], *talk, f"the launched process of rank {rank}"))
+            self._processes.append(ConnectedProcess(*connections[rank], *talk, f"the launched process of rank {rank}"))
         others = SetUp({}, list(sys.path), os.getcwd(), {}, begin)
         commands = [Command("begin", (begin,)), *[Command("set_up", (others,))] * (size - 1)]
         self._tell("setting up the ranks", commands)
@@ -104,7 +104,7 @@ def serve_launched() -> None:
     address, key, groups = found
     form_groups(groups)
     connection = Client(tuple(address), authkey=key)
-    connection.send((rank, _versions()))
+    connection.send((rank, os.getpid(), _versions()))
     # Signals for the whole run are the first process's to act on; its end ends this one.
     for name in ("SIGINT", "SIGTERM"):
         signal.signal(signal.Signals[name], lambda *_: None)
@@ -138,14 +138,14 @@ class _ReadAhead(Wire):
             self._messages.put(None)
 
 
-def _greeted(connection: Connection) -> tuple[int, Connection]:
-    rank, versions = connection.recv()
+def _greeted(connection: Connection) -> tuple[int, tuple[Connection, int]]:
+    rank, process_id, versions = connection.recv()
     for name, theirs in versions.items():
         if theirs != version(name):
             raise WorkerError(
                 f"rank {rank} has {name} {theirs}, and rank 0 {version(name)}; start all processes with the same Python"
             )
-    return rank, connection
+    return rank, (connection, process_id)
 
 
 def _versions() -> dict[str, str]:

@@ -76,5 +76,8 @@ class LocalCluster:
         self._roles[role] = LocalWorkers(role, worker, self._watchdog, self._deadline_s)
         return self._roles[role]
 
+    def keep_first_ranks(self) -> bool:
+        return True
+
     def shutdown(self) -> None:
         self._roles.clear()

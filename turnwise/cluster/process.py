@@ -32,6 +32,7 @@ _END_S = 60.0
 """Seconds that the end of a run waits for the thread that talked to a dead process."""
 _STACK_S = 5.0
 """Seconds to wait for the stacks of a process."""
+_POLL_S = 0.05
 
 
 class TrainerProcess(ABC):
@@ -89,6 +90,17 @@ class TrainerProcess(ABC):
             self._has_ended = True
             self._end()
 
+    def kill(self) -> None:
+        """Ends the process, also where it doesn't listen."""
+        self.end()
+
+    def is_free_within(self, timeout_s: float) -> bool:
+        """Waits until no call is unanswered; whether that is so in time."""
+        end = time.monotonic() + timeout_s
+        while self._busy_with and time.monotonic() < end:
+            time.sleep(_POLL_S)
+        return not self._busy_with
+
     @abstractmethod
     def _ask(self, name: str, command: Command) -> Any:
         """The result of a command. Called in the thread."""
@@ -102,19 +114,28 @@ class TrainerProcess(ABC):
 
 
 class ConnectedProcess(TrainerProcess):
-    """A process at the other end of a connection."""
+    """A process at the other end of a connection. Somebody else has started it; it ends when the connection closes."""
 
-    def __init__(self, connection: Connection, *talk: Any) -> None:
+    def __init__(self, connection: Connection, process_id: int, *talk: Any) -> None:
         super().__init__(*talk)
         self._connection = connection
+        self._id = process_id
         self._shared: dict[str, SharedTensors] = {}
 
     def _end(self) -> None:
         self._thread.end()
         self._connection.close()
 
+    def kill(self) -> None:
+        if not self.is_gone:
+            with suppress(ProcessLookupError):
+                os.kill(self._id, signal.SIGKILL)
+        self.end()
+
     def _stack(self) -> str:
-        return "it is another program's child; SIGUSR1 makes it print its stacks"
+        with suppress(ProcessLookupError):
+            os.kill(self._id, signal.SIGUSR1)
+        return "it prints its stacks to stderr itself"
 
     def _fate(self) -> str:
         return "its own messages say why"
@@ -179,8 +200,8 @@ class ForkedProcess(ConnectedProcess):
         self._stacks, stacks = Connection(readable, writable=False), Connection(writable, readable=False)
         self._exit_code: int | None = None
         self._fork_server = prepare_processes()
-        self._id = self._fork_server.fork(self._entry, [connection, stacks])
-        super().__init__(Connection(ours.detach()), *talk)
+        process_id = self._fork_server.fork(self._entry, [connection, stacks])
+        super().__init__(Connection(ours.detach()), process_id, *talk)
         connection.close()
         stacks.close()
 

@@ -196,6 +196,13 @@ class ProcessCluster:
         """
         self._processes[-1].start("a trial", Command("take", (value,))).result()
 
+    def keep_first_ranks(self) -> bool:
+        firsts = {placed.processes[0] for placed in self.placement.roles.values()} or {0}
+        for number, process in enumerate(self._processes):
+            if number not in firsts:
+                process.kill()
+        return all(self._processes[number].is_free_within(_OTHERS_S) for number in firsts)
+
     def shutdown(self) -> None:
         """Ends the processes without waiting for their running calls."""
         self._set_num_threads(self.num_threads.both)

@@ -19,7 +19,8 @@ from turnwise.config.sizes import bytes_text
 from turnwise.errors import CheckpointError, ModelError
 from turnwise.models.load import load_tokenizer, remove_folder, trusted_already, written_whole
 from turnwise.pipelines.interrupt import Interrupts
-from turnwise.protocols import Stateful, Workers
+from turnwise.pipelines.roles import ModelRole
+from turnwise.protocols import Stateful
 from turnwise.training.state import TRAINER_FILE, load_trainer_state
 from turnwise.types import Sample
 
@@ -62,12 +63,16 @@ class Contents:
     """The contents of a checkpoint: one model with its optimiser in the folder itself, those of `others` (the critic) in
     subfolders, the tokenizer, and the numbers of `parts`."""
 
-    model: Workers
+    model: ModelRole
     tokenizer: PreTrainedTokenizerBase
-    others: Mapping[str, Workers] = field(default_factory=dict)
+    others: Mapping[str, ModelRole] = field(default_factory=dict)
     parts: Mapping[str, Stateful] = field(default_factory=dict)
     num_bytes: int = 0
     """Approximate bytes on the disk."""
+
+    @property
+    def roles(self) -> list[ModelRole]:
+        return [self.model, *self.others.values()]
 
 
 class Checkpoints:
@@ -90,7 +95,7 @@ class Checkpoints:
         self.num_done = 0
         """Number of whole steps."""
         self.is_torn = False
-        """Whether a weight update is half done."""
+        """Whether a weight update has begun and isn't whole."""
         self.save_steps = save_steps
         self.max_to_keep = max_to_keep
         self._contents = contents
@@ -113,6 +118,15 @@ class Checkpoints:
         self.is_torn = False
         self.num_done = step + 1
         self._remember()
+
+    def has_whole_weights(self) -> bool:
+        """Whether the weights are those of the last whole step, though an update may have begun. Asks the first ranks.
+
+        Raises:
+            WorkerError: one of them is gone.
+        """
+        counts = [role.workers.call("info", route="rank0").result().num_updates for role in self._contents.roles]
+        return counts == self._num_updates
 
     @property
     def num_bytes(self) -> int:
@@ -171,7 +185,7 @@ class Checkpoints:
         """
         try:
             with written_whole(folder) as partial:
-                self._contents.model.call("save", partial).result()
+                self._contents.model.workers.call("save", partial, route="rank0").result()
                 (partial / TRAINER_FILE).unlink()
                 self._contents.tokenizer.save_pretrained(partial)
                 for name, text in notes.items():
@@ -186,9 +200,9 @@ class Checkpoints:
 
     def _write(self, folder: Path) -> None:
         contents = self._contents
-        contents.model.call("save", folder).result()
-        for name, workers in contents.others.items():
-            workers.call("save", folder / name).result()
+        contents.model.workers.call("save", folder, route="rank0").result()
+        for name, role in contents.others.items():
+            role.workers.call("save", folder / name, route="rank0").result()
         contents.tokenizer.save_pretrained(folder)
         (folder / CONFIG_FILE).write_text(self._config_yaml, encoding="utf-8")
         (folder / STATE_FILE).write_text(json.dumps({"step": self.num_done, **self._state}) + "\n", encoding="utf-8")
@@ -204,6 +218,7 @@ class Checkpoints:
 
     def _remember(self) -> None:
         self._state = {name: part.state_dict() for name, part in self._contents.parts.items()}
+        self._num_updates = [role.num_updates for role in self._contents.roles]
 
     def _describe_failure(self, folder: Path, fault: OSError) -> str:
         last = f"the last good one is {self.newest}" if self.newest else "none has been saved before"
@@ -236,9 +251,9 @@ class Checkpoints:
                 "new run"
             )
         _require_same_tokenizer(folder, contents.tokenizer)
-        contents.model.call("load", folder).result()
-        for name, workers in contents.others.items():
-            workers.call("load", folder / name).result()
+        contents.model.workers.call("load", folder).result()
+        for name, role in contents.others.items():
+            role.workers.call("load", folder / name).result()
         for name, part in contents.parts.items():
             try:
                 part.load_state_dict(state[name])

@@ -96,6 +96,8 @@ class ModelRole:
         self.old_log_probs = old_log_probs
         self.owner = owner or name
         """The role whose memory these workers use."""
+        self.num_updates = 0
+        """Optimiser steps whose results have come back."""
         self.take_turn: TakeTurn | None = None
         """Called before the workers compute, where roles take turns on a device."""
 
@@ -170,6 +172,7 @@ class ModelRole:
         cuts = self._cut(samples, self.plan.max_tokens_train)
         batches = [pack([samples[i] for i in cut] or [blank(samples[0])], divisors) for cut in cuts]
         results, counted = self._call("train_step", "train", batches, loss=loss, position=position, part=part)
+        self.num_updates += part.divisor is not None
         return [*results, *counted]
 
     def prepare(self, samples: Sequence[Sample], loss: Loss, seed: int) -> tuple[Sequence[Sample], list[Metric]]:

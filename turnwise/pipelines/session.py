@@ -14,6 +14,7 @@ from turnwise.errors import CheckpointError, DeadlineError, TurnwiseError, Worke
 from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.interrupt import Interrupts, ends_by_signals
 from turnwise.pipelines.run_folder import RunFolder
+from turnwise.protocols import Cluster
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ class Pipeline(Protocol):
 
     interrupts: Interrupts
     checkpoints: Checkpoints
+    cluster: Cluster
 
     def run(self) -> None: ...
 
@@ -71,19 +73,19 @@ def _save_unfinished(
     checkpoints = pipeline.checkpoints
     if fault is None or checkpoints.num_done == start or isinstance(fault, CheckpointError):
         return
-    if checkpoints.is_torn:
-        last = f"the newest checkpoint is {checkpoints.newest}" if checkpoints.newest else "there is no checkpoint yet"
-        steps = counted(checkpoints.num_done, "whole step")
-        say(f"stopped in the middle of a weight update, after {steps}, which can't be saved; {last}")
-        return
+    newest = f"the newest checkpoint is {checkpoints.newest}" if checkpoints.newest else "there is no checkpoint yet"
     pipeline.interrupts.hold("saving")
     try:
+        if checkpoints.is_torn and not (pipeline.cluster.keep_first_ranks() and checkpoints.has_whole_weights()):
+            steps = counted(checkpoints.num_done, "whole step")
+            say(f"stopped in the middle of a weight update, after {steps}, which can't be saved; {newest}")
+            return
         steps = counted(checkpoints.num_done, "step")
         say(f"saved {steps}: {pipeline.do_checkpoint()}\ngo on with resume_from_checkpoint=true")
     except (CheckpointError, DeadlineError, WorkerError) as second:
-        say(f"the last steps could not be saved: {second}")
+        say(f"the last steps could not be saved: {second}; {newest}")
     except KeyboardInterrupt:
-        say(f"the last steps are not saved; the newest checkpoint is {checkpoints.newest}")
+        say(f"the last steps are not saved; {newest}")
     finally:
         pipeline.interrupts.restore()
 

@@ -72,6 +72,7 @@ class TorchStrategy:
         self._has_skipped = False
         self._is_finite = True
         """Loss of the current optimiser step so far."""
+        self._num_updates = 0
         self._stopwatch = self._ranks.context.stopwatch
         self._settings = optimizer
         if optimizer is None:
@@ -151,6 +152,7 @@ class TorchStrategy:
         grad_norm = clip_gradients(self._parameters(), self.max_grad_norm).item()
         learning_rate = self._schedule.apply(self._optimizer, position)
         is_skipped = not (is_finite and np.isfinite(grad_norm))
+        self._num_updates += 1
         if is_skipped:
             self._report_skip(grad_norm)
         else:
@@ -201,6 +203,7 @@ class TorchStrategy:
             recomputes_activations=bool(self._checkpointed),
             adapters="" if self._adapters is None else self._adapters.describe(),
             saved_bytes=self._saved_bytes(),
+            num_updates=self._num_updates,
         )
 
     def _saved_bytes(self) -> int:

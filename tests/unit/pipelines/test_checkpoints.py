@@ -21,6 +21,7 @@ from turnwise.pipelines.checkpoints import (
     remove_leftovers,
     verify,
 )
+from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.testing.fakes import byte_tokenizer
 
 
@@ -57,13 +58,13 @@ class Number:
 
 
 def checkpoints(path, worker=None, *, parts=None, others=None, tokenizer=None, num_bytes=0, **limits):
-    def workers(it):
-        return LocalCluster().spawn("role", lambda _: it)
+    def role(it):
+        return ModelRole("role", LocalCluster().spawn("role", lambda _: it), BatchPlan(1, 1, 0))
 
     contents = Contents(
-        workers(worker or Worker()),
+        role(worker or Worker()),
         tokenizer or byte_tokenizer(),
-        others={name: workers(it) for name, it in (others or {}).items()},
+        others={name: role(it) for name, it in (others or {}).items()},
         parts=parts or {},
         num_bytes=num_bytes,
     )

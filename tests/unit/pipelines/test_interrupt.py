@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from turnwise.cluster.local import LocalCluster
-from turnwise.errors import CheckpointError, RolloutError
+from turnwise.errors import CheckpointError, DeadlineError, RolloutError, WorkerError
 from turnwise.pipelines.checkpoints import Checkpoints, Contents, all_checkpoints
 from turnwise.pipelines.interrupt import Interrupts, ends_at_once
+from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.session import run_to_end
 from turnwise.testing.fakes import byte_tokenizer
@@ -40,18 +41,27 @@ def test_the_second_one_ends_it_in_the_middle():
 
 
 class Worker:
+    num_updates = 0
+
+    def info(self):
+        return self
+
     def save(self, folder):
         (folder / "config.json").write_text("{}")
 
 
 class Counting:
-    """A pipeline of numbered steps; `during` is called in the middle of each, `between` after it, `closing` at the end."""
+    """A pipeline of numbered steps; `during` is called in the middle of each, `between` after it, `closing` at the end. In step
+    `changed` the weights have been changed before `during`."""
 
-    def __init__(self, path, num_steps=3, **calls):
-        contents = Contents(LocalCluster().spawn("role", lambda _: Worker()), byte_tokenizer())
+    def __init__(self, path, num_steps=3, changed=None, **calls):
+        self.worker, self.cluster = Worker(), LocalCluster()
+        role = ModelRole("role", self.cluster.spawn("role", lambda _: self.worker), BatchPlan(1, 1, 0))
+        contents = Contents(role, byte_tokenizer())
         self.interrupts = Interrupts()
         self.checkpoints = Checkpoints(path / "checkpoints", 0, 0, num_steps, contents)
         self.is_closed = False
+        self._changed = changed
         self._calls = calls
 
     def _call(self, moment, step):
@@ -62,6 +72,7 @@ class Counting:
             self._call("before", step)
             self.interrupts.hold("finishing this step")
             with self.checkpoints.updating(step):
+                self.worker.num_updates += step == self._changed
                 self._call("during", step)
             self._call("measuring", step)
             self.interrupts.release()
@@ -125,16 +136,21 @@ def test_a_job_in_the_background_ends_by_sigterm_too(tmp_path):
 
 
 def test_half_an_update_is_not_saved(tmp_path, capsys):
-    assert end(tmp_path, KeyboardInterrupt, during=press(signal.SIGINT, at=1, times=2)).saved == []
+    assert end(tmp_path, KeyboardInterrupt, changed=1, during=press(signal.SIGINT, at=1, times=2)).saved == []
     said = capsys.readouterr().err
     assert "middle of a weight update, after 1 whole step" in said and "no checkpoint yet" in said
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), WorkerError("a rank has ended"), DeadlineError("waited 2 s")])
+def test_an_update_that_has_not_reached_the_weights_costs_no_step(tmp_path, fault):
+    assert end(tmp_path, type(fault), during=fail_with(fault, at=1)).saved == ["checkpoint-1"]
 
 
 def test_ctrl_c_while_saving_waits_and_a_second_one_is_said(tmp_path, capsys):
     interrupted = {"before": press(signal.SIGINT, at=2)}
     assert end(tmp_path, KeyboardInterrupt, **interrupted, saving=press(signal.SIGTERM, at=2)).saved == ["checkpoint-2"]
     assert end(tmp_path / "b", KeyboardInterrupt, **interrupted, saving=press(signal.SIGINT, at=2, times=2)).saved == []
-    assert "the last steps are not saved; the newest checkpoint is None" in capsys.readouterr().err
+    assert "the last steps are not saved; there is no checkpoint yet" in capsys.readouterr().err
 
 
 def fail_with(fault, at):
