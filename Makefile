@@ -14,16 +14,16 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/extras --ignore=tests/engines -n $(WORKERS) --dist worksteal
 
-# What takes minutes: twenty kills of a run, the README's example as printed, and fifty of the known mistakes (tests/mutants.txt).
+# What takes minutes: kills of a run, the README's example as printed, every example, and the known mistakes (tests/mutants.txt).
 test-extras: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/extras
+	$(BIN)/python -m pytest tests/extras --durations=8
 
 # Ray, DeepSpeed, Megatron and vLLM against plain torch, each in an environment of its own, made once outside this folder. What is
 # skipped is said, with what this machine lacks.
 test-engines: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines -s -rs --durations=0 --durations-min=1
 
-# Everything, with twenty kills and all mutants; writes tests/full_run.json. Only on a clean tree.
+# Everything, with twenty kills; writes tests/full_run.json. Only on a clean tree.
 test-full: $(VENV)/.installed-dev
 	$(BIN)/python tests/full.py
 

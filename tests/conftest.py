@@ -76,9 +76,10 @@ def signals_of_a_terminal() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def modules_of_a_test_are_forgotten(tmp_path_factory) -> Iterator[None]:
-    """Two tests may write different modules of one name, `guess.py` say: each imports its own."""
-    before = set(sys.modules)
+    """Two tests may write different modules of one name, `guess.py` say: each imports its own, and none that is gone."""
+    before, path = set(sys.modules), list(sys.path)
     yield
+    sys.path[:] = path
     folder = str(tmp_path_factory.getbasetemp())
     for name in set(sys.modules) - before:
         if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):

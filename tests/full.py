@@ -1,8 +1,7 @@
 """Runs everything that can be tested on this machine: `make test-full`. It writes `tests/full_run.json`, which is committed.
 
-CI leaves out what takes longest: it kills a run three times instead of twenty, and tries only the mutants of what has changed
-since the revision of that file. The file names the parts that have passed, with their minutes. Given again on the same
-revision, the command runs the others only.
+CI does the same but for kills of a run: three instead of twenty. The file names the parts that have passed, with their minutes.
+Given again on the same revision, the command runs the others only.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "tests" / "full_run.json"
-PARTS = ("check", "test-extras", "test", "test-engines")
+PARTS = ("check", "test", "test-extras", "test-engines")
 
 
 def git(*arguments: str) -> str:

@@ -4,8 +4,7 @@ A mutant is a piece of the package's code and what stands there instead (`mutant
 however the lines are broken. Each is applied to a copy of the package in a temporary folder, and its tests run against the copy
 in a process of their own, forked off one that has imported the libraries; as many at a time as there are cores.
 A mutant that its tests let pass has survived: a test is missing. Beside one that was killed stands the test that failed.
-`--check` only looks whether every piece is in the source, and `--changed REVISION` chooses the mutants of files that have
-changed since then, or whose tests have. `--sample N` chooses N of them, others at each revision.
+`--check` only looks whether every piece is in the source.
 """
 
 from __future__ import annotations
@@ -14,11 +13,9 @@ import argparse
 import importlib
 import io
 import os
-import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -64,6 +61,9 @@ def read_mutants(table: str) -> tuple[Mutant, ...]:
     mutants: list[Mutant] = []
     for section in table.split("\n@ ")[1:]:
         head, _, body = section.partition("\n")
+        while body.startswith("    "):  # the line goes on
+            more, _, body = body.partition("\n")
+            head += more
         file, _, names = head.partition(": ")
         if rest := _MUTANT.sub("", f"{body}\n").strip():
             raise ValueError(f"this is no mutant of {file}: {rest!r}")
@@ -125,15 +125,6 @@ def stale(mutants: Sequence[Mutant]) -> list[str]:
             f"{mutant.name}: there is no {test}" for test in mutant.tests if not (ROOT / test.partition("::")[0]).is_file()
         ]
     return found
-
-
-def changed(mutants: Sequence[Mutant], revision: str) -> list[Mutant]:
-    """The mutants whose file, tests or own table have changed since the revision; all where git doesn't know it."""
-    git = subprocess.run(["git", "diff", "--name-only", revision], cwd=ROOT, capture_output=True, text=True)
-    files = set(git.stdout.split())
-    if git.returncode or files & {"tests/mutants.py", "tests/mutants.txt", "constraints.txt"}:
-        return list(mutants)
-    return [mutant for mutant in mutants if files & {f"turnwise/{mutant.file}", *(t.partition("::")[0] for t in mutant.tests)}]
 
 
 def run(mutants: Sequence[Mutant]) -> list[str]:
@@ -265,16 +256,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of names; all where none is given")
     parser.add_argument("--check", action="store_true", help="run nothing")
-    parser.add_argument("--changed", metavar="REVISION", help="only mutants of what has changed since")
-    parser.add_argument("--sample", metavar="N", type=int, help="only so many, drawn by the revision")
     options = parser.parse_args(arguments)
     mutants = read_mutants((Path(__file__).parent / "mutants.txt").read_text(encoding="utf-8"))
     chosen = [mutant for mutant in mutants if not options.names or any(name in mutant.name for name in options.names)]
-    if options.changed:
-        chosen = changed(chosen, options.changed)
-    if options.sample and options.sample < len(chosen):
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-        chosen = random.Random(head).sample(chosen, options.sample)
     problems = stale(mutants) or ([] if options.check or not chosen else run(chosen))
     print("\n".join(problems) or f"{len(chosen)} mutants: {'all pieces are there' if options.check else 'all killed'}")
     return int(bool(problems))

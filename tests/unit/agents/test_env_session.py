@@ -125,7 +125,7 @@ def test_a_coroutine_that_blocks_the_event_loop_is_named() -> None:
 @pytest.mark.parametrize("calls", [{}, {"max_in_threads": 1}], ids=["on the loop", "in a thread"])
 @pytest.mark.parametrize("where", ["reset", "step", "close"])
 def test_an_environment_that_ends_the_process_fails_its_episode(where: str, calls: dict[str, Any]) -> None:
-    [fault] = play(Stuck(where, lambda _: sys.exit(3)), **calls)
+    [fault] = play(Stuck(where, lambda _: sys.exit(3)), timeout_s=60.0, **calls)
     assert isinstance(fault, EnvironmentFault)
     assert str(fault).startswith(f"Stuck.{where} called sys.exit(3)")
 
