@@ -33,7 +33,7 @@ from machine import describe_machine
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
-from turnwise.chat.episode import TokenContexts
+from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.base import Step, TextEnv
 from turnwise.inference.server_manager import LLMServerManager

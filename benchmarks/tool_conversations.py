@@ -23,7 +23,7 @@ import numpy as np
 from machine import describe_machine
 
 from turnwise.batching.samples import build_samples
-from turnwise.chat.episode import TokenContexts
+from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import HermesParser
 from turnwise.testing.fakes import byte_tokenizer

@@ -6,8 +6,7 @@ from strategy_contract import VALUES, StrategyContract
 from torch import nn
 from toy_model import toy_model, toy_value_model
 
-from turnwise.models.freeze import freeze
-from turnwise.models.lora import Adapters, LoRASettings
+from turnwise.models.lora import Adapters, LoRASettings, freeze
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 

@@ -35,7 +35,7 @@ from turnwise.cluster.shared_tensors import Written
 from turnwise.config import AgenticConfig, require, unavailable
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
-from turnwise.inference.weight_transfer import ManagerTransfer
+from turnwise.inference.server_manager import ManagerTransfer
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.by_validation import ByValidation
 from turnwise.pipelines.checkpoints import Contents

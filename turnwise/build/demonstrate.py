@@ -13,7 +13,7 @@ from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.build.envs import agent_settings, env_factory
 from turnwise.build.play_policies import OPENAI, random_player, scripted_player
 from turnwise.build.rollouts import sampling_params
-from turnwise.chat.text_conversation import TextConversation
+from turnwise.chat.conversation import TextConversation
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
 from turnwise.envs.players import Acting, ErringPlayer, Player

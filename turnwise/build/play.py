@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from turnwise.build.play_policies import PlayStopped
-from turnwise.chat.episode import TokenContexts
+from turnwise.chat.conversation import Complete, TextAnswer, TextConversation, TokenContexts
 from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
-from turnwise.chat.text_conversation import Complete, TextAnswer, TextConversation
 from turnwise.errors import RolloutError, TurnwiseError
 from turnwise.protocols import AgentLoop, Conversation, OpenConversation
 from turnwise.rollout.tasks import sibling_sampling

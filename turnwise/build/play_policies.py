@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from turnwise.chat.conversation import TextAnswer
 from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
-from turnwise.chat.text_conversation import TextAnswer
 from turnwise.envs.parsing import ANSWERS, as_answer
 from turnwise.envs.players import ExpertPlayer, RandomPlayer
 from turnwise.errors import ConfigError

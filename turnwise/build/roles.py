@@ -12,10 +12,9 @@ from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.roles import ModelArgs
 from turnwise.errors import ConfigError
 from turnwise.model_folder import base_of_adapter
-from turnwise.models.freeze import freeze
 from turnwise.models.fused import load_fused
 from turnwise.models.load import load_model, parse_dtype, save_model
-from turnwise.models.lora import ALL_LINEAR, Adapters, LoRASettings
+from turnwise.models.lora import ALL_LINEAR, Adapters, LoRASettings, freeze
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.roles import BatchPlan
 from turnwise.runtime.rank import RankContext

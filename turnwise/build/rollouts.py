@@ -16,7 +16,7 @@ from turnwise.build.envs import agent_settings, build_agent, env_factory, plug_i
 from turnwise.build.placement import sampling_device
 from turnwise.build.rows import build_reward_stage, build_row_agent, build_tasks, say_shared_prompts
 from turnwise.build.servers import build_servers
-from turnwise.chat.episode import TokenContexts
+from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.chat.trial import tried

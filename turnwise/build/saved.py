@@ -23,7 +23,7 @@ from turnwise.build.rollouts import (
     scheduler_settings,
 )
 from turnwise.build.run_table import applied_play, log_applied
-from turnwise.chat.episode import TokenContexts
+from turnwise.chat.conversation import TokenContexts
 from turnwise.config import AgenticConfig, Applied, require, unavailable_to_play
 from turnwise.config.describe import most_sampled, sampling
 from turnwise.errors import DataError

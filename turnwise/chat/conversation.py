@@ -1,13 +1,14 @@
-"""The token ledger of one context: exactly the ids that the server saw, in order."""
+"""The token ledger of one context, exactly the ids that the server saw, in order; the contexts of one episode; and a
+conversation with a model that is reached by text alone."""
 
 from __future__ import annotations
 
 import logging
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -15,12 +16,13 @@ from turnwise.chat.rendering import Tools, num_characters_of
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import RolloutError, ServerError
 from turnwise.protocols import PolicyServer
-from turnwise.tool_protocols import ToolCallParser
+from turnwise.tool_protocols import ToolCall, ToolCallParser
 from turnwise.types import Completion, FinishReason, Media, Message, SamplingParams, Turn, derive_seed
 
 logger = logging.getLogger(__name__)
 
 _FINISH_REASONS = get_args(FinishReason)
+_NO_LIMIT = 2**31
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -108,12 +110,7 @@ class TokenConversation:
                     self._max_length,
                 )
             return None
-        asked = self._sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
-        sampling = replace(
-            self._sampling,
-            max_new_tokens=min(asked, self._sampling.max_new_tokens, room),
-            seed=derive_seed(self._sampling.seed, len(self.turns)),
-        )
+        sampling = _of_turn(self._sampling, len(self.turns), max_new_tokens, room)
         new_media = _media_of(new_messages)
         prompt_ids = self._context_ids + array("q", added_ids)
         media = [*self._media, *new_media]
@@ -216,6 +213,13 @@ class TokenConversation:
             )
 
 
+def _of_turn(sampling: SamplingParams, number: int, asked: int | None, room: int = _NO_LIMIT) -> SamplingParams:
+    """The sampling of a turn, with a budget of `asked` tokens at most."""
+    budget = sampling.max_new_tokens if asked is None else asked
+    budget, seed = min(budget, sampling.max_new_tokens, room), derive_seed(sampling.seed, number)
+    return replace(sampling, max_new_tokens=budget, seed=seed)
+
+
 def _media_of(messages: Sequence[Message]) -> tuple[Media, ...]:
     """The images in the messages' parts `{"type": "image", "image": Media or uint8 [H, W, 3]}`, in order."""
     images = [part.get("image") for part in _parts(messages) if part.get("type") == "image"]
@@ -230,3 +234,126 @@ def _text_of(messages: Sequence[Message]) -> str:
 
 def _parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
+
+
+class TokenContexts:
+    """Opens token ledgers over one server, with request ids of this episode's own.
+
+    `episode_id` must be unique among running episodes, since servers keep KV under request ids made from it. The `parser` reads
+    tool calls in contexts that are opened with tools.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        server: PolicyServer,
+        max_length: int,
+        episode_id: str,
+        parser: ToolCallParser | None = None,
+    ) -> None:
+        self._template = template
+        self._server = server
+        self._max_length = max_length
+        self._episode_id = episode_id
+        self._parser = parser
+        self._conversations: list[TokenConversation] = []
+
+    def __call__(
+        self,
+        sampling: SamplingParams,
+        *,
+        parent: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        encode_special_tokens: bool = True,
+    ) -> TokenConversation:
+        index = len(self._conversations)
+        request_id = f"{self._episode_id}/{index}"
+        # Turns count from 0 in each context, so the contexts of an episode need seeds of their own.
+        sampling = replace(sampling, seed=derive_seed(sampling.seed, "context", index))
+        conversation = TokenConversation(
+            self._template if encode_special_tokens else self._template.without_special_tokens,
+            self._server,
+            request_id,
+            sampling,
+            self._max_length,
+            parent=parent,
+            tools=tools,
+            parser=self._parser,
+            opens_episode=index == 0,
+        )
+        self._conversations.append(conversation)
+        return conversation
+
+    def verify(self) -> None:
+        """Checks of every context, closed ones too, that its turns add up to what the server saw.
+
+        Raises:
+            RolloutError: a turn was changed after it was sampled.
+        """
+        for conversation in self._conversations:
+            conversation.verify()
+
+    async def close(self) -> None:
+        for conversation in self._conversations:
+            await conversation.close()
+        self._conversations.clear()
+
+
+class TextAnswer(NamedTuple):
+    """The answer of a model that takes and gives text."""
+
+    text: str
+    finish_reason: FinishReason
+    generate_s: float = 0.0
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+Complete = Callable[[Sequence[Message], SamplingParams, Tools], Awaitable[TextAnswer]]
+"""Answers a whole conversation, with the schemas of the tools that may be called."""
+
+
+class TextConversation:
+    """A Conversation over chat messages. Its turns hold texts and no tokens, and its context length is unknown.
+
+    >>> import asyncio
+    >>> async def echo(messages, sampling, tools):
+    ...     return TextAnswer(messages[-1]["content"], "stop")
+    >>> conversation = TextConversation(echo, SamplingParams(max_new_tokens=8))
+    >>> asyncio.run(conversation.generate([{"role": "user", "content": "Hi"}]))
+    {'role': 'assistant', 'content': 'Hi'}
+    """
+
+    def __init__(self, complete: Complete, sampling: SamplingParams, tools: Tools = ()) -> None:
+        self.turns: list[Turn] = []
+        self.messages: list[Message] = []
+        self._complete = complete
+        self._sampling = sampling
+        self._tools = tools
+
+    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
+        sampling = _of_turn(self._sampling, len(self.turns), max_new_tokens)
+        answer = await self._complete([*self.messages, *new_messages], sampling, self._tools)
+        reply: Message = {"role": "assistant", "content": answer.text}
+        if answer.tool_calls:
+            functions = [(call.id, {"name": call.name, "arguments": call.arguments}) for call in answer.tool_calls]
+            reply["tool_calls"] = [{"id": name, "type": "function", "function": function} for name, function in functions]
+        self.messages += [*new_messages, reply]
+        no_ids = np.zeros(0, np.int64)
+        self.turns.append(
+            Turn(
+                prompt_ids=no_ids,
+                response_ids=no_ids,
+                logprobs=np.zeros(0, np.float32),
+                finish_reason=answer.finish_reason,
+                text=answer.text,
+                starts_context=not self.turns,
+                generate_s=answer.generate_s,
+            )
+        )
+        return reply
+
+    def remaining_tokens(self) -> int:
+        return _NO_LIMIT
+
+    async def close(self) -> None:
+        """Does nothing: no server keeps anything for it."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.text import Text
 
 from turnwise.batching.samples import build_samples
-from turnwise.chat.text_conversation import TextAnswer
+from turnwise.chat.conversation import TextAnswer
 from turnwise.cli.console import printable
 from turnwise.errors import counted
 from turnwise.types import Completion, Sample, Trajectory, Turn

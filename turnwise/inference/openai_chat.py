@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from turnwise.chat.conversation import TextAnswer
 from turnwise.chat.rendering import Tools
-from turnwise.chat.text_conversation import TextAnswer
 from turnwise.errors import ServerError
 from turnwise.inference.http_json import MAX_SHOWN, HttpJson
 from turnwise.tool_protocols import ToolCall

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Protocol
 
-from turnwise.chat.conversation import TokenConversation
+from turnwise.chat.conversation import TextAnswer, TokenConversation
 from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
-from turnwise.chat.text_conversation import TextAnswer
 from turnwise.errors import ServerError
 from turnwise.protocols import PolicyServer
 from turnwise.types import Message, SamplingParams

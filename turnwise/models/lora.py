@@ -1,4 +1,5 @@
-"""LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: W x + (alpha / rank) · B A x, of which A and B alone are trained.
+"""Partial training: parameters that keep the values they start with, and LoRA (Hu et al. 2021, arXiv:2106.09685) by peft:
+W x + (alpha / rank) · B A x, of which A and B alone are trained.
 
 Only this module imports peft, and only if adapters are used: the import takes seconds.
 """
@@ -7,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+import logging
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,8 +26,46 @@ from transformers.pytorch_utils import Conv1D
 
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, nearest
 from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from turnwise.models.freeze import frozen_names
 from turnwise.types import derive_seed
+
+logger = logging.getLogger(__name__)
+
+
+def frozen_names(model: nn.Module, prefixes: Sequence[str]) -> frozenset[str]:
+    """Names of the parameters that start with one of the prefixes, and those of tied ones, which are the same tensor.
+
+    Raises:
+        ConfigError: a prefix with which no name starts.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for prefix in prefixes:
+        if not any(name.startswith(prefix) for name in parameters):
+            starts = list(dict.fromkeys(start for name in parameters for start in accumulate(name.split("."), "{}.{}".format)))
+            raise ConfigError(
+                f"freeze_module_prefix: no parameter's name starts with {prefix!r}; names start with "
+                f"{', '.join(sorted(starts, key=len)[:6])}.{nearest(prefix, starts)}"
+            )
+    named = {name for name in parameters if name.startswith(tuple(prefixes))}
+    tensors = {id(parameters[name]) for name in named}
+    frozen = frozenset(name for name, parameter in parameters.items() if id(parameter) in tensors)
+    for name in sorted(frozen - named):
+        logger.warning("freeze_module_prefix also freezes %s: it is tied to a tensor that one of its prefixes names", name)
+    return frozen
+
+
+def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
+    """Takes the parameters whose names start with one of the prefixes out of training.
+
+    Raises:
+        ConfigError: a prefix with which no name starts, or nothing is left to train.
+    """
+    frozen = frozen_names(model, prefixes)
+    for name, parameter in model.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(f"freeze_module_prefix: {', '.join(prefixes)} freeze every parameter; leave some to be trained")
+
 
 BASE_FINGERPRINT = "base_fingerprint.txt"
 """File in an adapter's folder that names the weights it was trained on."""

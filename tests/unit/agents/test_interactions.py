@@ -18,7 +18,7 @@ from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
 from turnwise.batching.samples import build_samples
 from turnwise.build.rows import load_rows
 from turnwise.build.tools import build_interactions
-from turnwise.chat.episode import TokenContexts
+from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.config import AgenticConfig, parse_config

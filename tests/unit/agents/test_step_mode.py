@@ -13,8 +13,8 @@ from turnwise.agents.demonstrations import demonstrations
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.prompts import EnvPrompt
 from turnwise.batching.samples import build_samples
+from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.demonstration import encode_demonstration
-from turnwise.chat.episode import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.players import ExpertPlayer, Player

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from turnwise.chat.episode import TokenContexts
+from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import RolloutError
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer

@@ -9,7 +9,7 @@ import re
 import pytest
 from tokenizers import AddedToken
 
-from turnwise.chat.episode import TokenContexts
+from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.rendering import ForeignText
 from turnwise.chat.template import ChatTemplate
 from turnwise.cli.main import main

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.chat.episode import TokenContexts
+from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from turnwise.chat.text_conversation import TextAnswer, TextConversation
+from turnwise.chat.conversation import TextAnswer, TextConversation
 from turnwise.types import SamplingParams
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from turnwise.chat.episode import TokenContexts
+from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import (
     DeepSeekParser,

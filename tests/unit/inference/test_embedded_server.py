@@ -21,8 +21,7 @@ from transformers import (
 from turnwise.errors import ConfigError, ModelError, NotAvailableError, ServerError
 from turnwise.inference.embedded.runner import GenericRunner
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.inference.server_manager import LLMServerManager
-from turnwise.inference.weight_transfer import ManagerTransfer
+from turnwise.inference.server_manager import LLMServerManager, ManagerTransfer
 from turnwise.replay_log import Admissions, ReplayLog
 from turnwise.types import SamplingParams, VersionRun
 

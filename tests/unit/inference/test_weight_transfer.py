@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import DeadlineError
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.inference.server_manager import LLMServerManager
-from turnwise.inference.weight_transfer import ManagerTransfer
+from turnwise.inference.server_manager import LLMServerManager, ManagerTransfer
 from turnwise.models.fused import fuse_projections, fused_qkv
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog

@@ -6,7 +6,7 @@ import pytest
 from toy_model import toy_model, toy_value_model
 
 from turnwise.errors import ConfigError
-from turnwise.models.freeze import freeze
+from turnwise.models.lora import freeze
 
 
 def trained(model) -> set[str]:

@@ -16,7 +16,7 @@ from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
-from turnwise.chat.episode import TokenContexts
+from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.pipelines.roles import BatchPlan
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer

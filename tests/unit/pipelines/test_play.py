@@ -13,7 +13,7 @@ from turnwise.build.play import EpisodePrinter
 from turnwise.build.play_policies import person
 from turnwise.build.play_setup import Choices, set_up
 from turnwise.build.rollouts import build_scheduler, open_served_policy
-from turnwise.chat.text_conversation import TextAnswer
+from turnwise.chat.conversation import TextAnswer
 from turnwise.config import parse_config
 from turnwise.envs.parsing import as_answer
 from turnwise.errors import ConfigError, RolloutError

@@ -24,7 +24,7 @@ from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.agents.tool_agent import ToolAgent, ToolAgentLimits
 from turnwise.build.rollouts import Agents, open_policy, parser_of
 from turnwise.build.rows import build_tasks
-from turnwise.chat.episode import TokenContexts
+from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tool_calls import find_parser
 from turnwise.cli.main import main

@@ -1,18 +1,158 @@
-"""A decoder layer of the fast path: its shape, its weights, and its work between matrix products in torch."""
+"""Attention of packed new tokens over the cache, where rows of similar lengths go through one kernel call together, and a
+decoder layer's other work between matrix products, in torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from turnwise.inference.embedded.attention import attend, plan_attention
 from turnwise.inference.embedded.cache import KVCache
 from turnwise.inference.embedded.runner import PackedStep
 from turnwise.models.fused import FusedLinear
+from turnwise.types import IntArray
+
+_DECODE_SPREAD = 2
+"""Decoding rows within a range of slots of up to this many times their number are computed in place, idle slots and all:
+reading a slot once more is cheaper than copying the others."""
+_PIECE = 512
+"""Queries of one row that are computed together. A piece reads the keys up to its own end only."""
+_BLOCK = 2**22
+"""Pairs of queries and keys that are computed together, padding and masked pairs included."""
+_KEPT_MASK = 2**20
+"""Pairs up to which a block's mask is kept for the next layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Pieces of rows with similar numbers of new tokens: a padded block of `R` pieces × `width` queries over `length` keys."""
+
+    slots: slice | Tensor
+    """The pieces' slots in the cache; a slice if they are adjacent and nothing needs copying."""
+    num_rows: int
+    width: int
+    length: int
+    tokens: Tensor | None
+    """[n] indices of the group's tokens in the pack; None = all of them, in order."""
+    places: Tensor | None
+    """[n] their places in the flat block [R · width]; None = place i holds token i."""
+    positions: Tensor
+    """[R, 1, width, 1] of the queries in their contexts; 0 for padding."""
+    kept_mask: Tensor | None
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """Added to the scores [R, 1, width, length]: a query sees the keys at its own position and before."""
+        if self.kept_mask is not None:
+            return self.kept_mask
+        is_ahead = torch.arange(self.length, device=self.positions.device) > self.positions
+        return torch.zeros(is_ahead.shape, dtype=dtype, device=is_ahead.device).masked_fill_(is_ahead, -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Arrays [P]: consecutive tokens of one row."""
+
+    slots: IntArray
+    tokens: IntArray
+    """Index in the pack of the first."""
+    starts: IntArray
+    """Position of the first token of each piece."""
+    counts: IntArray
+
+    def __getitem__(self, index: IntArray) -> _Pieces:
+        return _Pieces(self.slots[index], self.tokens[index], self.starts[index], self.counts[index])
+
+
+def plan_attention(step: PackedStep, device: torch.device, dtype: torch.dtype) -> list[AttentionGroup]:
+    """Groups the rows of a step: decoding rows, then the others by the power of two above their number of new tokens."""
+    pieces = _Pieces(step.slots, np.cumsum(step.counts) - step.counts, step.starts, step.counts)
+    if len(step.token_ids) == len(step.slots):
+        return [_group(pieces, len(step.token_ids), device, dtype)]
+    return [_group(group, len(step.token_ids), device, dtype) for group in _grouped(pieces)]
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, groups: Sequence[AttentionGroup], scale: float) -> Tensor:
+    """Attention output [N, heads · head_dim] of packed queries [N, heads, head_dim] over a layer's cache, causal per row."""
+    if len(groups) == 1 and groups[0].tokens is None:
+        return _attend_group(queries, keys, values, groups[0], scale)
+    output = torch.empty_like(queries).flatten(1)
+    for group in groups:
+        output[group.tokens] = _attend_group(queries[group.tokens], keys, values, group, scale)
+    return output
+
+
+def _grouped(pieces: _Pieces) -> Iterator[_Pieces]:
+    exponents = np.ceil(np.log2(pieces.counts)).astype(np.int64)
+    for exponent in np.unique(exponents):
+        alike = pieces[np.flatnonzero(exponents == exponent)]
+        if 2**exponent > _PIECE:
+            yield from _cut(alike)
+            continue
+        num_pairs = int(alike.counts.max()) * int((alike.starts + alike.counts).max())
+        num_rows = max(_BLOCK // num_pairs, 1)
+        for begin in range(0, len(alike.slots), num_rows):
+            yield alike[np.arange(begin, min(begin + num_rows, len(alike.slots)))]
+
+
+def _cut(pieces: _Pieces) -> Iterator[_Pieces]:
+    """Pieces of at most `_PIECE` tokens, one by one."""
+    for index in range(len(pieces.slots)):
+        row = pieces[np.array([index])]
+        for begin in range(0, int(row.counts[0]), _PIECE):
+            yield _Pieces(row.slots, row.tokens + begin, row.starts + begin, np.minimum(row.counts - begin, _PIECE))
+
+
+def _group(pieces: _Pieces, num_tokens: int, device: torch.device, dtype: torch.dtype) -> AttentionGroup:
+    slots, counts = pieces.slots, pieces.counts
+    width, length = int(counts.max()), int((pieces.starts + counts).max())
+    first, spread = int(slots[0]), int(slots[-1] - slots[0]) + 1
+    in_place = spread == len(slots) or (width == 1 and spread <= _DECODE_SPREAD * len(slots))
+    num_rows = spread if in_place else len(slots)
+
+    rows = np.repeat(np.arange(len(slots)), counts)
+    columns = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    tokens = pieces.tokens[rows] + columns
+    places = (slots - first if in_place else np.arange(len(slots)))[rows] * width + columns
+    positions = np.zeros(num_rows * width, np.int64)
+    positions[places] = pieces.starts[rows] + columns
+    group = AttentionGroup(
+        slots=slice(first, first + spread) if in_place else torch.from_numpy(slots).to(device),
+        num_rows=num_rows,
+        width=width,
+        length=length,
+        tokens=None if len(tokens) == num_tokens else torch.from_numpy(tokens).to(device),
+        places=None if len(tokens) == num_rows * width else torch.from_numpy(places).to(device),
+        positions=torch.from_numpy(positions).to(device).view(num_rows, 1, width, 1),
+        kept_mask=None,
+    )
+    is_small = num_rows * width * length <= _KEPT_MASK
+    return replace(group, kept_mask=group.mask(dtype)) if is_small else group
+
+
+def _attend_group(queries: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, scale: float) -> Tensor:
+    num_heads, head_dim = queries.shape[1:]
+    block = queries
+    if group.places is not None:
+        block = queries.new_zeros(group.num_rows * group.width, num_heads, head_dim)
+        block[group.places] = queries
+    keys = keys[group.slots, :, : group.length]
+    values = values[group.slots, :, : group.length]
+    mask = group.mask(queries.dtype)
+    if group.width == 1:
+        # The query heads of one key head are so many queries of one head: a kernel call without repeated keys.
+        block = block.view(group.num_rows, keys.shape[1], -1, head_dim)
+        mixed = F.scaled_dot_product_attention(block, keys, values, attn_mask=mask, scale=scale)
+    else:
+        block = block.view(group.num_rows, group.width, num_heads, head_dim).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(block, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+        mixed = mixed.transpose(1, 2)
+    mixed = mixed.reshape(group.num_rows * group.width, num_heads * head_dim)
+    return mixed if group.places is None else mixed[group.places]
 
 
 @dataclass(frozen=True, slots=True)
