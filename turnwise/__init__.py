@@ -4,8 +4,6 @@
 first asked for, so that `import turnwise` takes no time.
 """
 
-from __future__ import annotations
-
 import os
 from typing import TYPE_CHECKING
 

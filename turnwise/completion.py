@@ -1,7 +1,5 @@
 """How a token is to be sampled, and what a server answers. `turnwise.types` has these too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

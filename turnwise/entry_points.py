@@ -1,7 +1,5 @@
 """`module:Class` or `module:function` → the object, imported when it is first needed."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Errors of turnwise. Each message says what was got, what is allowed, and which setting or command changes it."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

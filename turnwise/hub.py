@@ -3,8 +3,6 @@
 A name is looked up only if it can't be a folder's, and only its weights, config, tokenizer and template are fetched.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -63,14 +61,29 @@ def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool 
         return path
     if (cached := cached_folder(text, allow_code, allow_pickle)) is not None:
         return cached
-    if not looks_like_hub_name(text):
-        if path.is_file():
-            raise ModelError(f"{path}: is a file; name the folder around it")
-        parent = f" (not looked up on the hub, because {path.parent}/ is a folder here)" if _HUB_NAME.fullmatch(text) else ""
-        raise ModelError(
-            f"{path}: no such model folder{parent}; make one with `turnwise make-model --out {path}`, or {HOW_TO_NAME}"
-        )
+    check_hub_name(text)
     return _download(text, allow_code, allow_pickle)
+
+
+def check_hub_name(name: str) -> None:
+    """Refuses a model that isn't on this machine and that the hub can't be asked for. Nothing is looked up.
+
+    Raises:
+        ModelError: it is the name of a folder that isn't there, or the hub's library is set to be offline.
+    """
+    path = Path(name).expanduser()
+    if looks_like_hub_name(name):
+        from huggingface_hub import constants
+
+        if constants.HF_HUB_OFFLINE:
+            raise ModelError(f"{name}: isn't on this machine, and HF_HUB_OFFLINE is set; {how_to_fetch(name)}")
+        return
+    if path.is_file():
+        raise ModelError(f"{path}: is a file; name the folder around it")
+    parent = f" (not looked up on the hub, because {path.parent}/ is a folder here)" if _HUB_NAME.fullmatch(name) else ""
+    raise ModelError(
+        f"{path}: no such model folder{parent}; make one with `turnwise make-model --out {path}`, or {HOW_TO_NAME}"
+    )
 
 
 def how_to_fetch(name: str) -> str:
@@ -88,7 +101,7 @@ def _text(file: Path) -> str:
 
 def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     site = constants.ENDPOINT
     try:
@@ -115,8 +128,6 @@ def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
             f"{name}: there is no such folder here and no such model on the hub ({site}); check the spelling, or run "
             "`hf auth login` if it is private"
         ) from error
-    except OfflineModeIsEnabled as error:
-        raise ModelError(f"{name}: isn't on this machine, and HF_HUB_OFFLINE is set; {how_to_fetch(name)}") from error
     except Exception as error:  # boundary: anything can go wrong between two machines
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             raise ModelError(f"{name}: the hub ({site}) refuses it to you; run `hf auth login` (or set HF_TOKEN)") from error

@@ -1,7 +1,5 @@
 """Reads JSONL files, one JSON object per line, and reports every fault with file and line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

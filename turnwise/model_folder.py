@@ -3,8 +3,6 @@
 `turnwise config` and every load ask the same.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 `docs/design/protocols.md` walks each contract through the systems it must fit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable

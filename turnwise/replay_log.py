@@ -4,8 +4,6 @@ Tokens and weights follow from the config but for three things: which requests e
 between which steps the weights changed, and which groups each batch took. `docs/design/asynchronous.md` says why that is all.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

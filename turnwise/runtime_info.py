@@ -1,7 +1,5 @@
 """Describes what is really loaded and run, read off the objects, for the table at the start of a run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The contracts of inference servers. `turnwise.protocols` has them too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 

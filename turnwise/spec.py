@@ -4,8 +4,6 @@ A name is *available* when this version implements it. `turnwise config` accepts
 train` refuses it with a sentence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +70,7 @@ class EstimatorSpec:
     paper: str = ""
 
     @classmethod
-    def of_user(cls, entry: str) -> EstimatorSpec:
+    def of_user(cls, entry: str) -> "EstimatorSpec":
         """A user's `module:Class`: nothing is known of it, so no key is called useless."""
         return cls(entry, discounts=True, has_td_errors=True, has_step_returns=True, mixes_step_advantages=True, is_own=True)
 

@@ -1,7 +1,5 @@
 """The contracts of what answers a model: tools, how their calls are read off its text, and simulated users."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 

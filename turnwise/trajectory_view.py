@@ -1,7 +1,5 @@
 """Trajectories and groups as a few lines of text, and as HTML for a notebook. `types` imports this."""
 
-from __future__ import annotations
-
 from html import escape
 from typing import Any
 

@@ -5,8 +5,6 @@ The nesting is `Group → Trajectory → Turn → token`; a `Sample` is the flat
 credit and training work, and a `Batch` is what one optimiser micro-batch sees. Packing is the last thing that happens to data.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -322,7 +320,7 @@ class Batch:
         """bool [N]: the trained tokens that the loss counts, and the denominators with it."""
         return self.response_mask if self.keep_mask is None else self.response_mask & self.keep_mask
 
-    def map(self, convert: Callable[[Any], Any]) -> Batch:
+    def map(self, convert: Callable[[Any], Any]) -> "Batch":
         """A copy of the batch with `convert` applied to every array."""
         plain = ("lengths", "denominators", "media", "media_positions")
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in plain}

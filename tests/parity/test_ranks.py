@@ -17,8 +17,8 @@ from toy_model import toy_samples
 from turnwise.build.cluster import set_torch_threads
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.messages import Command
-from turnwise.cluster.placement import place
-from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
+from turnwise.cluster.placement import CpuThreads, place
+from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.errors import WorkerError
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.protocols import Loss

@@ -4,8 +4,6 @@
 training.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence

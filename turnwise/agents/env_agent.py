@@ -1,7 +1,5 @@
 """The agent of an environment: reset, then observe, generate, parse and step until the episode ends."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -87,7 +85,7 @@ class EnvAgent:
             session.end()
 
     async def _play_in_time(
-        self, session: EnvSession, episode: _Episode, task: Task, open_context: Callable[[], Conversation]
+        self, session: EnvSession, episode: "_Episode", task: Task, open_context: Callable[[], Conversation]
     ) -> None:
         settings = self._settings
         awaited = f"an episode of {settings.tag} to end"
@@ -100,7 +98,9 @@ class EnvAgent:
                 raise
             logger.warning("%s was cut after %d turns: episode_timeout_s %g s", task.id, len(episode.turns), timeout_s)
 
-    async def _play(self, session: EnvSession, episode: _Episode, task: Task, open_context: Callable[[], Conversation]) -> None:
+    async def _play(
+        self, session: EnvSession, episode: "_Episode", task: Task, open_context: Callable[[], Conversation]
+    ) -> None:
         settings = self._settings
         observation, info = await session.reset(task.seed)
         instruction = str(info.get("env_instruction", ""))

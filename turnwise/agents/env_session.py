@@ -1,7 +1,5 @@
 """One environment from its constructor to its `close`: each call with a deadline, blocking ones in a thread of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable, Hashable, Mapping
@@ -51,7 +49,7 @@ class CallSettings:
         """The deadline of one call: past it the error names tag, environment, method, seconds and setting."""
         return self.watchdog.waiting(f"an episode of {tag}", call, self.timeout_s, "env_step_timeout_s", error)
 
-    def opener(self, tag: str) -> Callable[[], EnvSession]:
+    def opener(self, tag: str) -> "Callable[[], EnvSession]":
         """Opens sessions, which share the places in threads."""
         if self.places is None:
             return partial(EnvSession, tag, self)

@@ -1,7 +1,5 @@
 """Runs any agent in contexts in which its environment can't forge a turn."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from turnwise.protocols import AgentLoop, OpenConversation

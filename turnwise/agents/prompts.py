@@ -1,7 +1,5 @@
 """Turns observations into chat messages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from string import Formatter
 from typing import Any

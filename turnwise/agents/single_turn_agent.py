@@ -1,7 +1,5 @@
 """The agent of rows: one prompt and one response, or a conversation with a simulated user."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count

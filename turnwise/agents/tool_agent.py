@@ -1,7 +1,5 @@
 """Answers the prompt of a row with tools: generate, execute the calls, show their results, until an answer has no call."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

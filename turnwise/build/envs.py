@@ -11,6 +11,7 @@ from typing import get_args
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
 from turnwise.agents.foreign_text import OverForeignText
+from turnwise.build.agent_parts import asked_parts, named_parameters, offered_parts
 from turnwise.config import AgenticConfig
 from turnwise.config.problems import Path as KeyPath, Problem
 from turnwise.entry_points import load_class
@@ -107,9 +108,13 @@ def _try_environment(config: AgenticConfig, tag: str, split: Split) -> None:
 def build_agent(
     config: AgenticConfig, tag: str, split: Split, make_env: MakeEnv | None = None, settings: EnvAgentSettings | None = None
 ) -> AgentLoop:
-    """The agent that plays the environment of a tag: a built-in one, or a user's class with the signature of `EnvAgent`.
+    """The agent that plays the environment of a tag: a built-in one, or a user's class. It is made like `EnvAgent` with a
+    factory of environments and settings, and with what else its constructor asks for by name.
 
     `make_env` and `settings` take the place of the tag's `env_factory` and `agent_settings`.
+
+    Raises:
+        ConfigError: there is no such agent, or it asks for what agents aren't offered.
     """
     name = config.custom_envs[tag].agent_name
     if name in ROW_AGENTS:
@@ -118,7 +123,13 @@ def build_agent(
             "(env_agent plays environments), or name your own as module:Class"
         )
     found = load_class(AGENTS.get(name) or name, f"custom_envs.{tag}.agent_name", ConfigError)
-    agent: AgentLoop = found(make_env or env_factory(config, tag, split), settings or agent_settings(config, tag, split))
+    make_env, settings = make_env or env_factory(config, tag, split), settings or agent_settings(config, tag, split)
+    more, parts = named_parameters(found)[2:], {}
+    if more:
+        offered = offered_parts(config, split, settings.calls.watchdog, settings.calls.stopwatch)
+        hint = "behind the factory of environments and the settings, which come first"
+        parts = asked_parts(more, offered, f"custom_envs.{tag}.agent_name {name}", hint)
+    agent: AgentLoop = found(make_env, settings, **parts)
     env = config.custom_envs[tag]
     encodes = env.encode_special_tokens
     is_foreign = relays_foreign_text(env.env_type) if encodes is None else not encodes

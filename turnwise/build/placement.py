@@ -1,16 +1,15 @@
-"""Where the roles of a config live on this machine, and which of them take turns for the memory of an accelerator."""
+"""Where the roles of a config live on this machine, and which of them take turns for the memory of an accelerator. torch is
+imported only where it is needed, for `turnwise config`."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
-from turnwise.cluster.placement import Placement, place, require_devices
-from turnwise.cluster.process_cluster import CpuThreads
+from turnwise.cluster.placement import CpuThreads, Placement, place, require_devices
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.pipelines.device_turns import DeviceTurns, Resident
 from turnwise.pipelines.roles import ModelRole
@@ -25,17 +24,35 @@ if TYPE_CHECKING:
 TransferTurn = Callable[[], Awaitable[None]] | None
 """The turn of a weight transfer; None where no memory is shared."""
 
+if TYPE_CHECKING:
+    import torch
+
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""One of these files is there if Linux has a driver of accelerators."""
+
 
 def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -> Placement:
-    """The placement of the training roles. `is_apart` asks for processes beside the rollouts."""
-    return place(
+    """The placement of the training roles. `is_apart` asks for processes beside the rollouts.
+
+    Raises:
+        ConfigError: the machine lacks a device, also one of the servers, or the cluster that is asked for can't hold the roles.
+    """
+    num_devices = _num_accelerators()
+    accelerator = "cuda" if num_devices else ""
+    if not num_devices:
+        num_cores = len(os.sched_getaffinity(0)) if "sched_getaffinity" in dir(os) else os.cpu_count() or 1
+        num_devices = config.num_gpus_per_node or num_cores
+    placement = place(
         config.device_mappings,
-        num_devices=num_devices(config),
-        accelerator="cuda" if torch.cuda.is_available() else "",
+        num_devices=num_devices,
+        accelerator=accelerator,
         is_apart=is_apart,
         num_launched=launched()[1],
         cluster=config.cluster.name,
     )
+    if own := _of_servers(config):
+        require_devices("actor_infer", own, num_devices, accelerator)
+    return placement
 
 
 def use_launched(config: AgenticConfig | SFTConfig) -> None:
@@ -45,21 +62,32 @@ def use_launched(config: AgenticConfig | SFTConfig) -> None:
         trainer.fill(device_mapping=list(range(size)))
 
 
-def num_devices(config: AgenticConfig | SFTConfig) -> int:
-    """The accelerators of this machine, or the slots of its CPU."""
-    if torch.cuda.is_available():
-        return torch.cuda.device_count()
-    num_cores = len(os.sched_getaffinity(0)) if "sched_getaffinity" in dir(os) else os.cpu_count() or 1
-    return config.num_gpus_per_node or num_cores
-
-
 def sampling_device(config: AgenticConfig) -> torch.device:
-    """The device of the servers in this process: the trainer's first, or their own where other processes train."""
-    placement = build_placement(config)
-    own = config.actor_infer.device_mapping if config.trains_apart else None
-    if own:
-        require_devices("actor_infer", own, num_devices(config), placement.accelerator)
-    return torch.device(placement.device(own[0] if own else placement.devices[0]))
+    """The device of the servers in this process: the trainer's first, or their own where other processes train.
+
+    Raises:
+        ConfigError: the machine lacks it.
+    """
+    import torch
+
+    placement, own = build_placement(config), _of_servers(config)
+    return torch.device(placement.device(own[0] if own and config.trains_apart else placement.devices[0]))
+
+
+def _of_servers(config: AgenticConfig | SFTConfig) -> list[int] | None:
+    """The devices of the servers, if they are others than the trainer's."""
+    if isinstance(config, SFTConfig) or not (config.trains_apart or config.num_replicas > 1):
+        return None
+    return config.actor_infer.device_mapping
+
+
+def _num_accelerators() -> int:
+    """The accelerators of this machine. Without a driver there is none, which is known without torch."""
+    if "torch" not in sys.modules and sys.platform == "linux" and not any(map(os.path.exists, _DRIVERS)):
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
@@ -75,6 +103,8 @@ def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThrea
 
 def set_torch_threads(num_threads: int) -> None:
     """Sets the number of threads for operators called by this thread."""
+    import torch
+
     # A thread takes over the last number set by any thread when it first needs one, so it must have needed one before.
     torch.get_num_threads()
     torch.set_num_threads(num_threads)

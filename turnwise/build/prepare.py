@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterator
 
 from turnwise.build.envs import plug_in_problems
-from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.build.placement import build_placement
+from turnwise.config import AgenticConfig, SFTConfig, not_here
 from turnwise.config.problems import Problem
 from turnwise.data.demonstrations import read_rows
-from turnwise.errors import DataError
+from turnwise.errors import CheckpointError, ConfigError, DataError
 from turnwise.runtime.rank import launched
 
 
@@ -40,3 +41,46 @@ def problems_here(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
         yield from plug_in_problems(config, may_miss=True)
     else:
         yield from row_problems(config, may_miss=True)
+
+
+def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
+    """What `train` or `sft` refuse on this machine: `not_here`, devices, a checkpoint to go on from, and files that may still
+    be written. torch is imported only if the config names devices or a checkpoint."""
+    yield from not_here(config)
+    devices = list(config.device_mappings.values())
+    is_asynchronous = False
+    if isinstance(config, AgenticConfig):
+        devices.append(config.actor_infer.device_mapping)
+        is_asynchronous = config.plays_ahead
+    try:
+        if any(devices) or config.cluster.name != "auto":
+            build_placement(config, is_apart=is_asynchronous)
+        if config.resume_from_checkpoint is not False:
+            from turnwise.pipelines.resume import check_resume
+
+            check_resume(config)
+    except (ConfigError, CheckpointError) as error:
+        yield str(error)
+    for key, names in _files(config).items():
+        for name in names:
+            # Rows may be of the hub or of Python, too.
+            is_elsewhere = key.startswith("data.") and (":" in name or not os.path.splitext(name)[1])
+            if not is_elsewhere and not os.path.exists(os.path.expanduser(name)):
+                yield f"{key}: {name}: there is no such file."
+
+
+def _files(config: AgenticConfig | SFTConfig) -> dict[str, list[str]]:
+    """The files of rows and tools, by their keys."""
+    if isinstance(config, SFTConfig):
+        return {"train_files": config.train_files, "val_files": config.val_files or []}
+    data, agent = config.data, config.agent
+    validates = config.val_env_manager.has_rows and config.uses_validation
+    files = {
+        "data.train_files": data.train_files if config.train_env_manager.has_rows else None,
+        "data.val_files": data.val_files if validates else None,
+    }
+    tools = ("tool_config_path", "function_tool_path", "interaction_config_path")
+    return {
+        **{key: names for key, names in files.items() if names},
+        **{f"agent.{key}": [agent.__dict__[key]] for key in tools if agent.__dict__[key]},
+    }

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
-from turnwise.agents.tool_agent import ToolAgentLimits
+from turnwise.build.agent_parts import asked_parts, named_parameters, offered_parts
 from turnwise.build.reward_model import build_judge, build_reward_model
 from turnwise.build.tools import build_interactions, build_tools, check_tools_of_rows, check_users_of_rows
 from turnwise.chat.rendering import Tools
@@ -198,29 +198,18 @@ def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Wa
     own = _own_loops(config).get(name)
     found = load_class(own.target if own else AGENTS.get(name) or name, "data.default_agent", ConfigError)
     agent, max_new_tokens = config.agent, config.max_new_tokens(split, ROWS_TAG)
+    arguments = (own.model_extra or {}) if own else {}
     offered: dict[str, Any] = {
         "settings": RowAgentSettings(config.data.prompt_key, max_new_tokens, agent.max_assistant_turns, agent.max_user_turns),
-        "split": split,
-        "seed": config.seed,
-        "tools": build_tools(config, watchdog, stopwatch),
-        "limits": ToolAgentLimits(
-            agent.max_parallel_calls,
-            agent.max_tool_response_length,
-            agent.tool_response_truncate_side,
-        ),
-        "interactions": build_interactions(config, watchdog, stopwatch),
-        **((own.model_extra or {}) if own else {}),
+        **offered_parts(config, split, watchdog, stopwatch),
+        **arguments,
     }
-    asked = [p for p in inspect.signature(found).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    if missing := [p.name for p in asked if p.default is p.empty and p.name not in offered]:
-        raise ConfigError(
-            f"data.default_agent {name}: its constructor asks for {', '.join(missing)}, and agents of rows are offered "
-            f"{', '.join(offered)}; an agent that plays an environment is the agent_name of its tag in custom_envs"
-        )
-    if own and (unknown := [key for key in own.model_extra or {} if key not in {p.name for p in asked}]):
+    hint = "an agent that plays an environment is the agent_name of its tag in custom_envs"
+    parts = asked_parts(named_parameters(found), offered, f"data.default_agent {name}", hint)
+    if unknown := [key for key in arguments if key not in parts]:
         raise ConfigError(f"agent.agent_config_path {agent.agent_config_path}: {unknown[0]} is no parameter of {name}")
     with Foreign(f"the agent {name}: making it", "at the start", are_faults=True):
-        made: AgentLoop = found(**{p.name: offered[p.name] for p in asked if p.name in offered})
+        made: AgentLoop = found(**parts)
     return made
 
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from turnwise.build.placement import build_placement, cpu_threads, num_devices, sampling_device, set_torch_threads
+from turnwise.build.placement import build_placement, cpu_threads, sampling_device, set_torch_threads
 from turnwise.build.run import seed_process
 from turnwise.cluster.messages import SetUp
-from turnwise.cluster.placement import require_devices
 from turnwise.cluster.server_process import ServerProcess
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
@@ -83,7 +82,6 @@ def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner, s
             f"actor_infer.device_mapping names {len(devices)} devices, and a launcher started this run: servers in processes "
             "of their own need a run without one; name one device, or start the run without a launcher"
         )
-    require_devices("actor_infer", devices, num_devices(config), placement.accelerator)
     size = config.num_replicas
     num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)
     logger.info("%d replicas of the inference server, each in a process with %d threads", size, num_threads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from turnwise.build.prepare import problems_here
+from turnwise.build.prepare import lacking_here, problems_here
 from turnwise.cluster.placement import place
 from turnwise.config import AgenticConfig, SFTConfig, describe, load_any_config
 from turnwise.config.dump import dump_yaml, resolved_values
@@ -15,6 +15,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints; returns 0 for every valid config, even if it can't run here."""
     config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=problems_here)
     applied = describe(config)
+    applied.missing.extend(lacking_here(config))
     notes = [note for note in notes if note not in applied.warnings]
     if arguments.json:
         content = {

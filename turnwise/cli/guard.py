@@ -23,6 +23,9 @@ from turnwise.runtime.call_board import CALLS
 
 EXIT_UNFINISHED = 70
 """Exit status of a command that ended with status 0 before it was done (EX_SOFTWARE)."""
+_EXIT_TRACEBACK, _EXIT_UNPRINTED = 1, 120
+"""Exit statuses of Python: after an error that nobody caught, and if it couldn't write what was printed."""
+_TIMERS = ("SIGALRM", "SIGVTALRM", "SIGPROF")
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 _ECHO_S = 0.5
 """A signal that was sent to the whole process group reaches both processes within it."""
@@ -52,13 +55,15 @@ def guarded(run: Callable[[], int]) -> int:
         signal.signal(_NUDGE, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
         vars(sys).update({name: _kept(stream) for name, stream in streams.items()})
+        status = _EXIT_TRACEBACK
         try:
-            return run()
+            status = run()
         except KeyboardInterrupt:  # a second one, in the middle of what follows the first
-            return EXIT_INTERRUPTED
+            status = EXIT_INTERRUPTED
         finally:
-            CALLS.finish()
+            CALLS.finish(status if _is_open(sys.stderr) else _EXIT_UNPRINTED)
             signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+        return status
     os.close(writable)
     return _Guard(child, readable).wait(held)
 
@@ -99,6 +104,14 @@ def _kept(stream: TextIO) -> TextIO:
         return stream
     is_line_buffered = stream.isatty() or stream is sys.stderr
     return _KeptStream(open(descriptor, "wb"), stream.encoding, stream.errors, line_buffering=is_line_buffered)
+
+
+def _is_open(stream: TextIO) -> bool:
+    try:
+        os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 class _Guard:
@@ -165,11 +178,19 @@ def _fate(code: int) -> int:
     """The exit status for a child that ended with this code, or by minus this signal; prints the message that the child
     couldn't."""
     status = 128 - code if code < 0 else code
-    if code == -signal.SIGINT or CALLS.is_finished:
+    if code in (-signal.SIGINT, EXIT_INTERRUPTED) or (CALLS.is_finished and code == CALLS.status != _EXIT_UNPRINTED):
         return status
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code} before it was done"
+    name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+    when = "" if code < 0 else " before it was done"
+    if CALLS.is_finished:
+        when = " when all was done" if CALLS.status == 0 else " after an error"
+    how = f"was ended by {name}{when}" if code < 0 else f"ended with exit status {code}{when}"
     advice = "; an environment that can't go on should raise an exception, which fails one episode"
-    if code == -signal.SIGKILL:
+    if name in _TIMERS:
+        how, advice = f"{how}, as a timer does (signal.alarm, signal.setitimer)", "; leave timers to env_step_timeout_s"
+    elif _EXIT_UNPRINTED in (code, CALLS.status):
+        how, advice = f"{how}, because its last words couldn't be written: its files were closed (os.closerange?)", ""
+    elif code == -signal.SIGKILL:
         how, advice = f"{how}, as the system does when memory runs out", ""
     going_on, last = CALLS.going_on(), CALLS.last()
     where = "in " + "; or ".join(going_on[:5]) + (f"; or {len(going_on) - 5} more calls" if len(going_on) > 5 else "")

@@ -83,7 +83,7 @@ def exit_status(run: Callable[[], int | None]) -> int:
             raise
         print(f"error: {fault}; {MENDABLE[fault.errno]}", file=sys.stderr)
     except KeyboardInterrupt:
-        CALLS.finish()  # another Ctrl-C has nothing to say
+        CALLS.finish(EXIT_INTERRUPTED)  # another Ctrl-C has nothing to say
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     return EXIT_ERROR

@@ -9,7 +9,7 @@ from pathlib import Path
 from turnwise.build.envs import plug_in_problems
 from turnwise.build.prepare import prepare_run
 from turnwise.cli.options import read_config
-from turnwise.config import AgenticConfig, require, unavailable
+from turnwise.config import AgenticConfig, not_here, require, unavailable
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError
 from turnwise.pipelines.interrupt import ends_at_once
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     options.config, options.overrides = file, overrides
     config = read_config(options, AgenticConfig, plug_in_problems)
     # Before torch is imported, to refuse at once what can't run here.
-    require(unavailable(config))
+    require([*unavailable(config), *not_here(config)])
     rollouts = Path(options.from_rollouts) if options.from_rollouts else None
     if rollouts is not None and not rollouts.is_file():
         raise DataError(f"--from-rollouts {rollouts}: there is no such file; `turnwise rollout` and every run write one")

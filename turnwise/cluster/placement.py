@@ -14,6 +14,15 @@ ClusterName = Literal["local", "process", "launched"]
 
 
 @dataclass(frozen=True, slots=True)
+class CpuThreads:
+    """Operator threads of trainer and rollouts on a shared CPU, and of both together."""
+
+    train: int
+    rollout: int
+    both: int
+
+
+@dataclass(frozen=True, slots=True)
 class RolePlacement:
     """The devices of a role, one for each rank, and the processes that host the ranks."""
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from turnwise.cluster.messages import Command, SetUp
-from turnwise.cluster.placement import Placement
+from turnwise.cluster.placement import CpuThreads, Placement
 from turnwise.cluster.process import ForkedProcess, RunAsync, Started, TrainerProcess
 from turnwise.errors import WorkerError
 from turnwise.protocols import Route
@@ -26,15 +26,6 @@ from turnwise.runtime.watchdog import Watchdog
 
 _OTHERS_S = 5.0
 """Seconds that other ranks have to fail too, after the first one."""
-
-
-@dataclass(frozen=True, slots=True)
-class CpuThreads:
-    """Operator threads of trainer and rollouts on a shared CPU, and of both together."""
-
-    train: int
-    rollout: int
-    both: int
 
 
 @dataclass(frozen=True, slots=True)

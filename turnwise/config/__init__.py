@@ -5,7 +5,7 @@ from turnwise.config.describe import Applied, describe
 from turnwise.config.differences import Difference, differences
 from turnwise.config.dump import dump_yaml
 from turnwise.config.load import load_any_config, load_config, parse_config
-from turnwise.config.missing import require, unavailable, unavailable_to_play
+from turnwise.config.missing import not_here, require, unavailable, unavailable_to_play
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.config.without_effect import ineffective
@@ -22,6 +22,7 @@ __all__ = [
     "ineffective",
     "load_any_config",
     "load_config",
+    "not_here",
     "parse_config",
     "require",
     "unavailable",

@@ -46,21 +46,28 @@ def _head(path: str, model: ModelArgs) -> Iterator[Problem]:
         yield Problem.at(f"{path}.model_type", message)
 
 
-def _models(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Folders that can't be loaded or can't hold a sequence. One that isn't here may still be made, or downloaded."""
+def named_models(config: AgenticConfig | SFTConfig) -> Iterator[tuple[str, ModelArgs]]:
+    """The models of a run, each with the key that names it; actor_infer's is actor_train's."""
     if isinstance(config, SFTConfig):
         roles = {"": config.model_args}
     else:
-        roles = {f"{name}.": role.model_args for name, role in config.active_roles.items()}
+        roles = {f"{name}.": role.model_args for name, role in config.active_roles.items() if name != "actor_infer"}
     for prefix, model in roles.items():
-        name = model.model_name_or_path
+        is_shared = model.model_name_or_path == config.pretrain
+        yield "pretrain" if is_shared else f"{prefix}model_args.model_name_or_path", model
+
+
+def _models(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+    """Folders that can't be loaded or can't hold a sequence. One that isn't here may still be made, or downloaded."""
+    models = list(named_models(config))
+    for key, model in models:
         try:
-            check_model(name, model.trust)
+            check_model(model.model_name_or_path, model.trust)
         except ModelError as error:
-            yield Problem.at("pretrain" if name == config.pretrain else f"{prefix}model_args.model_name_or_path", str(error))
+            yield Problem.at(key, str(error))
     shape = config.model_shape()
     if shape and config.sequence_length > shape.context_length:
-        path = next(iter(roles.values())).model_name_or_path
+        path = models[0][1].model_name_or_path
         yield Problem.at(
             "sequence_length",
             f"{config.sequence_length} tokens are {config.sequence_length - shape.context_length} more than the "
@@ -282,7 +289,7 @@ def _critic(config: AgenticConfig) -> Iterator[Problem]:
         message = f"{config.critic.model_args.model_type} writes text; a critic has a value head, token_classification"
         yield Problem.at("critic.model_args.model_type", message)
     yield from _adapters("critic.model_args", config.critic.model_args)
-    if config.critic_warmup >= config.max_steps:
+    if config.critic_warmup >= max(config.max_steps, 1):
         message = f"the first {config.critic_warmup} steps train only the critic, and max_steps is {config.max_steps}"
         yield Problem.at("critic_warmup", f"{message}: the actor would never be trained; use at most {config.max_steps - 1}")
 

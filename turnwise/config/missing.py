@@ -1,14 +1,21 @@
-"""Features that this version, or this installation, lacks. A valid config that asks for one passes only `turnwise config`."""
+"""Features that this version, or this installation, lacks, and what isn't on this machine. A valid config that asks for one
+passes only `turnwise config`, which says so."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from turnwise.config.checks import named_models
 from turnwise.config.roles import Role
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
-from turnwise.errors import NotAvailableError
+from turnwise.errors import ModelError, NotAvailableError
+from turnwise.hub import check_hub_name
+from turnwise.model_folder import folder_here
 from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS
 
 _MODULES = {"megatron": "megatron.core"}
@@ -43,6 +50,12 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
     ]
 
 
+def not_here(config: AgenticConfig | SFTConfig) -> list[str]:
+    """A sentence for every model that isn't on this machine and can't be downloaded, and every folder that can't be written.
+    (Devices are counted by `build.placement`.)"""
+    return [*dict.fromkeys(_models(config)), *_places(config)]
+
+
 def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str]:
     """What this version lacks to play the tasks of a split with a saved model, without the needs of training."""
     manager = config.env_manager(split)
@@ -68,12 +81,14 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
         yield f"{path}: {name} isn't in this version, which has {same}."
     elif (
         spec.extra
-        and "url" not in role.strategy_args.strategy_config
+        and not (name == "sglang" and "url" in role.strategy_args.strategy_config)  # a server that runs elsewhere
         and not _is_installed(_MODULES.get(spec.extra, spec.extra))
     ):
         yield f"{path}: {name} needs a library that isn't installed; pip install 'turnwise[{spec.extra}]'."
     if spec.kind == "train" and role.model_args.has_adapter and not _is_installed("peft"):
         yield f"{prefix}model_args.lora_rank: LoRA needs peft, which isn't installed; pip install 'turnwise[rl]'."
+    if role.model_args.attn_implementation == "fa2" and not _is_installed("flash_attn"):
+        yield f"{prefix}model_args.attn_implementation: fa2 needs the flash-attn package and a CUDA device; use auto here."
     if name in _WITHOUT_OPTIONS and role.strategy_args.strategy_config:
         options = f"an option of {' or '.join(_WITHOUT_OPTIONS)}"
         yield f"{prefix}strategy_args.strategy_config: {options} isn't in this version."
@@ -102,6 +117,35 @@ def _trackers(names: list[str]) -> Iterator[str]:
     for name in names:
         if (extra := TRACKERS[name].extra) and not _is_installed(extra):
             yield f"track_with {name} needs a library that isn't installed; pip install 'turnwise[{extra}]'."
+
+
+def _models(config: AgenticConfig | SFTConfig) -> Iterator[str]:
+    for key, model in named_models(config):
+        if folder_here(model.model_name_or_path) is None:
+            try:
+                check_hub_name(model.model_name_or_path)
+            except ModelError as error:
+                yield f"{key}: {error}"
+
+
+def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
+    """The folders that the run couldn't make, or write into. One that is resumed may go on in its own."""
+    pictures = config.render_save_dir if isinstance(config, AgenticConfig) and config.uses_validation else None
+    asked = {"logging_dir": config.logging_dir, "render_save_dir": pictures}
+    asked["checkpoint_config.output_dir"] = config.checkpoint_config.output_dir
+    if config.resume_from_checkpoint is False:
+        asked["output_dir"] = os.path.join(config.output_dir, config.exp_name)
+    for key, path in asked.items():
+        if path is None:
+            continue
+        place = Path(path).absolute()
+        while not os.path.lexists(place):
+            place = place.parent
+        try:
+            # The system alone knows who may write where: it is asked with a folder that is gone at once.
+            TemporaryDirectory(dir=place).cleanup()
+        except OSError as fault:
+            yield f"{key}: {path} can't be written ({place}: {fault.strerror}); name another folder, or allow it."
 
 
 def _is_installed(module: str) -> bool:

@@ -1,7 +1,5 @@
 """Argument checks for constructors of environments. Each error says what was got and what is allowed."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Mapping, Sequence

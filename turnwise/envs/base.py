@@ -1,7 +1,5 @@
 """The base class of text environments."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType

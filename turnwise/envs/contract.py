@@ -1,7 +1,5 @@
 """Checks an environment's results once, as they arrive: wrong shapes and NaN never reach the training."""
 
-from __future__ import annotations
-
 import numbers
 import reprlib
 from collections.abc import Hashable, Mapping

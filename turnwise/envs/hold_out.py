@@ -1,7 +1,5 @@
 """Keeps training and validation apart by their tasks' content, for environments that know seeds only."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Set

@@ -1,7 +1,5 @@
 """Environments that other packages bring."""
 
-from __future__ import annotations
-
 import io
 import random
 import threading

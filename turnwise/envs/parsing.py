@@ -1,7 +1,5 @@
 """Reads the action from the text of a response, and writes it back into one."""
 
-from __future__ import annotations
-
 import re
 
 from turnwise.errors import ConfigError

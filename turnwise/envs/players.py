@@ -1,7 +1,5 @@
 """Players without a model: baselines to compare with and teachers for demonstrations."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable

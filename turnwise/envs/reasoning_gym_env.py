@@ -1,7 +1,5 @@
 """Tasks of the package reasoning-gym (Stojanovski et al. 2025, arXiv:2505.24760): a question, and an answer that it scores."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """An episode of any environment as it looked: a wrapper that watches and changes nothing."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Finds the environment of an `env_type`. Entry points are imported when they are first used, not before."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Single-player games of the package textarena (Guertler et al. 2025, arXiv:2504.11442) that play offline."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The front door: agentic reinforcement learning, step by step. Begin reading at `AgenticPipeline.steps`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass

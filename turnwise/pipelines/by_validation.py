@@ -1,7 +1,5 @@
 """Acts on a metric of the validations: keeps the best model, and ends a run that no longer gets better."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping
@@ -104,7 +102,7 @@ class ByValidation:
         for name, part in self._parts().items():
             if name in state:
                 part.load_state_dict(state[name])
-        if self.best and self.best.value is not None and _step_of(self._folder) != self.best.step:
+        if self.best and self.best.value is not None and best_facts(self._folder).get("step") != self.best.step:
             logger.warning(
                 "the best model, that of step %d, isn't in %s; the model of the next validation is kept there",
                 self.best.step,
@@ -116,10 +114,10 @@ class ByValidation:
         return {name: part for name, part in (("best", self.best), ("stopping", self.stopping)) if part}
 
 
-def _step_of(folder: Path) -> int | None:
-    """The step whose model lies there."""
+def best_facts(folder: Path) -> dict[str, Any]:
+    """Step, metric and value of the model that `save_best` keeps there; nothing where none lies."""
     try:
-        step: int = json.loads((folder / BEST_FILE).read_text(encoding="utf-8"))["step"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return step
+        facts = json.loads((folder / BEST_FILE).read_text(encoding="utf-8"))
+        return {name: facts[name] for name in ("step", "metric", "value")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -1,7 +1,5 @@
 """Checkpoints: Hugging Face model folders with everything a run needs to go on from them, bit by bit."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -64,7 +62,7 @@ class Contents:
     subfolders, the tokenizer, and the numbers of `parts`."""
 
     model: ModelRole
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     others: Mapping[str, ModelRole] = field(default_factory=dict)
     parts: Mapping[str, Stateful] = field(default_factory=dict)
     num_bytes: int = 0
@@ -344,7 +342,7 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _require_same_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def _require_same_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
     saved = load_tokenizer(folder, trusted_already(tokenizer))
     if saved.get_vocab() != tokenizer.get_vocab() or saved.chat_template != tokenizer.chat_template:
         raise CheckpointError(

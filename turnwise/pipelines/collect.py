@@ -1,7 +1,5 @@
 """Rollouts without a trainer: written to a file and summed up."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Roles that share an accelerator take turns for its memory, where the run is synchronous."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field

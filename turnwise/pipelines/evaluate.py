@@ -1,7 +1,5 @@
 """Success of a policy on fixed tasks, with its uncertainty."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import comb
@@ -22,7 +20,7 @@ class EpisodeResult(NamedTuple):
     is_truncated: bool = False
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> EpisodeResult:
+    def of(cls, trajectory: Trajectory) -> "EpisodeResult":
         """An episode succeeds if its environment's `success` metric says so; without that metric, if its score is positive."""
         return cls(
             is_success=trajectory.metrics.get("success", float(trajectory.score > 0)) > 0.5,
@@ -53,12 +51,12 @@ class Score:
     """pass@k by k, if tasks were sampled several times."""
 
     @classmethod
-    def count(cls, outcomes: Sequence[tuple[bool, float]]) -> Score:
+    def count(cls, outcomes: Sequence[tuple[bool, float]]) -> "Score":
         """Makes it from the `(success, score)` of one episode per task."""
         return cls.of_tasks([[EpisodeResult(*outcome)] for outcome in outcomes])
 
     @classmethod
-    def of_tasks(cls, tasks: Sequence[Sequence[EpisodeResult]]) -> Score:
+    def of_tasks(cls, tasks: Sequence[Sequence[EpisodeResult]]) -> "Score":
         """Makes it from the episodes of each task, one or more per task."""
         episodes = [outcome for task in tasks for outcome in task]
         successes, trials = [sum(o.is_success for o in task) for task in tasks], [len(task) for task in tasks]
@@ -87,7 +85,7 @@ class Evaluation:
     num_failed: int
 
     @classmethod
-    def of(cls, outcomes: Mapping[str, Sequence[Sequence[EpisodeResult]]], num_failed: int) -> Evaluation:
+    def of(cls, outcomes: Mapping[str, Sequence[Sequence[EpisodeResult]]], num_failed: int) -> "Evaluation":
         """Makes it from the episodes of each task of each tag."""
         return cls(
             overall=Score.of_tasks([task for tasks in outcomes.values() for task in tasks]),

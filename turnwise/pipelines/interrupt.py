@@ -1,7 +1,5 @@
 """Ctrl-C ends a run after a whole step, with everything up to there saved."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -104,7 +102,7 @@ def _end(signum: int, frame: FrameType | None) -> None:
         from turnwise.cluster.fork_server import drop_processes
 
         drop_processes()
-    CALLS.finish()
+    CALLS.finish(EXIT_INTERRUPTED)
     os._exit(EXIT_INTERRUPTED)
 
 

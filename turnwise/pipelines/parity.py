@@ -3,8 +3,6 @@
 `docs/design/parity.md` says what is asked and when, and what a failure is tried for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

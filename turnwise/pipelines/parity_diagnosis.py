@@ -4,15 +4,12 @@ Each fault predicts what the server must have answered if it were the cause. The
 named, with what to do about it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -53,6 +50,12 @@ class Suspects:
         model = plain_model(self.model_config, self.weights(), parse_dtype(dtype))
         return plain_logprobs(model, samples, temperature)
 
+    def score_folder(self, samples: Sequence[Sample], folder: str) -> list[FloatArray]:
+        """The result of transformers' own forward pass over the weights of a folder."""
+        dtype, trust = parse_dtype(self.sampler_dtype), trusted_already(self.model_config)
+        model = load_model(folder, dtype=dtype, attn_implementation="sdpa", trust=trust)
+        return plain_logprobs(model, samples, self.temperature)
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -71,139 +74,112 @@ class Evidence:
 
 
 class Fault(NamedTuple):
-    """A fault that was tried: the mean difference that is left if it is the cause (NaN: not tried), and what to do then."""
+    """A possible cause, the mean difference that is left if it is the cause, and what to do then. `rounding` is that which a
+    dtype alone makes: it decides where no prediction can be exact."""
 
     cause: str
-    rest: float
+    rest: Callable[[], float]
     advice: str
-    is_proven: bool | None = None
-    """None if `rest` decides."""
-
-
-Trial = Callable[[], Iterator[Fault]]
+    rounding: Callable[[], float] | None = None
 
 
 def diagnose(evidence: Evidence, suspects: Suspects) -> str:
     """The message of a ParityError: how much, why, what to do, and what was tried."""
-    samples = evidence.samples
-    found = differences(samples, suspects.score(samples))
-    faults: list[Fault] = []
-    for name, trial in _trials(evidence, suspects, samples):
-        try:
-            faults += trial()
-        except TurnwiseError as error:
-            faults.append(Fault(f"{name}, which can't be tried: {str(error).splitlines()[0]}", math.nan, ""))
+    found = differences(evidence.samples, suspects.score(evidence.samples))
     difference = float(found.mean())
     most = max(difference / 10, min(difference / 3, evidence.max_diff))
-    proven = [fault for fault in faults if fault.is_proven or (fault.is_proven is None and fault.rest <= most)]
+    proven: list[tuple[float, Fault]] = []
+    tried: list[str] = []
+    for fault in _faults(evidence, suspects):
+        try:
+            rest, size = fault.rest(), fault.rounding() if fault.rounding else None
+        except TurnwiseError as error:
+            tried.append(f"  {math.nan:<8.2g} {fault.cause}, which can't be tried: {str(error).splitlines()[0]}")
+            continue
+        tried.append(f"  {rest:<8.2g} {fault.cause}")
+        if rest <= most if size is None else size / _ROUNDING_SPREAD <= difference <= size * _ROUNDING_SPREAD:
+            proven.append((rest, fault))
     verdict = "Cause: none of those below. Raise parity_max_logprob_diff only if you can explain the difference."
     if proven:
         # One fault may look like another: the first of those that leave about as little as any.
-        least = min(fault.rest for fault in proven)
-        cause = next(fault for fault in proven if fault.rest <= 2 * least + _NEGLIGIBLE)
-        verdict = f"Cause: {cause.cause}. {cause.advice}."
+        least = min(rest for rest, _ in proven)
+        fault = next(fault for rest, fault in proven if rest <= 2 * least + _NEGLIGIBLE)
+        verdict = f"Cause: {fault.cause}. {fault.advice}."
     return "\n".join(
         [
             f"sampler and trainer differ by {difference:.2g} nats a token in the mean, {found.max():.2g} at most, over "
             f"{len(found)} tokens of policy version {evidence.version}; parity_max_logprob_diff is {evidence.max_diff:g}.",
             verdict,
             "Mean difference that would be left if the cause were",
-            *(f"  {fault.rest:<8.2g} {fault.cause}" for fault in faults),
+            *tried,
         ]
     )
 
 
-def _trials(evidence: Evidence, suspects: Suspects, samples: Sequence[Sample]) -> Iterator[tuple[str, Trial]]:
-    """The faults by name, the surest test first."""
-    yield "stale prefix", partial(_stale_prefix, evidence)
-    yield "weights not transferred", partial(_stale_weights, evidence)
-    yield "adapter not loaded", partial(_adapter, suspects, samples)
-    yield "temperature", partial(_temperature, suspects, samples)
-    for folder in suspects.folders:
-        yield f"model of {folder}", partial(_folder, suspects, samples, folder)
-    yield "trainer", partial(_trainer, suspects, samples)
-    yield "dtype", partial(_rounding, suspects, samples)
+def _faults(evidence: Evidence, suspects: Suspects) -> Iterator[Fault]:
+    """The possible causes, those with the surest test first."""
+    samples, ours, theirs = evidence.samples, suspects.trainer_dtype, suspects.sampler_dtype
 
+    def distance(score: ScoreSamples) -> float:
+        return float(differences(samples, score(samples)).mean())
 
-def _stale_prefix(evidence: Evidence) -> Iterator[Fault]:
-    advice = (
-        "With emptied caches and new request ids the server agrees: it answers from keys and values of older weights or of "
-        "other tokens. Its `resume` must drop every cached prefix; until it does, turn its prefix cache off in "
-        "actor_infer.strategy_args.strategy_config"
+    def plain(temperature: float, dtype: str) -> float:
+        return distance(partial(suspects.score_plainly, temperature=temperature, dtype=dtype))
+
+    yield Fault(
+        "stale prefix",
+        evidence.ask_afresh,
+        "With emptied caches the server agrees: its `resume` must drop every cached prefix; until it does, turn its prefix "
+        "cache off in actor_infer.strategy_args.strategy_config",
     )
-    yield Fault("stale prefix", evidence.ask_afresh(), advice)
-
-
-def _stale_weights(evidence: Evidence) -> Iterator[Fault]:
     if evidence.change_since is not None:
-        version, distance = evidence.change_since
-        advice = (
-            "The server answers the same questions as it did then, and the trainer has moved on. The weight update didn't "
-            "reach it; actor_infer.strategy_args.strategy_name: embedded reads the trainer's own weights"
+        version, change = evidence.change_since
+        yield Fault(
+            f"weights not transferred since version {version}",
+            lambda: change,
+            "The server answers as it did then, so the weight update didn't reach it; "
+            "actor_infer.strategy_args.strategy_name: embedded reads the trainer's own weights",
         )
-        yield Fault(f"weights not transferred since version {version}", distance, advice)
-
-
-def _adapter(suspects: Suspects, samples: Sequence[Sample]) -> Iterator[Fault]:
     if suspects.without_adapter is not None:
-        advice = (
-            "The server agrees with the base model, without the LoRA adapter that is trained "
-            "(actor_train.model_args.lora_rank): it must load the adapter, or be given merged weights"
+        yield Fault(
+            "adapter not loaded",
+            partial(distance, suspects.without_adapter),
+            "The server agrees with the model without the LoRA adapter that is trained: it must load the adapter, or be given "
+            "merged weights",
         )
-        yield Fault("adapter not loaded", _distance(samples, suspects.without_adapter(samples)), advice)
-
-
-def _temperature(suspects: Suspects, samples: Sequence[Sample]) -> Iterator[Fault]:
-    """Log-probs before the temperature, or a server that doesn't read it: both are those of temperature 1."""
     if suspects.temperature != 1.0:
-        advice = (
+        yield Fault(
+            "temperature 1",
+            partial(plain, 1.0, theirs),
             f"The server's log-probs are those of this temperature, the trainer's of {suspects.temperature:g} "
-            "(actor_infer.generating_args.temperature, train_env_manager's before it). A server must return log-probs of "
-            "what it samples from, after the temperature; for vLLM that is logprobs_mode: processed_logprobs"
+            "(actor_infer.generating_args.temperature, train_env_manager's before it). A server must return log-probs after "
+            "the temperature; for vLLM that is logprobs_mode: processed_logprobs",
         )
-        plain = suspects.score_plainly(samples, 1.0, suspects.sampler_dtype)
-        yield Fault("temperature 1", _distance(samples, plain), advice)
-
-
-def _folder(suspects: Suspects, samples: Sequence[Sample], folder: str) -> Iterator[Fault]:
-    setting, start = suspects.folders[folder], next(iter(suspects.folders))
-    dtype, trust = parse_dtype(suspects.sampler_dtype), trusted_already(suspects.model_config)
-    model = load_model(folder, dtype=dtype, attn_implementation="sdpa", trust=trust)
-    rest = _distance(samples, plain_logprobs(model, samples, suspects.temperature))
-    if folder == start:
-        advice = "The server has the weights that training started from: no weight update has reached it"
-        yield Fault(f"weights not transferred, still those of {setting} {folder}", rest, advice)
-    else:
-        advice = f"The server samples from this model, and training started from {start}: name one folder for both"
-        yield Fault(f"wrong folder, {setting} {folder}", rest, advice)
-
-
-def _trainer(suspects: Suspects, samples: Sequence[Sample]) -> Iterator[Fault]:
-    ours, theirs = suspects.trainer_dtype, suspects.sampler_dtype
-    cause, advice = "trainer's forward pass", "try actor_train.model_args.attn_implementation: sdpa, and report it"
+    start = next(iter(suspects.folders), "")
+    for folder, setting in suspects.folders.items():
+        cause, advice = f"weights not transferred, still those of {setting} {folder}", "No weight update has reached the server"
+        if folder != start:
+            cause = f"wrong folder, {setting} {folder}"
+            advice = f"The server samples from this model, and training started from {start}: name one folder for both"
+        yield Fault(cause, partial(distance, partial(suspects.score_folder, folder=folder)), advice)
+    cause, advice = "trainer's forward pass", "Try actor_train.model_args.attn_implementation: sdpa, and report it"
     if ours != theirs:
         cause = f"dtype, {ours} of the trainer"
-        advice = "set actor_train.model_args.dtype to the server's, or raise parity_max_logprob_diff"
-    rest = _distance(samples, suspects.score_plainly(samples, suspects.temperature, theirs))
-    start = "The server agrees with transformers' plain forward pass over the trainer's weights, and the trainer doesn't: "
-    yield Fault(cause, rest, start + advice)
-
-
-def _rounding(suspects: Suspects, samples: Sequence[Sample]) -> Iterator[Fault]:
-    trained = suspects.score(samples)
-    difference = _distance(samples, trained)
-    for dtype in sorted({suspects.sampler_dtype, "bf16", "fp16"} - {"fp32"}):
-        predicted = suspects.score_plainly(samples, suspects.temperature, dtype)
-        pairs = zip(samples, trained, predicted, strict=True)
-        rounding = float(np.concatenate([np.abs(a - b)[sample.response_mask] for sample, a, b in pairs]).mean())
-        advice = (
-            f"The difference is of the size that computing in {dtype} makes on these tokens, {rounding:.2g}. The trainer "
-            f"computes in {suspects.trainer_dtype} (actor_train.model_args.dtype), the server is to compute in "
-            f"{suspects.sampler_dtype} (actor_infer.model_args.dtype): make both the same, or raise parity_max_logprob_diff"
+        advice = "Set actor_train.model_args.dtype to the server's, or raise parity_max_logprob_diff"
+    yield Fault(cause, partial(plain, suspects.temperature, theirs), advice)
+    for dtype in sorted({theirs, "bf16", "fp16"} - {"fp32"}):
+        yield Fault(
+            f"dtype, {dtype} of the server",
+            partial(plain, suspects.temperature, dtype),
+            f"The difference is of the size that computing in {dtype} makes. The trainer computes in {ours} "
+            f"(actor_train.model_args.dtype), the server is to compute in {theirs} (actor_infer.model_args.dtype): make both "
+            "the same, or raise parity_max_logprob_diff",
+            partial(_rounding, suspects, samples, dtype),
         )
-        is_proven = rounding / _ROUNDING_SPREAD <= difference <= rounding * _ROUNDING_SPREAD
-        yield Fault(f"dtype, {dtype} of the server", _distance(samples, predicted), advice, is_proven)
 
 
-def _distance(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> float:
-    return float(differences(samples, logprobs).mean())
+def _rounding(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> float:
+    """The mean difference that computing in another dtype makes to the trainer's log-probs."""
+    trained, rounded = suspects.score(samples), suspects.score_plainly(samples, suspects.temperature, dtype)
+    masked = [abs(a - b)[s.response_mask] for s, a, b in zip(samples, trained, rounded, strict=True)]
+    return float(sum(part.sum() for part in masked) / sum(map(len, masked)))

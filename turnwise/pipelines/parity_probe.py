@@ -1,7 +1,5 @@
 """The parity gate's requests to the servers: first prompts of the run, in conversations that outlive weight updates."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Animated pictures of the first episodes of a validation, for `render_save_dir`."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Collection, Sequence

@@ -1,7 +1,5 @@
 """Updates a role's weights in one step, from samples that come all at once or in parts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from turnwise.batching.plan import denominators

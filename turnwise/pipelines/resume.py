@@ -1,7 +1,5 @@
 """Finds the checkpoint to go on from, and compares its run's settings with the new ones."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -80,6 +78,15 @@ def find_resume_point(config: Config) -> ResumePoint | None:
         )
     newest, faults = _newest_whole(found)
     return ResumePoint(newest, _run_of(config, newest), faults)
+
+
+def check_resume(config: Config) -> None:
+    """
+    Raises:
+        CheckpointError: there is no checkpoint to go on from, or it can't be continued with this config.
+    """
+    if point := find_resume_point(config):
+        _describe_changes(config, point)
 
 
 def open_run(config: Config) -> tuple[RunFolder, list[str]]:

@@ -1,7 +1,5 @@
 """A role's model, with methods on samples: cut micro-batches, send them to the workers, write the results back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -101,7 +99,7 @@ class ModelRole:
         self.take_turn: TakeTurn | None = None
         """Called before the workers compute, where roles take turns on a device."""
 
-    def without_adapter(self, name: str, plan: BatchPlan) -> ModelRole:
+    def without_adapter(self, name: str, plan: BatchPlan) -> "ModelRole":
         """The base model under this role's LoRA adapter, as another role on the same workers. Its calls carry its name."""
         return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True, owner=self.owner)
 

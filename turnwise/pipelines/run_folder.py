@@ -1,7 +1,5 @@
 """The folder of one run: `output_dir/exp_name/<time>`, and what is always written into it."""
 
-from __future__ import annotations
-
 import fcntl
 import importlib.metadata
 import json
@@ -43,7 +41,7 @@ class RunFolder:
     """Whether this process has made it."""
 
     @classmethod
-    def create(cls, output_dir: Path, exp_name: str, is_free: Callable[[Path], bool] = lambda path: True) -> RunFolder:
+    def create(cls, output_dir: Path, exp_name: str, is_free: Callable[[Path], bool] = lambda path: True) -> "RunFolder":
         """A new folder, named by the time, at a path that `is_free`.
 
         Raises:
@@ -69,7 +67,7 @@ class RunFolder:
         raise FileExistsError(f"{output_dir / exp_name} holds 1000 runs that started at {stamp}")
 
     @classmethod
-    def reopen(cls, path: Path) -> RunFolder:
+    def reopen(cls, path: Path) -> "RunFolder":
         """The folder of an earlier run, to go on in.
 
         Raises:

@@ -1,7 +1,5 @@
 """A readable sample of a step's episodes: whole in the run's log, in a few lines for who looks on."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 

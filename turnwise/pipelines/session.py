@@ -1,7 +1,5 @@
 """Runs a pipeline to its end. Whatever ends it early, its whole steps are saved first."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Supervised fine-tuning on demonstrations: the loss counts the assistant's tokens only."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,12 +27,12 @@ if TYPE_CHECKING:
 class SFTPipeline:
     """Trains a model to say what the assistant of its demonstrations says. `build_sft.build_sft` puts one together."""
 
-    pipeline_config: SFTConfig
+    pipeline_config: "SFTConfig"
     sft: ModelRole
     train_samples: Sequence[Sample]
     val_samples: Sequence[Sample]
     loss: Loss
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     event_loop: WatchedRunner
     cluster: Cluster
     log: RunLog

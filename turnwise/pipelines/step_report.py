@@ -1,7 +1,5 @@
 """What a pipeline reports about a whole step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rollouts of one training step, in parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from turnwise.algorithms.correction import staleness_metrics

@@ -1,7 +1,5 @@
 """Text of the built-in environments, for the tokenizer of a new small model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The learning curve of a run as a picture."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +35,7 @@ def learning_curve(rows: Sequence[Row], path: Path, title: str, baselines: Mappi
     return path
 
 
-def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float] | None = None) -> Figure:
+def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float] | None = None) -> "Figure":
     """Draws a run's main metric over its steps, in training and in validation, and below it the metrics of its health.
 
     Success in validation has its 95% Wilson interval, which takes episodes as independent. Panels without figures are left out.
@@ -110,7 +108,7 @@ def compared_curves(panels: Mapping[str, Sequence[Sequence[Point]]], labels: Seq
     return path
 
 
-def _draw_success(axes: Axes, rows: Sequence[Row], baselines: Mapping[str, float]) -> None:
+def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, float]) -> None:
     """Success, or the scores of environments that know none."""
     train, held_out = _series(rows, r"env/[^/]+/success"), _series(rows, r"val/env/[^/]+/success")
     is_success = bool(train or held_out)
@@ -131,14 +129,14 @@ def _draw_success(axes: Axes, rows: Sequence[Row], baselines: Mapping[str, float
         axes.set_ylim(0, 1.02)
 
 
-def _draw_intervals(axes: Axes, points: Sequence[tuple[float, float, float]]) -> None:
+def _draw_intervals(axes: "Axes", points: Sequence[tuple[float, float, float]]) -> None:
     """The interval of each `(step, share of successes, episodes)`, as a band."""
     bounds = [wilson_interval(round(value * count), round(count)) for _, value, count in points]
     low, high = zip(*bounds, strict=True)
     axes.fill_between([step for step, _, _ in points], low, high, color=_HELD_OUT, alpha=0.15, linewidth=0)
 
 
-def _draw_loss(axes: Axes, rows: Sequence[Row]) -> None:
+def _draw_loss(axes: "Axes", rows: Sequence[Row]) -> None:
     train, held_out = _series(rows, r"sft/loss"), _series(rows, r"sft/val_loss")
     axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
     axes.plot(*_columns(_smooth(train)), color=_TRAIN, linewidth=2, label="training batches, smoothed")
@@ -181,7 +179,7 @@ def _panels(rows: Sequence[Row]) -> dict[str, Panel]:
 def _lines(names: Mapping[str, str], top: float | None) -> Panel:
     """A panel with a line for each metric, `label → pattern of its name`, from 0 to `top` where there is one."""
 
-    def draw(axes: Axes, rows: Sequence[Row]) -> None:
+    def draw(axes: "Axes", rows: Sequence[Row]) -> None:
         for (label, name), color in zip(names.items(), _COLORS, strict=False):
             axes.plot(*_columns(_series(rows, name)), color=color, linewidth=1, label=label)
         if top is not None:
@@ -192,7 +190,7 @@ def _lines(names: Mapping[str, str], top: float | None) -> Panel:
     return draw
 
 
-def _draw_times(axes: Axes, rows: Sequence[Row]) -> None:
+def _draw_times(axes: "Axes", rows: Sequence[Row]) -> None:
     """The longest phases of a step, stacked."""
     times = {phase: [row.get(f"time/step_{phase}", 0.0) for row in rows] for phase in _PHASES}
     shown = {phase: values for phase, values in times.items() if sum(values) > 0.01 * sum(map(sum, times.values()))}

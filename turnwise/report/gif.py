@@ -1,7 +1,5 @@
 """Animated pictures of episodes: each frame with the observation, the answer and the action."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass

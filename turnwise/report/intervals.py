@@ -1,7 +1,5 @@
 """Confidence intervals of success rates."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 """Decides which groups may be admitted, which a step must wait for and which it takes. It sees numbers only, no clock and no
 task."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

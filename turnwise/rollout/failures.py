@@ -1,7 +1,5 @@
 """Counts failures of episodes by kind, and stops the run at too many."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Which groups are worth training on: `group_filter`."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`rollouts.jsonl`: every played trajectory, complete enough to train from again, one JSON object per line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby

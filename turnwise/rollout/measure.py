@@ -1,7 +1,5 @@
 """Metrics of finished trajectories, by the field's names (`rollout/…`, `env/{tag}/…`, `val/…`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from turnwise.rollout.source import played_of

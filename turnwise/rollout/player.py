@@ -1,7 +1,5 @@
 """Plays one group: sibling episodes with their seeds and retries. An episode's failure becomes data here."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import traceback

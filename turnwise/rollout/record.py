@@ -1,7 +1,5 @@
 """A trajectory and the group it belongs to as a line of JSON, complete enough to train from again."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Hashable

@@ -1,7 +1,5 @@
 """Plays a recorded trajectory again: the loop, its environment and the template run, the tokens are the recorded ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

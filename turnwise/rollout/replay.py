@@ -1,7 +1,5 @@
 """Rollouts from a file instead of played ones: `journal.read_groups` reads it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Plays groups of sibling episodes concurrently and hands them out in complete groups, as far ahead as it may."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Settings of a scheduler."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from turnwise.errors import counted

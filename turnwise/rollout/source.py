@@ -1,7 +1,5 @@
 """The source of a run's batches."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Literal, NamedTuple, Protocol
 

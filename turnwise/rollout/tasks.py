@@ -1,7 +1,5 @@
 """Chooses the next task, as a pure function of its index: the order in which groups end doesn't matter."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

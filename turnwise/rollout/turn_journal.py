@@ -4,8 +4,6 @@ A turn has two lines: the messages that the model is shown, results of tools amo
 calls in it. The first line of an episode holds its task.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 
 _NUM_LINES, _WIDTH = 64, 256
-_IS_DONE, _LAST = 0, 1
-"""Bytes of the first line: whether the command is done, and the line of the last call."""
+_IS_DONE, _LAST, _STATUS = 0, 1, 2
+"""Bytes of the first line: whether the command is done, the line of the last call, and the exit status that is to follow."""
 
 
 class CallBoard:
@@ -32,13 +32,19 @@ class CallBoard:
             self._memory[line * _WIDTH] = ord("-")
             self._free.append(line)
 
-    def finish(self) -> None:
-        """Notes that the process ends as it should, or has said why it doesn't."""
+    def finish(self, status: int) -> None:
+        """Notes that the process ends with this status: as it should, or after it has said why it doesn't."""
+        self._memory[_STATUS] = status
         self._memory[_IS_DONE] = 1
 
     @property
     def is_finished(self) -> bool:
         return bool(self._memory[_IS_DONE])
+
+    @property
+    def status(self) -> int:
+        """The status noted by `finish`."""
+        return self._memory[_STATUS]
 
     def going_on(self) -> list[str]:
         """The calls that haven't returned."""

@@ -13,14 +13,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from turnwise.errors import DeadlineError, TurnwiseError
 from turnwise.runtime.call_board import CALLS
 from turnwise.runtime.stacks import WATCHDOG, describe_stacks
-from turnwise.runtime.timeouts import Timeouts
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +35,10 @@ _SIGNAL = signal.Signals.__members__.get("SIGUSR2")
 
 _awaiting: ContextVar[Wait | None] = ContextVar("_awaiting", default=None)
 """The wait around a task and around the tasks that it starts."""
+
+
+_NO_CONTEXT = Context()
+"""The context of timers: that of a wait would keep the waits around it alive."""
 
 
 class Interrupt(asyncio.CancelledError):
@@ -59,7 +62,7 @@ class Wait:
     outer: Wait | None = None
     is_interrupted = False
     _has_cancelled = False
-    _timeouts_of_loop: Timeouts | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def __init__(
         self, watchdog: Watchdog, waiter: str, awaited: str, timeout_s: float | None, setting: str, error: type[TurnwiseError]
@@ -101,8 +104,7 @@ class Wait:
         self._watchdog.of_task[task] = self
         if self.timeout_s is not None:
             self.renew()
-            self._timeouts_of_loop = self._watchdog.timeouts(asyncio.get_running_loop(), self.timeout_s)
-            self._timeouts_of_loop.add(self)
+            self._timer = asyncio.get_running_loop().call_later(self.timeout_s, self.expire, context=_NO_CONTEXT)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
@@ -114,8 +116,8 @@ class Wait:
             self._watchdog.of_task[self._task] = self._before
         # Tasks started inside may outlive the wait.
         self.deadline = float("inf")
-        if self._timeouts_of_loop is not None:
-            self._timeouts_of_loop.remove(self)
+        if self._timer is not None:
+            self._timer.cancel()
         num_cancels = self._task.uncancel() if self._has_cancelled else self._task.cancelling()
         is_cancelled = num_cancels > self._num_cancels and isinstance(fault, asyncio.CancelledError)
         if self.report is not None and not is_cancelled and not isinstance(fault, KeyboardInterrupt | SystemExit):
@@ -168,8 +170,6 @@ class Watchdog:
         """The wait of that loop's tasks for the running one."""
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
         """The innermost wait of each task that awaits something with a deadline."""
-        self._timeouts: dict[float, Timeouts] = {}
-        """Timeouts by the length of the waits, of the loop that ran last."""
         self._pending: Wait | None = None
         """The wait to be interrupted, until the interrupt is raised."""
         self._stacks, self._stacks_at = "", float("-inf")
@@ -223,13 +223,6 @@ class Watchdog:
     def expired(self) -> Wait | None:
         """The innermost wait around the running task that is past its deadline."""
         return next((wait for wait in _chain(_awaiting.get()) if wait.report is not None), None)
-
-    def timeouts(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> Timeouts:
-        """The timeouts of that length on the loop."""
-        timeouts = self._timeouts.get(timeout_s)
-        if timeouts is None or timeouts.loop is not loop:
-            timeouts = self._timeouts[timeout_s] = Timeouts(loop, timeout_s)
-        return timeouts
 
     def describe(self, wait: Wait, loop: asyncio.AbstractEventLoop | None) -> str:
         """A text that says who waits for whom, with the stacks of all others."""
@@ -293,7 +286,7 @@ class Watchdog:
         text = f"error: {wait.report}\nit didn't come back within {self.grace_s:g} s of being interrupted: the process ends\n"
         os.write(_STDERR, text.encode())
         logger.info("%s", text)  # to the file only: the terminal has it
-        CALLS.finish()
+        CALLS.finish(EXIT_STATUS)
         os._exit(EXIT_STATUS)
 
 

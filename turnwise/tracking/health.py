@@ -5,8 +5,6 @@ it exceeds several standard errors. These come from how much neighbouring steps 
 binomial would miss.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence

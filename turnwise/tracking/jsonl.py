@@ -1,7 +1,5 @@
 """`metrics.jsonl`: one JSON object a step, always written."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

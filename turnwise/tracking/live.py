@@ -1,7 +1,5 @@
 """The live view of a run on a terminal, drawn by rich."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

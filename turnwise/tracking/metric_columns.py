@@ -1,7 +1,5 @@
 """The metrics that a run shows to people, and their formats."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

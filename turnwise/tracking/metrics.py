@@ -1,7 +1,5 @@
 """Combines metrics; nothing else does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Progress of a run's current phase, and the duration of its steps. It reads no clock and no terminal."""
 
-from __future__ import annotations
-
 import logging
 
 from turnwise.runtime.stopwatch import Stopwatch, Work

@@ -1,7 +1,5 @@
 """The trackers of one run behind one `log`, and the clock of its phases."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """How a step spent its time and what waited for what: two partitions of its wall time, from a stopwatch's totals."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from turnwise.runtime.stopwatch import ENGINE, ENVIRONMENTS, HELD, IDLE, LOOP

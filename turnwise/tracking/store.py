@@ -1,7 +1,5 @@
 """Trackers that keep a run in somebody's library: what the library raises or waits for doesn't end or hold the run."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Metrics, settings and sample texts for TensorBoard."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

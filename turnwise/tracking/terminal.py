@@ -1,7 +1,5 @@
 """A run on the terminal as plain text: one line per step, and warnings, similar ones once."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

@@ -1,7 +1,5 @@
 """`turnwise train --profile`: when everything was, as a Chrome trace (chrome://tracing, https://ui.perfetto.dev)."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Weights & Biases."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Mapping
 from pathlib import Path

@@ -149,21 +149,40 @@ class Trainer:
             chosen = model or self.checkpoint
             return evaluate_model(self.config, None if chosen is None else str(chosen), num_tasks)
 
-    def save(self, folder: str | Path) -> Path:
-        """Writes the newest checkpoint as a plain model folder with its tokenizer, its adapter merged, in place of a model that
-        is there.
+    @property
+    def best(self) -> Path | None:
+        """The model that `save_best` keeps, None if there is none yet."""
+        from turnwise.pipelines.by_validation import best_facts
+        from turnwise.pipelines.run_folder import RunFolder
+
+        folder = None if self.run_folder is None or self.config.save_best is None else RunFolder(self.run_folder).best
+        return folder if folder and best_facts(folder) else None
+
+    def save(self, folder: str | Path, best: bool = False) -> Path:
+        """Writes the model of the newest checkpoint, or the `best` by `save_best`, as a plain model folder with its tokenizer,
+        its adapter merged, in place of a model that is there. It says which step's model that is.
 
         Raises:
-            ConfigError: nothing was trained yet, or there is something else in the folder.
+            ConfigError: there is no such model yet, or there is something else in the folder.
         """
         from turnwise.models.load import export_model
+        from turnwise.pipelines.by_validation import best_facts
 
-        folder, checkpoint = Path(folder), self.checkpoint
-        if checkpoint is None:
-            raise ConfigError("save: this Trainer has no checkpoint yet; call train() first")
+        folder, kept, newest = Path(folder), self.best, self.checkpoint
+        chosen = kept if best else newest
+        if chosen is None:
+            if best and self.config.save_best is None:
+                raise ConfigError("save: best=True needs a model that save_best has kept; set save_best={} and eval_steps")
+            what = "best model" if best else "checkpoint"
+            raise ConfigError(f"save: this Trainer has no {what} yet; call train() first")
         if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file())):
             raise ConfigError(f"save: {folder} is there already, and no model; name another folder, or remove it first")
-        export_model(checkpoint, folder)
+        export_model(chosen, folder)
+        told = "the best model, {metric} {value:g} after {step} steps".format(**best_facts(kept)) if kept else ""
+        if not best:
+            other = f"; best=True saves {told}" if told else ""
+            told = f"the model after {chosen.name.rpartition('-')[2]} steps{other}"
+        print(f"{folder}: {told}")
         return folder
 
     def plot(self) -> Figure:

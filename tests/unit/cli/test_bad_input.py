@@ -211,6 +211,9 @@ def test_a_changed_config(job, refused, capsys):
     capsys.readouterr()
     said = refused("train", job(), "resume_from_checkpoint=true", "seed=7")
     assert "can't be continued with this config" in said and "seed: 42 → 7" in said
+    assert main(["config", job(), "resume_from_checkpoint=true", "seed=7"]) == 0
+    said = capsys.readouterr().out.partition("missing to run this config here:")[2]
+    assert "can't be continued with this config" in said and "seed: 42 → 7" in said
     assert main(["train", job(), "resume_from_checkpoint=true", "max_steps=3", "max_grad_norm=0.5"]) == 0
     said = capsys.readouterr().err
     assert "max_steps: 2 → 3" in said and "max_grad_norm: 1.0 → 0.5" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 import sys
 
 import pytest
@@ -123,6 +124,60 @@ def test_what_train_refuses_config_refuses(overrides, message, config, tmp_path,
     # A deadline's stack follows: of a call in the verb.
     assert len({tuple(text.splitlines()[:2]) for text in said.values()}) == 1, said
     assert not (tmp_path / "runs").exists() and not (tmp_path / "rollouts.jsonl").exists()
+
+
+LACKING = [
+    (["pretrain=nowhere"], "pretrain: nowhere: no such model folder"),
+    (["pretrain=org/none-such"], "pretrain: org/none-such: isn't on this machine, and HF_HUB_OFFLINE is set"),
+    (
+        ["use_kl_loss=true", "reference.model_args.model_name_or_path=./x"],
+        "reference.model_args.model_name_or_path: x: no such",
+    ),
+    (["output_dir=taken/runs"], "output_dir: taken/runs/own can't be written ("),
+    (["output_dir=taken"], "output_dir: taken/own can't be written ("),
+    (["output_dir=/proc/runs"], "output_dir: /proc/runs/own can't be written (/proc: No such file or directory)"),
+    (["logging_dir=/proc/logs"], "logging_dir: /proc/logs can't be written"),
+    (["checkpoint_config.output_dir=taken/x"], "checkpoint_config.output_dir: taken/x can't be written ("),
+    (["render_save_dir=taken/x", "eval_steps=1"], "render_save_dir: taken/x can't be written ("),
+    (["actor_train.model_args.attn_implementation=fa2"], "fa2 needs the flash-attn package and a CUDA device"),
+    (["actor_infer.strategy_args={strategy_name: vllm, strategy_config: {url: u}}"], "vllm needs a library that isn't"),
+    (["resume_from_checkpoint=nowhere"], "resume_from_checkpoint nowhere: there is no checkpoint"),
+    (["cluster.name=launched"], "no launcher started this process (torchrun, accelerate)"),
+    (["cluster.name=local", "async_generation_ratio=1"], "local can't hold this run: async_generation_ratio above 0 trains"),
+    (["actor_train.device_mapping=[99]"], "actor_train.device_mapping names device 99, and this machine has"),
+    (["actor_infer.device_mapping=[0,99]"], "actor_infer.device_mapping names device 99, and this machine has"),
+    (["reference.device_mapping=[99]", "use_kl_loss=true"], "reference.device_mapping names device 99, and this machine"),
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("overrides", "message"), LACKING, ids=lambda value: value[-1] if isinstance(value, list) else "")
+def test_what_train_refuses_on_this_machine_config_says(overrides, message, config, tmp_path, capsys):
+    (tmp_path / "taken").touch()
+    before = set(tmp_path.iterdir())
+    overrides = ["actor_train.model_args.lora_rank=null", *overrides]
+    assert main(["config", config, *overrides]) == 0
+    said = capsys.readouterr().out.partition("missing to run this config here:\n")[2]
+    assert message in said.splitlines()[0]
+    assert main(["train", config, *overrides]) == 2
+    refused = capsys.readouterr().err
+    assert message in refused and "Traceback" not in refused
+    assert set(tmp_path.iterdir()) - before <= {tmp_path / "runs"} and not list(tmp_path.glob("runs/*/*"))
+
+
+def test_config_names_files_of_rows_and_tools_that_are_not_there(config, tmp_path, tiny_model, capsys):
+    rows = "data={train_files: [none.jsonl], reward: [exact_match]}"
+    assert main(["config", config, "~custom_envs", f"++{rows}", "++agent={function_tool_path: tools.py}"]) == 0
+    said = capsys.readouterr().out
+    assert "data.train_files: none.jsonl: there is no such file." in said
+    assert "agent.function_tool_path: tools.py: there is no such file." in said
+
+
+def test_what_this_machine_lacks_is_said_without_torch(config, tmp_path):
+    code = "import sys; from turnwise.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    words = ["config", config, "pretrain=nowhere", "output_dir=own.yaml/runs"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.count("\n  - ") == 2 and done.stdout.endswith("False\n"), done.stderr
 
 
 def test_rows_are_read_before_a_run_has_a_folder(tmp_path, tiny_model, monkeypatch, capsys):

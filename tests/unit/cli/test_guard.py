@@ -13,7 +13,7 @@ import forked
 import pytest
 
 ENV = """
-import asyncio, ctypes, os, signal, sys, threading, time
+import asyncio, atexit, ctypes, os, signal, sys, threading, time
 from turnwise.testing.toy_envs import LettersEnv
 
 def unheard():
@@ -27,6 +27,10 @@ WAYS = {
     "_exit": lambda: os._exit(0),
     "abort": os.abort,
     "crash": lambda: ctypes.string_at(0),
+    "late": lambda: atexit.register(os.abort),
+    "closerange": lambda: os.closerange(0, 1000),
+    "alarm": lambda: (signal.setitimer(signal.ITIMER_REAL, 0.01), time.sleep(600)),
+    "unnamed": lambda: os.kill(os.getpid(), signal.SIGRTMIN + 1),
     "killed": lambda: os.kill(os.getpid(), 9),
     "closed": lambda: (sys.stdout.close(), os.dup2(2, 1), os.close(1)),
     "hang": lambda: (print("begun", flush=True), time.sleep(600)),
@@ -56,6 +60,9 @@ class Mine(LettersEnv):
 """
 
 
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux")
+
+
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "mine.py").write_text(ENV)
@@ -78,6 +85,15 @@ def check(folder, at, way):
         ("step", "_exit", 70, "ended with exit status 0 before it was done, in step of"),
         ("reset", "abort", 128 + signal.SIGABRT, "was ended by SIGABRT, in reset of"),
         ("close", "crash", 128 + signal.SIGSEGV, "was ended by SIGSEGV, in close of"),
+        ("step", "late", 128 + signal.SIGABRT, "was ended by SIGABRT when all was done"),
+        ("step", "closerange", 1, "couldn't be written: its files were closed (os.closerange?), "),
+        (
+            "step",
+            "alarm",
+            128 + signal.SIGALRM,
+            "was ended by SIGALRM, as a timer does (signal.alarm, signal.setitimer), in step",
+        ),
+        pytest.param("step", "unnamed", 128 + 35, "was ended by signal 35, in step of", marks=ON_LINUX),
         ("step", "killed", 128 + signal.SIGKILL, "was ended by SIGKILL, as the system does when memory runs out, in step of"),
     ],
 )

@@ -22,7 +22,8 @@ import torch
 from turnwise.build.cluster import set_torch_threads
 from turnwise.cluster.fork_server import ForkServer, prepare_processes
 from turnwise.cluster.messages import dumps, loads
-from turnwise.cluster.process_cluster import CpuThreads, ProcessCluster
+from turnwise.cluster.placement import CpuThreads
+from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import DataError, DeadlineError, WorkerError
 from turnwise.runtime.event_loop import WatchedRunner

@@ -11,6 +11,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise import Trainer
+from turnwise.agents.env_agent import EnvAgent
 from turnwise.cli.main import main
 from turnwise.envs.base import TextEnv
 from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, TurnwiseError
@@ -268,6 +269,55 @@ def test_save_before_training_and_over_something_else_is_refused(keys, tmp_path)
     trainer.train()
     with pytest.raises(ConfigError, match="is there already, and no model"):
         trainer.save(tmp_path)
+
+
+def test_the_best_model_is_saved_where_it_is_asked_for(keys, tmp_path, capsys):
+    trainer = Trainer(**keys, eval_steps=1, save_best={"mode": "min"})
+    with pytest.raises(ConfigError, match="has no best model yet"):
+        trainer.save(tmp_path / "out", best=True)
+    trainer.train()
+    measured_at = {row["step"]: row["val/score/mean"] for row in measured(trainer.run_folder) if "val/score/mean" in row}
+    step = min(measured_at, key=measured_at.get)
+    capsys.readouterr()
+    for best in (True, False):
+        saved = trainer.save(tmp_path / "out", best=best)
+        model = trainer.best if best else trainer.checkpoint
+        assert (saved / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    told_best, told_newest = capsys.readouterr().out.splitlines()
+    assert told_best == f"{tmp_path / 'out'}: the best model, val/score/mean {measured_at[step]:g} after {step} steps"
+    assert "the model after 2 steps; best=True saves the best model, val/score/mean" in told_newest
+
+    without = Trainer(**keys)
+    with pytest.raises(ConfigError, match="set save_best="):
+        without.save(tmp_path / "out", best=True)
+
+
+class AgentWithTools(EnvAgent):
+    """An environment's agent that asks for more than others do."""
+
+    def __init__(self, make_env, settings, *, seed, tools):
+        super().__init__(make_env, settings)
+        self._noted = {"seed": seed, "num_tools": len(tools.schemas)}
+
+    async def run(self, *args):
+        trajectories = await super().run(*args)
+        for trajectory in trajectories:
+            trajectory.metrics |= self._noted
+        return trajectories
+
+
+class AgentOfItsOwn(EnvAgent):
+    def __init__(self, make_env, settings, judge):
+        super().__init__(make_env, settings)
+
+
+def test_an_agent_of_an_environment_is_given_what_it_asks_for(keys):
+    trainer = Trainer(**keys | {"env": own(agent_name=AgentWithTools), "seed": 7})
+    trainer.train()
+    [_, row, *_] = measured(trainer.run_folder)
+    assert row["env/OwnEnv/seed"] == 7 and row["env/OwnEnv/num_tools"] == 0
+    with pytest.raises(ConfigError, match="asks for judge, and is offered split, seed, tools, limits, interactions"):
+        Trainer(**keys | {"env": own(agent_name=AgentOfItsOwn)})
 
 
 def test_sft_takes_messages_as_objects(tiny_model, tmp_path):

@@ -1,7 +1,5 @@
 """Examines an environment before training: its faults, what to change, and the figures that show it."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Findings from the episodes of an examination, as pure functions."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """How often a player that draws its actions at random succeeds."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 

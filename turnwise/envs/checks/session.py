@@ -1,7 +1,5 @@
 """An environment under examination: every call is timed and has a deadline, and every fault becomes one exception."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import time

@@ -4,8 +4,6 @@ The dynamics are those of gymnasium's FrozenLake-v1 (Towers et al. 2024, arXiv:2
 costs microseconds and needs no other library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args

@@ -4,8 +4,6 @@ A map is a tuple of rows of the letters S (start), F (ice), H (hole) and G (goal
 action is gymnasium's number: 0 left, 1 down, 2 right, 3 up.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The frozen lake as a picture, drawn with numpy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The words of a gymnasium environment's actions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gymnasium's CliffWalking in words (Sutton and Barto 2018, example 6.6)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 ACTIONS = ("up", "right", "down", "left")

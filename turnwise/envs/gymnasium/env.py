@@ -1,7 +1,5 @@
 """Any gymnasium environment with discrete actions (Towers et al. 2024, arXiv:2407.17032), as one of text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Turnwise's knowledge of gymnasium's environments, which a config then needn't repeat."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

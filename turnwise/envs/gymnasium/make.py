@@ -3,8 +3,6 @@
 This module imports gymnasium; it is imported itself where an environment is made.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """MiniGrid as a grid of symbols (Chevalier-Boisvert et al. 2023, arXiv:2306.13831)."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Any
 

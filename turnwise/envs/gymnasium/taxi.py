@@ -1,7 +1,5 @@
 """Gymnasium's Taxi in words (Dietterich 2000, arXiv:cs/9905014)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 ACTIONS = ("south", "north", "east", "west", "pickup", "dropoff")

@@ -4,8 +4,6 @@ Rules and rewards are those of the gym-sokoban package (Schrader 2018), written 
 a step, no other library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args

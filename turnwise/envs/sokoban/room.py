@@ -4,8 +4,6 @@ A cell is row · width + column; an action is 0 up, 1 down, 2 left, 3 right. The
 leaves it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Sequence

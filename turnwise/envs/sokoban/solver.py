@@ -1,7 +1,5 @@
 """The shortest solution of a Sokoban room."""
 
-from __future__ import annotations
-
 from collections import deque
 from functools import lru_cache
 
