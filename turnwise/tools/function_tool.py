@@ -8,9 +8,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from transformers.utils import get_json_schema
-from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
-
 from turnwise.errors import ConfigError
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.threads import DaemonPool
@@ -67,6 +64,10 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     Raises:
         ConfigError: its signature or docstring doesn't say enough.
     """
+    # Imported here, since `turnwise config` reads the settings of tools without it.
+    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+
     try:
         schema: dict[str, Any] = get_json_schema(function)
     except (DocstringParsingException, TypeHintParsingException, TypeError, NameError) as fault:
