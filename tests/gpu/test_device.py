@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 from server_contract import prompts_of
-from small_runs import run_small, small_config, training
+from small_runs import measured, run_small, small_config, training
 from strategy_contract import LOGPROBS, OUTPUTS, WeightedLoss, metric
+from torch.nn.attention import varlen
 from toy_model import toy_batches, toy_model, toy_samples
 
 from turnwise.inference.embedded.server import EmbeddedServer
@@ -61,9 +62,12 @@ def test_passes_and_steps_are_those_of_a_cpu(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_packed_sequences_are_kept_apart_by_every_attention(device, dtype):
+def test_packed_sequences_are_kept_apart_by_every_attention(device, dtype, monkeypatch):
     """A GPU takes varlen kernels in 16 bits, and SDPA otherwise."""
+    kernel, calls = varlen.varlen_attn, []
+    monkeypatch.setattr(varlen, "varlen_attn", lambda *args, **options: calls.append(args) or kernel(*args, **options))
     packed = make_strategy(device, dtype).forward(BATCHES, LOGPROBS)
+    assert bool(calls) == (device.type == "cuda" and dtype != torch.float32 and torch.cuda.get_device_capability() >= (8, 0))
     exact = make_strategy(torch.device("cpu"), attention="eager").forward(BATCHES, LOGPROBS)
     bound = 1e-4 if dtype == torch.float32 else 0.1
     for got, expected in zip(packed, exact, strict=True):
@@ -127,6 +131,17 @@ def test_a_whole_run_trains_and_its_parity_gate_passes(device, tiny_model, tmp_p
     pipeline = run_small(config)
     assert pipeline.checkpoints.num_done == 3
     assert pipeline.actor_infer.info().model.device.startswith(device.type)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_deterministic_run_repeats_itself(device, tiny_model, tmp_path, dtype):
+    """torch refuses there what adds up in no fixed order: sums of probabilities, and products without a workspace."""
+    role = training(1e-3) | {"model_args": {"dtype": dtype}}
+    runs = [
+        run_small(small_config(tiny_model, tmp_path / name, max_steps=2, actor_train=role, deterministic=True)) for name in "ab"
+    ]
+    torch.use_deterministic_algorithms(False)
+    assert measured(runs[0].folder) == measured(runs[1].folder)
 
 
 def test_two_ranks_train_on_two_cards(tiny_model, tmp_path):

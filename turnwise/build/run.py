@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from contextlib import ExitStack
 from functools import partial
@@ -102,6 +103,7 @@ def seed_process(config: AgenticConfig | SFTConfig) -> None:
     torch.manual_seed(derive_seed(config.seed, "torch"))
     torch.use_deterministic_algorithms(config.deterministic)
     if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch refuses products on a GPU
         random.seed(derive_seed(config.seed, "python"))
         np.random.seed(derive_seed(config.seed, "numpy") % 2**32)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,8 @@ from turnwise.models.prefix_tree import PrefixTree
 
 PACKED_ATTENTION = "turnwise_packed"
 _PACKABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
-_HAS_VARLEN = {"enable_gqa", "window_size"} <= inspect.signature(varlen.varlen_attn).parameters.keys()
+_HAS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
+"""Whether torch's varlen attention takes fewer key heads than query heads (from 2.12 on)."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,11 @@ def packed_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, sliding_window=sliding_window, **kwargs
         )
-    if _HAS_VARLEN and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and not dropout:
+    kind = query.device.type
+    # Under autocast the rotation has made queries and keys of 16 bits fp32 again.
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    if dtype in (torch.float16, torch.bfloat16) and not dropout and _has_varlen(query.device):
+        query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
         return _varlen(query, key, value, sequences, scaling, sliding_window), None
     longest = max(sequences.key_lengths)
     if not dropout and (sliding_window is None or sliding_window >= longest) and query.device.type == "cpu":
@@ -166,6 +172,12 @@ def _band(length: int, window: int | None, like: Tensor) -> Tensor:
     return mask
 
 
+@cache
+def _has_varlen(device: torch.device) -> bool:
+    """Whether torch's varlen kernels run there: on GPUs from Ampere on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def _varlen(
     query: Tensor,
     key: Tensor,
@@ -174,8 +186,12 @@ def _varlen(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
+    num_groups = query.shape[1] // key.shape[1]
+    if num_groups > 1 and not _HAS_GROUPS:
+        key, value = (tensor.repeat_interleave(num_groups, 1) for tensor in (key, value))
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     longest = max(sequences.lengths)
+    groups: dict[str, Any] = {"enable_gqa": True} if num_groups > 1 and _HAS_GROUPS else {}
     left = -1 if sliding_window is None else sliding_window - 1
     output = varlen.varlen_attn(
         q,
@@ -187,7 +203,7 @@ def _varlen(
         longest,
         scale=scaling,
         window_size=(left, 0),
-        enable_gqa=q.shape[1] != k.shape[1],
+        **groups,
     )
     assert isinstance(output, Tensor)
     return output[None]

@@ -21,6 +21,7 @@ from turnwise.training.loss_scale import LossScale
 from turnwise.training.random_state import GlobalRandomState
 
 TRAINER_FILE = "trainer_state.pt"
+CPU = torch.device("cpu")
 _FULL_BYTES = 2**20
 """Free space below which a disk counts as full."""
 
@@ -31,9 +32,10 @@ def save_state(
     optimizer: Optimizer | None,
     adapters: Adapters | None = None,
     loss_scale: LossScale | None = None,
+    device: torch.device = CPU,
 ) -> None:
     """Writes weights as a Hugging Face folder, or `adapters` alone as a peft folder, and beside them the states of optimiser,
-    loss scale and random generators.
+    loss scale and random generators, of GPUs that of `device` alone.
 
     Raises:
         OSError: they can't be written.
@@ -42,7 +44,7 @@ def save_state(
         "optimizer": None if optimizer is None else optimizer.state_dict(),
         "loss_scale": {} if loss_scale is None else loss_scale.state_dict(),
         "random": GlobalRandomState().state_dict(),
-        "cuda_rng": torch.cuda.get_rng_state_all(),
+        "cuda_rng": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
     }
     folder.mkdir(parents=True, exist_ok=True)
     if adapters is None:
@@ -64,6 +66,7 @@ def load_state(
     optimizer: Optimizer | None,
     adapters: Adapters | None = None,
     loss_scale: LossScale | None = None,
+    device: torch.device = CPU,
 ) -> None:
     """Copies a saved state into the live objects, whose tensors stay where they are (an engine may share them).
 
@@ -88,8 +91,8 @@ def load_state(
     if loss_scale is not None:
         loss_scale.load_state_dict(state.get("loss_scale", {}))
     GlobalRandomState().load_state_dict(state["random"])
-    if len(state["cuda_rng"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda_rng"])
+    if device.type == "cuda" and len(state["cuda_rng"]) == 1:
+        torch.cuda.set_rng_state(state["cuda_rng"][0], device)
 
 
 def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:

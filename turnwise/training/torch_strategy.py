@@ -176,7 +176,7 @@ class TorchStrategy:
     def save(self, folder: Path) -> None:
         """Writes the model as a Hugging Face folder, or its adapters as a peft folder, with optimiser and random states."""
         if self._ranks.context.answers:
-            save_state(folder, self.model, self._optimizer, self._adapters, self._loss_scale)
+            save_state(folder, self.model, self._optimizer, self._adapters, self._loss_scale, self.device)
 
     def load(self, folder: Path) -> None:
         """Continues from what `save` wrote, bit by bit.
@@ -184,7 +184,7 @@ class TorchStrategy:
         Raises:
             ModelError: the folder holds no such state.
         """
-        load_state(folder, self.model, self._optimizer, self._adapters, self._loss_scale)
+        load_state(folder, self.model, self._optimizer, self._adapters, self._loss_scale, self.device)
 
     def offload(self, kinds: Iterable[MemoryKind]) -> None:
         """Moves `weights` and `optimizer` to host memory; nothing to do on a CPU."""
@@ -263,6 +263,7 @@ class TorchStrategy:
         if "optimizer" in kinds and self._optimizer is not None:
             for state in self._optimizer.state.values():
                 state.update({name: value.to(target) for name, value in state.items() if isinstance(value, Tensor)})
+        torch.cuda.empty_cache()  # a server in another process may have the memory now
 
 
 def _require_trainable(model: PreTrainedModel) -> None:

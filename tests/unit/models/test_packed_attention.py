@@ -5,6 +5,7 @@ import torch
 from toy_model import VOCAB_SIZE, toy_model
 
 from turnwise.errors import ModelError
+from turnwise.models import packed_attention as packed
 from turnwise.models.packed_attention import PackedSequences, packed_attention, supports_packing
 
 LENGTHS = (5, 17, 1, 9, 9)
@@ -36,6 +37,37 @@ def test_packed_attention_equals_dense_attention_with_a_block_mask(window: int |
         torch.autograd.grad((got * probe).sum(), tensors), torch.autograd.grad((expected * probe).sum(), tensors), strict=True
     ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_groups", [True, False])
+@pytest.mark.parametrize("window", [None, 4])
+def test_autocast_takes_the_kernels_of_a_gpu(monkeypatch, window: int | None, has_groups: bool) -> None:
+    """Torch's varlen attention, here a stand-in with its signature: all in 16 bits, keys repeated where it needs that."""
+    calls = []
+
+    def varlen_attn(q, k, v, starts, same_starts, longest, same_longest, *, scale, window_size, enable_gqa=False):
+        assert starts is same_starts and longest == same_longest == max(LENGTHS)
+        assert {tensor.dtype for tensor in (q, k, v)} == {torch.bfloat16}
+        assert enable_gqa == has_groups and q.shape[1] == k.shape[1] * (2 if has_groups else 1)
+        assert window_size == (-1 if window is None else window - 1, 0)
+        calls.append(scale)
+        query, key, value = (tensor.float().transpose(0, 1)[None] for tensor in (q, k, v))
+        return reference(query, key, value, window)[0].to(q.dtype)
+
+    monkeypatch.setattr(packed.varlen, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(packed, "_has_varlen", lambda device: True)
+    monkeypatch.setattr(packed, "_HAS_GROUPS", has_groups)
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 4, sum(LENGTHS), 8, generator=generator)  # in fp32, as the rotation leaves it
+    key = torch.randn(1, 2, sum(LENGTHS), 8, generator=generator)
+    value = torch.randn(1, 2, sum(LENGTHS), 8, generator=generator).bfloat16()
+    sequences = PackedSequences.of(LENGTHS, torch.device("cpu"))
+    with torch.autocast("cpu", torch.bfloat16):
+        got, _ = packed_attention(
+            torch.nn.Identity(), query, key, value, None, scaling=8**-0.5, sliding_window=window, sequences=sequences
+        )
+    assert calls == [8**-0.5]
+    torch.testing.assert_close(got.float(), reference(query, key, value.float(), window), rtol=0.1, atol=0.05)
 
 
 def test_without_lengths_it_is_sdpa_so_that_generation_works() -> None:

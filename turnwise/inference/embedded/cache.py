@@ -83,6 +83,7 @@ class KVCache:
         self.keys = [keys[:0, :, :0].clone() for keys in self.keys]
         self.values = [values[:0, :, :0].clone() for values in self.values]
         self.prefixes.clear()
+        torch.cuda.empty_cache()  # a trainer in another process may have the memory now
 
 
 def num_slots_within(kv_cache_bytes: int, bytes_per_token: int, max_length: int) -> int:

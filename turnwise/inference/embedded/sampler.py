@@ -86,7 +86,7 @@ def _draw(scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray) -> 
     if is_greedy.all():
         return _checked(scores).argmax(-1).cpu().numpy(), np.zeros(len(scores), np.float32)
     probs = torch.softmax(scores, -1)
-    cdf = probs.cumsum(-1)
+    cdf = _running_sums(probs)
     total = _checked(cdf[:, -1:])
     # The first token whose cumulative probability exceeds the threshold has a probability above 0 itself.
     threshold = torch.from_numpy(numbers).to(scores.device)[:, None] * total
@@ -98,6 +98,14 @@ def _draw(scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray) -> 
         tokens = torch.where(greedy, scores.argmax(-1), tokens)
         drawn = drawn.masked_fill(greedy, 0.0)
     return tokens.cpu().numpy(), drawn.cpu().numpy()
+
+
+def _running_sums(probs: Tensor) -> Tensor:
+    """Over the last dimension. On a GPU torch adds floats up in no fixed order, which a deterministic run refuses: it adds
+    whole numbers of 2⁻⁴⁰ there."""
+    if not (probs.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return probs.cumsum(-1)
+    return (probs.double() * 2**40).long().cumsum(-1).double().mul_(2**-40).to(probs.dtype)
 
 
 def _draw_natively(
@@ -144,7 +152,7 @@ def _truncate(scores: Tensor, chosen: IntArray, rows: NDArray) -> dict[int, Kept
     rank = torch.arange(width, device=scores.device)
     ordered.masked_fill_((top_k > 0) & (rank >= top_k), -torch.inf)
     probs = torch.softmax(ordered, -1)
-    mass_before = probs.cumsum(-1) - probs
+    mass_before = _running_sums(probs) - probs
     ordered.masked_fill_((mass_before >= top_p) & (top_p < 1.0) & (rank > 0), -torch.inf)
     ordered.masked_fill_(probs < min_p * probs[:, :1], -torch.inf)
     scores[index] = torch.full_like(scores[index], -torch.inf).scatter_(-1, order, ordered)
