@@ -20,9 +20,6 @@ def load_class(entry_point: str, key: str, error: type[TurnwiseError]) -> type:
 
     >>> load_class("collections:OrderedDict", "env_type", TurnwiseError).__name__
     'OrderedDict'
-
-    Raises:
-        error: the text isn't `module:Class`, there is no such module or class, or the module fails when it is imported.
     """
     found: type = _load(entry_point, key, error, type, "class", "classes")
     return found

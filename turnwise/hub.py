@@ -50,9 +50,6 @@ def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool 
     """The folder of a path or a hub name. Files missing in the hub's cache are downloaded, with progress on stderr; an
     interrupted download goes on where it stopped. `allow_code` fetches the repository's Python files too, `allow_pickle`
     pickled weights where it has no others.
-
-    Raises:
-        ModelError: there is no such folder, or the hub doesn't give it.
     """
     path, text = Path(name).expanduser(), str(name)
     if not text.strip() or "\0" in text:
@@ -66,11 +63,7 @@ def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool 
 
 
 def check_hub_name(name: str) -> None:
-    """Refuses a model that isn't on this machine and that the hub can't be asked for. Nothing is looked up.
-
-    Raises:
-        ModelError: it is the name of a folder that isn't there, or the hub's library is set to be offline.
-    """
+    """Refuses a model that isn't on this machine and that the hub can't be asked for. Nothing is looked up."""
     path = Path(name).expanduser()
     if looks_like_hub_name(name):
         from huggingface_hub import constants
@@ -140,11 +133,7 @@ def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
 
 
 def _patterns(name: str, files: dict[str, int], allow_code: bool, allow_pickle: bool) -> list[str]:
-    """Which files are fetched.
-
-    Raises:
-        ModelError: the repository has no weights that may be read.
-    """
+    """Which files are fetched."""
     patterns = [*_TEXT, *_WEIGHTS, *(["*.py"] if allow_code else [])]
     if not any(Path(file).match(pattern) for file in files if "/" not in file for pattern in _WEIGHTS):
         if not allow_pickle:

@@ -9,11 +9,7 @@ from turnwise.errors import DataError
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each object with its place, `FILE, line N`; empty lines are skipped.
-
-    Raises:
-        DataError: there is no such file, or a line isn't UTF-8, no JSON, no object, or holds half a character.
-    """
+    """Each object with its place, `FILE, line N`; empty lines are skipped."""
     if path.is_dir():
         raise DataError(f"{path}: is a folder; name a JSONL file in it")
     try:

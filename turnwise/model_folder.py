@@ -61,11 +61,7 @@ NOTHING = Trust()
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object of a file.
-
-    Raises:
-        ModelError: it can't be read as one, with the place.
-    """
+    """The JSON object of a file."""
     try:
         content = json.loads(file.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -81,11 +77,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def base_of_adapter(path: str | Path) -> str | None:
-    """The base model that the folder of a LoRA adapter names; None if the path is no such folder.
-
-    Raises:
-        ModelError: it names none, or one that isn't there, or itself, or there are no weights beside it.
-    """
+    """The base model that the folder of a LoRA adapter names; None if the path is no such folder."""
     first = folder = folder_here(path)
     if folder is None or not (folder / ADAPTER_CONFIG).is_file():
         return None
@@ -126,11 +118,7 @@ def folder_here(name: str | Path) -> Path | None:
 
 
 def check_model(name: str, trust: Trust = NOTHING) -> None:
-    """`check_folder` of a model that is on this machine, and of an adapter's base model.
-
-    Raises:
-        ModelError: it can't be loaded.
-    """
+    """`check_folder` of a model that is on this machine, and of an adapter's base model."""
     if not name.strip() or "\0" in name:
         raise ModelError(f"{name!r} names no model; {HOW_TO_NAME}")
     folder = folder_here(name)
@@ -146,11 +134,7 @@ def check_model(name: str, trust: Trust = NOTHING) -> None:
 
 
 def check_folder(folder: Path, trust: Trust = NOTHING) -> None:
-    """Refuses a model folder if its small files or the headers of its weights show that it can't be loaded.
-
-    Raises:
-        ModelError: with the file, what it holds, and what to change.
-    """
+    """Refuses a model folder if its small files or the headers of its weights show that it can't be loaded."""
     if not (folder / "config.json").is_file():
         saved = sorted(folder.glob("checkpoints/checkpoint-*/config.json"), key=lambda file: file.stat().st_mtime)
         hint = f"one of its checkpoints, such as {saved[-1].parent}" if saved else "the folder of a Hugging Face model"
@@ -174,11 +158,7 @@ def text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_rows(folder: str | Path, num_rows: Any, num_ids: int) -> None:
-    """Refuses a model whose embedding has fewer rows than the tokenizer has ids.
-
-    Raises:
-        ModelError: the embedding has fewer.
-    """
+    """Refuses a model whose embedding has fewer rows than the tokenizer has ids."""
     if isinstance(num_rows, int) and num_rows < num_ids:
         raise ModelError(
             f"{folder}: vocab_size of config.json is {num_rows:,}, and its tokenizer has ids up to {num_ids - 1:,}; take the "
@@ -187,11 +167,7 @@ def require_rows(folder: str | Path, num_rows: Any, num_ids: int) -> None:
 
 
 def check_sizes(file: str | Path, config: Mapping[str, Any]) -> None:
-    """Refuses sizes that no model can have, as `file` (or a command's option) gives them.
-
-    Raises:
-        ModelError: with the name of one.
-    """
+    """Refuses sizes that no model can have, as `file` (or a command's option) gives them."""
     for name in _COUNTS:
         value = config.get(name)
         if name in config and not isinstance(value, list | None) and (type(value) is not int or value < 1):

@@ -73,21 +73,13 @@ class ReplayLog:
 
     @property
     def update(self) -> int | None:
-        """The version of the weight update that is due now; None if engine steps come first.
-
-        Raises:
-            DataError: the record is at its end.
-        """
+        """The version of the weight update that is due now; None if engine steps come first."""
         if self._next is None:
             raise self._end()
         return self._next if isinstance(self._next, int) else None
 
     def batch(self, step: int) -> Taken | None:
-        """The groups that a step takes; None without a record to follow.
-
-        Raises:
-            DataError: the record ends before that step.
-        """
+        """The groups that a step takes; None without a record to follow."""
         if not self.is_followed:
             return None
         if step not in self._batches:
@@ -99,9 +91,6 @@ class ReplayLog:
         return any(index in taken.rejected for taken in self._batches.values())
 
     def check(self, index: int, is_rejected: bool) -> None:
-        """Raises:
-        DataError: the record trained on a group that is rejected here, or the other way round.
-        """
         trained_on = any(index in part for taken in self._batches.values() for part in taken.parts)
         if trained_on if is_rejected else self.rejects(index):
             then, now = ("was trained on", "is rejected") if is_rejected else ("was rejected", "would be trained on")
@@ -118,9 +107,6 @@ class ReplayLog:
         return self._task_versions.get(index, 0)
 
     def begin_validation(self) -> None:
-        """Raises:
-        DataError: the record ends before this validation, or in it.
-        """
         # Before there were conditions, there were no validations in a record either.
         if self._conditions and self._num_taken not in self._validations:
             raise DataError(
@@ -136,11 +122,7 @@ class ReplayLog:
     # What has happened
 
     def begin(self, conditions: Mapping[str, Any]) -> None:
-        """Written before the first event: the machine's properties by name. Bits are the same only if they are.
-
-        Raises:
-            DataError: the record was made with something else.
-        """
+        """Written before the first event: the machine's properties by name. Bits are the same only if they are."""
         others = {name: value for name, value in self._conditions.items() if conditions.get(name) != value}
         if others:
             parts = [f"{name} {value}, and here it is {conditions.get(name)}" for name, value in others.items()]
@@ -214,11 +196,7 @@ def _decode(event: dict[str, Any]) -> EngineSteps | int:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The events of a record.
-
-    Raises:
-        DataError: the file is missing, unreadable, or begins after a resume.
-    """
+    """The events of a record."""
     try:
         events = [event for _, event in read_jsonl(path)]
     except DataError as fault:

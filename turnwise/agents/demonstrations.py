@@ -101,9 +101,6 @@ def demonstrations(
     alone.
 
     If the player gives up, the episode ends before that turn; a player that gives up at once has no messages.
-
-    Raises:
-        ConfigError: `settings.action_pattern` can't read what `answer_template` writes.
     """
     converse = scripted(make_player, settings.action_pattern, answer_template)
     for episode in episodes(make_env, settings, converse, tasks):
@@ -117,11 +114,7 @@ def play(
     tasks: Iterable[Task],
     answer_template: str | None = None,
 ) -> list[DemonstrationResult]:
-    """How one episode per task ends for a player, under the limits of `settings`.
-
-    Raises:
-        ConfigError: `settings.action_pattern` can't read what `answer_template` writes.
-    """
+    """How one episode per task ends for a player, under the limits of `settings`."""
     converse = scripted(make_player, settings.action_pattern, answer_template)
     return [episode.outcome for episode in episodes(make_env, settings, converse, tasks)]
 
@@ -139,12 +132,7 @@ def scripted(make_player: MakePlayer, action_pattern: str | None, answer_templat
 def episodes(
     make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, tasks: Iterable[Task], num_at_once: int = 1
 ) -> Iterator[Episode]:
-    """One episode per task, in the order of the tasks, `num_at_once` at a time.
-
-    Raises:
-        TurnwiseError: what the player, the agent or the environment's contract says.
-        RolloutError: the environment or the player raised anything else; the message has the place.
-    """
+    """One episode per task, in the order of the tasks, `num_at_once` at a time."""
     calls = settings.calls
     with closing(WatchedRunner(calls.watchdog, calls.place_timeout_s)) as runner:
         remaining = iter(tasks)

@@ -67,12 +67,7 @@ class EnvAgent:
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        """One trajectory: finished by the environment, or truncated by a limit that it names.
-
-        Raises:
-            EnvironmentFault: the environment broke its contract, or didn't answer; the message names it, the turn or method,
-                and what was allowed.
-        """
+        """One trajectory: finished by the environment, or truncated by a limit that it names."""
         session, episode = self._open_session(), _Episode()
         try:
             await session.make(self._make_env, task)

@@ -82,19 +82,11 @@ class EnvSession:
         return f"{self.tag} ({self._class})"
 
     async def reset(self, seed: int) -> tuple[Observation, Mapping[str, Any]]:
-        """The first observation, and info.
-
-        Raises:
-            EnvironmentFault: what came back breaks the contract.
-        """
+        """The first observation, and info."""
         return read_reset(await self._answer(f"{self._class}.reset", partial(self.env.reset, seed=seed)), self.name)
 
     async def step(self, action: str, turn_idx: int) -> StepResult:
-        """The result of an action; `turn_idx` is for messages.
-
-        Raises:
-            EnvironmentFault: what came back breaks the contract.
-        """
+        """The result of an action; `turn_idx` is for messages."""
         return read_step(await self._answer(self._step, self.env.step, action), self.name, turn_idx, self.env.metric_reductions)
 
     def state_key(self, observation: Observation) -> Hashable:
@@ -150,11 +142,7 @@ class ThreadSession(EnvSession):
         self._thread.end()
 
     async def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls it in the thread, when a place is free.
-
-        Raises:
-            DeadlineError: no place was free within the settings' `place_timeout_s`.
-        """
+        """Calls it in the thread, when a place is free."""
         waiter, its_turn, timeout_s = f"an episode of {self.tag}", f"its turn to call {name}", self.settings.place_timeout_s
         async with self.settings.watchdog.waiting(waiter, its_turn, timeout_s, "deadlines.env_s"):
             await self._places.acquire()

@@ -36,12 +36,7 @@ class SingleTurnAgent:
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        """One trajectory, of one turn if there is no user.
-
-        Raises:
-            RolloutError: the prompt leaves no room in its context.
-            EnvironmentFault: the user hung, raised something, or answered in another form.
-        """
+        """One trajectory, of one turn if there is no user."""
         async with self._interactions.open(task, sibling, self._settings.max_user_turns) as user:
             # A user's message is text from outside: it must not forge a turn.
             conversation = open_conversation(sampling, encode_special_tokens=not user.is_there)

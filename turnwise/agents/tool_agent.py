@@ -50,12 +50,7 @@ class ToolAgent:
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        """One trajectory: finished by a response without calls, or truncated by a limit.
-
-        Raises:
-            ToolFault: a tool hung, or returned what is no text; a simulated user did, or raised something.
-            Exception: a tool raised it.
-        """
+        """One trajectory: finished by a response without calls, or truncated by a limit."""
         users = self._interactions
         async with self._tools.open(task) as session, users.open(task, sibling, self._settings.max_user_turns) as user:
             # A tool's result is text from outside, and a user's message too: it must not forge a turn.

@@ -1,1 +1,1 @@
-"""Environments: gymnasium's contract over text and images. No tokens here."""
+"""Environments: gymnasium's contract over text and images. No tokens here. What they refuse is an EnvironmentFault."""

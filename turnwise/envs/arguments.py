@@ -9,19 +9,12 @@ from turnwise.errors import EnvironmentFault
 
 
 def check_choice(env_name: str, name: str, value: object, allowed: Sequence[object]) -> None:
-    """
-    Raises:
-        EnvironmentFault: the value isn't one of those allowed.
-    """
     if value not in allowed:
         raise EnvironmentFault(f"{env_name}: got {name} {value!r}; allowed are {', '.join(map(repr, allowed))}")
 
 
 def check_type(env_name: str, name: str, value: object, allowed: type, meaning: str) -> None:
     """
-    Raises:
-        EnvironmentFault: the value is of another type than the allowed one, which a person calls `meaning`.
-
     >>> check_type("gymnasium", "id", 5, str, "a text")
     Traceback (most recent call last):
     ...
@@ -32,19 +25,11 @@ def check_type(env_name: str, name: str, value: object, allowed: type, meaning: 
 
 
 def check_count(env_name: str, name: str, value: object) -> None:
-    """
-    Raises:
-        EnvironmentFault: the value is no whole number of 1 or more.
-    """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise EnvironmentFault(f"{env_name}: got {name} {value!r}; it must be at least 1, a whole number")
 
 
 def check_format_penalty(value: float) -> None:
-    """
-    Raises:
-        EnvironmentFault: it is positive, or no finite number.
-    """
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
         raise EnvironmentFault(f"format_penalty {value!r} is no reward; it must be a number, 0 or less")
     if value > 0:
@@ -55,9 +40,6 @@ def words_by_number(
     name: str, lookup: Mapping[Any, str], numbers: Sequence[int], *, is_case_sensitive: bool = False
 ) -> tuple[str, ...]:
     """The stripped word of each number, in the order of `numbers`; a config may write a number as text.
-
-    Raises:
-        EnvironmentFault: it is no mapping, a number is missing or unknown, or two words are equal.
 
     >>> words_by_number("action_lookup", {"2": "Down ", 1: "Up"}, (1, 2))
     ('Up', 'Down')

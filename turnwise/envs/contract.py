@@ -30,10 +30,6 @@ class StepResult(NamedTuple):
 
 
 def check_shape(env: Env) -> None:
-    """
-    Raises:
-        EnvironmentFault: it lacks a method of an environment, or declares metrics against the contract.
-    """
     name = type(env).__name__
     missing = [member for member in ("reset", "step", "close", "metric_reductions") if not hasattr(env, member)]
     if missing:
@@ -51,11 +47,7 @@ def check_shape(env: Env) -> None:
 
 
 def read_reset(result: Any, env_name: str) -> tuple[Observation, Mapping[str, Any]]:
-    """The `(observation, info)` of a `reset`.
-
-    Raises:
-        EnvironmentFault: the result has another form.
-    """
+    """The `(observation, info)` of a `reset`."""
     where = f"environment {env_name}, reset"
     if not (isinstance(result, tuple) and len(result) == 2):
         raise EnvironmentFault(f"{where}: got {_shape(result)}; reset returns the tuple (observation, info)")
@@ -63,11 +55,7 @@ def read_reset(result: Any, env_name: str) -> tuple[Observation, Mapping[str, An
 
 
 def read_step(result: Any, env_name: str, turn: int, reductions: Mapping[str, Reduction]) -> StepResult:
-    """The five values of a `step`, of turn `turn` (from 1).
-
-    Raises:
-        EnvironmentFault: they aren't what the contract allows, or a metric isn't declared in `reductions`.
-    """
+    """The five values of a `step`, of turn `turn` (from 1)."""
     where = f"environment {env_name}, turn {turn}"
     if not (isinstance(result, tuple) and len(result) == 5):
         raise EnvironmentFault(
@@ -89,20 +77,12 @@ def read_step(result: Any, env_name: str, turn: int, reductions: Mapping[str, Re
 
 
 def read_state_key(env: Env) -> Hashable:
-    """The environment's own name of its state, None if it gives none.
-
-    Raises:
-        EnvironmentFault: the name isn't hashable.
-    """
+    """The environment's own name of its state, None if it gives none."""
     return ask_state_key(env) if isinstance(env, HasStateKey) else None
 
 
 def ask_state_key(env: HasStateKey) -> Hashable:
-    """The state key of an environment that is known to have one.
-
-    Raises:
-        EnvironmentFault: the name isn't hashable.
-    """
+    """The state key of an environment that is known to have one."""
     key = env.state_key()
     try:
         hash(key)

@@ -37,9 +37,6 @@ def alone() -> Iterator[None]:
 def needs(package: str, extra: str) -> Iterator[None]:
     """Wraps the import of an optional package: if it is missing, the error names the extra to install.
 
-    Raises:
-        NotAvailableError: `package` isn't installed.
-
     >>> with needs("no_such_package", "gym"):
     ...     import no_such_package
     Traceback (most recent call last):

@@ -13,11 +13,7 @@ _CLOSE = re.compile(r"</think>", _FLAGS)
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """The `action_pattern` of a config, where `.` matches newlines and case doesn't matter.
-
-    Raises:
-        ConfigError: it isn't a regular expression.
-    """
+    """The `action_pattern` of a config, where `.` matches newlines and case doesn't matter."""
     try:
         return re.compile(pattern, _FLAGS)
     except re.error as error:

@@ -29,11 +29,7 @@ class Player(Acting, Protocol):
 
 
 def actions_of(env: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
-    """The action words: the given ones, else the environment's own `actions`; perhaps empty.
-
-    Raises:
-        EnvironmentFault: its `actions` aren't words.
-    """
+    """The action words: the given ones, else the environment's own `actions`; perhaps empty."""
     actions: Any = given or (env.actions if isinstance(env, HasActions) else ())
     if isinstance(actions, str) or not isinstance(actions, Sequence) or not all(isinstance(word, str) for word in actions):
         raise EnvironmentFault(f"{type(env).__name__}.actions is {repr(actions)[:60]}; a random player needs a sequence of str")

@@ -134,10 +134,6 @@ class ReasoningGymEnv(TextEnv):
 
 
 def _check_dataset(name: str, runs_answers: bool) -> None:
-    """
-    Raises:
-        EnvironmentFault: this dataset can't be trained on, or isn't allowed to be.
-    """
     if name == "composite":
         raise EnvironmentFault("dataset composite mixes others; give each an environment tag of its own instead")
     if name in UNREPEATABLE:

@@ -17,11 +17,7 @@ _registered: dict[str, str] = {}
 
 
 def register(env_type: str, entry_point: str) -> None:
-    """Gives the class `module:Class` a short name. Nothing is imported yet.
-
-    Raises:
-        EnvironmentFault: the name means another class already, or the entry point isn't `module:Class`.
-    """
+    """Gives the class `module:Class` a short name. Nothing is imported yet."""
     if not all(entry_point.partition(":")):
         raise EnvironmentFault(f"entry point {entry_point!r} must be 'module:Class'")
     known = _entry_points().get(env_type, entry_point)
@@ -33,12 +29,7 @@ def register(env_type: str, entry_point: str) -> None:
 
 
 def env_class(env_type: str) -> type:
-    """The class of a registered name or of `module:Class`.
-
-    Raises:
-        EnvironmentFault: there is no such name, module or class.
-        NotAvailableError: the name is one of a later version.
-    """
+    """The class of a registered name or of `module:Class`."""
     entry_points = _entry_points()
     if env_type in entry_points:
         entry_point = entry_points[env_type]
@@ -79,11 +70,7 @@ def relays_foreign_text(env_type: str) -> bool:
 
 
 def make_env(env_type: str, env_config: Mapping[str, Any], split: Split) -> Env:
-    """An environment with the arguments of `env_config`, and with `split` if it takes one and the config has none.
-
-    Raises:
-        EnvironmentFault: the constructor doesn't take the arguments; the message names those that it takes.
-    """
+    """An environment with the arguments of `env_config`, and with `split` if it takes one and the config has none."""
     cls = env_class(env_type)
     arguments = {"split": split, **env_config} if takes_split(env_type) else dict(env_config)
     signature = _signature(cls)

@@ -98,9 +98,6 @@ class TextArenaEnv(TextEnv):
         """Starts the game of `seed`, or with a `split` of the first seed after it whose start belongs there.
 
         Where there are too few for a `split`, all are played.
-
-        Raises:
-            EnvironmentFault: the game has none with its `kwargs`.
         """
         self._seed = derive_seed(self._seed, "next") if seed is None else seed
         self.plays_all = False
@@ -170,10 +167,6 @@ def _takes(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _check_game(env_id: str, registry: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        EnvironmentFault: turnwise can't play this game; the message says why, and lists the games that it can.
-    """
     game = env_id.partition("-v")[0]
     if env_id in registry and game in GAMES:
         return

@@ -1,1 +1,1 @@
-"""The loops. `agentic.py` is the front door; `build.py` is the one place that knows every concrete class."""
+"""The loops. `agentic.py` is the front door; the room `build` makes them from a config. What they refuse is a TurnwiseError."""

@@ -36,11 +36,7 @@ class BestValue:
         """Validations since then."""
 
     def see(self, step: int, measured: Mapping[str, float]) -> bool:
-        """Whether this validation was the best. One that doesn't have the metric doesn't count.
-
-        Raises:
-            ConfigError: none has had the metric yet.
-        """
+        """Whether this validation was the best. One that doesn't have the metric doesn't count."""
         if self.metric not in measured:
             if self.value is None:
                 raise ConfigError(
@@ -76,10 +72,6 @@ class ByValidation:
     def see(self, step: int, metrics: list[Metric], checkpoints: Checkpoints) -> list[Metric]:
         """Keeps the model where it is the best so far, and ends the run where that was too long ago. Returns the metrics, with
         the best value.
-
-        Raises:
-            CheckpointError: the model can't be written; an older one stays.
-            ConfigError: no validation measures the metric.
         """
         measured = reduce_metrics(metrics)
         if self.best and self.best.see(step, measured):

@@ -46,9 +46,6 @@ class Fingerprint:
         return {"sha256": self._value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises:
-        CheckpointError: the samples differ from the saved ones.
-        """
         if state["sha256"] != self._value:
             raise CheckpointError(
                 "the rows of train_files have changed since the checkpoint was saved, so its position means nothing; "
@@ -118,11 +115,7 @@ class Checkpoints:
         self._remember()
 
     def has_whole_weights(self) -> bool:
-        """Whether the weights are those of the last whole step, though an update may have begun. Asks the first ranks.
-
-        Raises:
-            WorkerError: one of them is gone.
-        """
+        """Whether the weights are those of the last whole step, though an update may have begun. Asks the first ranks."""
         counts = [role.workers.call("info", route="rank0").result().num_updates for role in self._contents.roles]
         return counts == self._num_updates
 
@@ -152,11 +145,7 @@ class Checkpoints:
         return next(reversed(all_checkpoints(self.path)), None)
 
     def save(self) -> Path:
-        """Writes the checkpoint of the whole steps, unless this run has done so already, and prunes older ones.
-
-        Raises:
-            CheckpointError: it can't be written (a full disk); the older ones stay.
-        """
+        """Writes the checkpoint of the whole steps, unless this run has done so already, and prunes older ones."""
         folder = self.path / f"checkpoint-{self.num_done}"
         if self._num_saved == self.num_done:
             return folder
@@ -177,9 +166,6 @@ class Checkpoints:
     def save_model(self, folder: Path, notes: Mapping[str, str]) -> None:
         """Writes the model as it is now with its tokenizer, and not the state of its training; `notes` are small files beside
         it. The folder appears whole or not at all, in place of an older one.
-
-        Raises:
-            CheckpointError: it can't be written.
         """
         try:
             with written_whole(folder) as partial:
@@ -228,12 +214,7 @@ class Checkpoints:
         )
 
     def restore(self, folder: Path) -> None:
-        """Restores everything that `save` wrote. The folder's files were verified when it was chosen.
-
-        Raises:
-            CheckpointError: it holds another run's parts (no critic, another tokenizer), or more steps than this run has.
-            ModelError: its model is of another architecture.
-        """
+        """Restores everything that `save` wrote. The folder's files were verified when it was chosen."""
         contents = self._contents
         state = read_state(folder)
         missing = [name for name in contents.others if not (folder / name).is_dir()]
@@ -273,11 +254,7 @@ def number_of(folder: Path) -> int:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The contents of pipeline.json: `step`, the number of steps done, and the state of every part.
-
-    Raises:
-        CheckpointError: the file is missing or unreadable.
-    """
+    """The contents of pipeline.json: `step`, the number of steps done, and the state of every part."""
     try:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         state["step"] = int(state["step"])
@@ -287,11 +264,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def verify(folder: Path) -> None:
-    """Compares every file with the size and hash that were noted when it was written.
-
-    Raises:
-        CheckpointError: a file is missing, cut or changed.
-    """
+    """Compares every file with the size and hash that were noted when it was written."""
     try:
         if not (folder / MANIFEST_FILE).is_file():  # opening a pipe would wait
             raise FileNotFoundError("there is no such file")

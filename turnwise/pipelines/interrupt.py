@@ -36,11 +36,7 @@ class Interrupts:
             self._previous = signal.signal(signal.SIGINT, self._remember)
 
     def release(self) -> None:
-        """Lets Ctrl-C through again.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed since `hold`.
-        """
+        """Lets Ctrl-C through again."""
         self.restore()
         if self._is_pressed:
             raise KeyboardInterrupt

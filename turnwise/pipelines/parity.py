@@ -68,11 +68,7 @@ class ParityGate:
         self._kept = [probe(f"parity/kept/{index}", prompt) for index, prompt in enumerate(prompts)]
 
     def check(self, version: int) -> list[Metric]:
-        """Measures new conversations, and holds kept ones to the same bound. The servers must have just got `version`.
-
-        Raises:
-            ParityError: the mean |log-prob| difference of either kind is above the bound. The message names the cause.
-        """
+        """Measures new conversations, and holds kept ones to the same bound. The servers must have just got `version`."""
         started = time.perf_counter()
         new, kept = self._run_async(self._play(version))
         # One after the other: the last bits of a log-prob depend on what it is packed with.

@@ -51,11 +51,7 @@ class Probe:
         return len(self._conversation.turns)
 
     async def speak(self) -> bool:
-        """Takes one more turn; False if the context has no room for it.
-
-        Raises:
-            ServerError: the server can't serve the request.
-        """
+        """Takes one more turn; False if the context has no room for it."""
         messages = self._prompt[-1:] if self.num_turns else self._prompt
         return await self._conversation.generate(messages) is not None
 
@@ -87,11 +83,7 @@ class _Listener:
 async def first_prompts(
     agents: Mapping[str, AgentLoop], seed: int, sampling: SamplingParams, max_length: int
 ) -> dict[str, Prompt]:
-    """The first prompt of each tag's agent, in a task of the gate's own; none if agent or environment fail.
-
-    Raises:
-        DeadlineError: one of them doesn't come back.
-    """
+    """The first prompt of each tag's agent, in a task of the gate's own; none if agent or environment fail."""
     prompts = {}
     for tag, agent in agents.items():
         listener = _Listener(max_length)

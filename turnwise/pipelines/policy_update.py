@@ -31,11 +31,7 @@ class PolicyUpdate:
         self._waiting: list[Sample] = []
 
     def add(self, samples: Sequence[Sample], is_last: bool = True) -> list[Metric]:
-        """Trains on the samples. The call with the last ones changes the weights and returns all metrics.
-
-        Raises:
-            NotAvailableError: a part, for a loss that must see all samples of a step at once.
-        """
+        """Trains on the samples. The call with the last ones changes the weights and returns all metrics."""
         if self.step < self.role.plan.first_step:
             return []
         samples, self._waiting = [*self._waiting, *samples], []

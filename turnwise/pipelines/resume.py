@@ -48,9 +48,6 @@ def checkpoints_folder(config: Config, run: Path) -> Path:
 def find_resume_point(config: Config) -> ResumePoint | None:
     """The checkpoint that `resume_from_checkpoint` asks for: the last whole one of the experiment (None without any
     checkpoint), or the one at a path.
-
-    Raises:
-        CheckpointError: there is no whole checkpoint where one is expected.
     """
     asked = config.resume_from_checkpoint
     if asked is False:
@@ -81,10 +78,6 @@ def find_resume_point(config: Config) -> ResumePoint | None:
 
 
 def check_resume(config: Config) -> None:
-    """
-    Raises:
-        CheckpointError: there is no checkpoint to go on from, or it can't be continued with this config.
-    """
     if point := find_resume_point(config):
         _describe_changes(config, point)
 
@@ -94,9 +87,6 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
 
     A run that goes on from an older checkpoint than its newest gets a new folder with the metrics up to there, so that nothing
     is lost.
-
-    Raises:
-        CheckpointError: there is no such checkpoint, its run is still going on, or it can't be continued with this config.
     """
     point = find_resume_point(config)
     if point is None:
@@ -121,12 +111,7 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
 
 
 def _reopen(config: Config, point: ResumePoint, run: Path, num_done: int) -> RunFolder:
-    """The run's own folder, with newer checkpoints that are damaged out of the way.
-
-    Raises:
-        CheckpointError: another process writes into it.
-        OSError: this process can't write into it.
-    """
+    """The run's own folder, with newer checkpoints that are damaged out of the way."""
     folder = RunFolder.reopen(run)
     with ExitStack() as on_error:
         on_error.callback(folder.close)
@@ -164,11 +149,7 @@ def _checkpoints_of(config: Config, run: Path) -> Iterator[Path]:
 
 
 def _newest_whole(found: Iterable[Path]) -> tuple[Path, list[str]]:
-    """The last undamaged checkpoint, and the faults of later ones.
-
-    Raises:
-        CheckpointError: none is whole.
-    """
+    """The last undamaged checkpoint, and the faults of later ones."""
     faults: list[str] = []
     for folder in sorted(found, key=_saved_at, reverse=True):
         fault = _fault(folder)
@@ -204,11 +185,7 @@ def _is_overtaken(checkpoint: Path, num_done: int) -> bool:
 
 
 def _describe_changes(config: Config, point: ResumePoint) -> str:
-    """The settings that differ from the checkpoint's.
-
-    Raises:
-        CheckpointError: it can't be continued with one of them.
-    """
+    """The settings that differ from the checkpoint's."""
     saved = _load_yaml(point.checkpoint / CONFIG_FILE)
     changed = differences(saved, yaml.safe_load(dump_yaml(config)))
     refused = [difference for difference in changed if difference.is_refused]

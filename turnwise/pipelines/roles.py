@@ -218,11 +218,7 @@ class ModelRole:
         return [by_sample[i] for i in range(len(samples))], metrics
 
     def _call(self, method: str, kind: str, batches: Sequence[Batch], **arguments: Any) -> tuple[Any, list[Metric]]:
-        """The workers' results for the batches, and the shares of padding and merged prefixes among the computed tokens.
-
-        Raises:
-            DeadlineError: past the cluster's deadline, naming role and method.
-        """
+        """The workers' results for the batches, and the shares of padding and merged prefixes among the computed tokens."""
         work = self.stopwatch.work
         if work.done >= work.total:
             self.stopwatch.work = Work("micro-batches", len(batches))

@@ -42,11 +42,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, output_dir: Path, exp_name: str, is_free: Callable[[Path], bool] = lambda path: True) -> "RunFolder":
-        """A new folder, named by the time, at a path that `is_free`.
-
-        Raises:
-            ConfigError: it can't be made.
-        """
+        """A new folder, named by the time, at a path that `is_free`."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for attempt in range(1000):
             # Absolute, since an environment may change the folder.
@@ -68,11 +64,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
-        """The folder of an earlier run, to go on in.
-
-        Raises:
-            CheckpointError: a process is still writing into it.
-        """
+        """The folder of an earlier run, to go on in."""
         folder = cls(path.absolute())
         folder._take_lock()
         return folder

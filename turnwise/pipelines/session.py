@@ -53,12 +53,7 @@ def session(folder: RunFolder, build: Callable[[], P]) -> Iterator[P]:
 
 
 def run_to_end(folder: RunFolder, build: Callable[[], P]) -> P:
-    """Runs a pipeline in its `session`.
-
-    Raises:
-        KeyboardInterrupt: the run was interrupted.
-        TurnwiseError: what ended the run.
-    """
+    """Runs a pipeline in its `session`."""
     with session(folder, build) as pipeline:
         pipeline.run()
     return pipeline

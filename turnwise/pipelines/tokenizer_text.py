@@ -45,11 +45,7 @@ def _random_player(env: FrozenLakeEnv, task: Task) -> RandomPlayer:
 
 
 def file_text(paths: list[str]) -> Iterator[str]:
-    """The lines of text files.
-
-    Raises:
-        DataError: there is no such file, or it is no text.
-    """
+    """The lines of text files."""
     for path in map(Path, paths):
         if not path.is_file():
             raise DataError(f"{path}: no such file; --text takes text files for the tokenizer")

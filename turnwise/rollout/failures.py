@@ -16,11 +16,7 @@ class Failures:
         self._examples: dict[str, str] = {}
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Counts a failed episode.
-
-        Raises:
-            RolloutError: more episodes have failed than allowed.
-        """
+        """Counts a failed episode."""
         for trajectory in trajectories:
             if trajectory.error is not None:
                 kind = kind_of_failure(trajectory.error, trajectory.task)

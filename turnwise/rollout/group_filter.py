@@ -30,11 +30,7 @@ class GroupFilter:
     keep: Callable[[Group], bool]
 
     def __call__(self, group: Group) -> bool:
-        """Whether the group is kept.
-
-        Raises:
-            RolloutError: the function raised, or returned something else than a bool.
-        """
+        """Whether the group is kept."""
         try:
             is_kept = self.keep(group)
         except Exception as fault:  # boundary: a user's function may raise anything
@@ -53,11 +49,7 @@ class GroupFilter:
 
 
 def load_group_filter(name: str | None) -> GroupFilter | None:
-    """The filter of `group_filter`: a built-in one, a user's `module:function`, or none.
-
-    Raises:
-        ConfigError: there is no such function, or it takes no group.
-    """
+    """The filter of `group_filter`: a built-in one, a user's `module:function`, or none."""
     if name is None:
         return None
     built_in = {"non_zero_variance": non_zero_variance}

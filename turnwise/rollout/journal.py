@@ -41,11 +41,7 @@ def write_group(step: int, group: Group) -> list[str]:
 
 
 def read_group(lines: Iterable[str]) -> Group:
-    """The group of `write_group`, with its samples.
-
-    Raises:
-        ValueError: a line is cut, or a field isn't what it must be.
-    """
+    """The group of `write_group`, with its samples."""
     group = _group([read_record(line) for line in lines])
     for trajectory in played_of(group):
         trajectory.samples = build_samples(trajectory)
@@ -53,11 +49,7 @@ def read_group(lines: Iterable[str]) -> Group:
 
 
 def read_journal(path: Path) -> Sequence[tuple[int, Trajectory]]:
-    """`(step, trajectory)` of every line. `read_groups` is for files that may be damaged.
-
-    Raises:
-        DataError: there is no such file, or a line, by its number, is cut or isn't a trajectory.
-    """
+    """`(step, trajectory)` of every line. `read_groups` is for files that may be damaged."""
     rows = []
     for number, content, fault in _lines(path):
         if content is None:
@@ -80,9 +72,6 @@ class Recording:
 def read_groups(path: Path) -> Recording:
     """Reads the groups of a file. It leaves out, and names, cut lines, lines that are no trajectory, and groups with missing
     lines.
-
-    Raises:
-        DataError: there is no such file, or no whole group in it.
     """
     lines = list(_lines(path))
     groups, broken = list[Group](), []
@@ -120,11 +109,7 @@ class _Line(NamedTuple):
 
 
 def _lines(path: Path) -> Iterator[_Line]:
-    """Every line of a journal, readable or not.
-
-    Raises:
-        DataError: there is no such file.
-    """
+    """Every line of a journal, readable or not."""
     if not path.is_file():
         found = "is a folder; name the rollouts.jsonl in it" if path.is_dir() else "there is no such file"
         raise DataError(f"{path}: {found}")

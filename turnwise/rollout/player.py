@@ -69,9 +69,6 @@ class GroupPlayer:
     async def play(self, task: Task, index: int, note_failure: NoteFailure = lambda failed: None) -> Group:
         """Plays the task's group, number `index`. If cancelled, it leaves no episode behind. An episode that fails for good is
         noted at once if the group needs it.
-
-        Raises:
-            EnvironmentFault: the siblings did not start in the same state.
         """
         size, redundancy = self.settings.group_size, self.settings.group_size_redundancy
         samplings = [self._sampling] * (size + redundancy)

@@ -112,11 +112,7 @@ def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter
 
 
 def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
-    """The trajectory of a line, without samples (`batching.samples.build_samples` makes them), and its key.
-
-    Raises:
-        ValueError: the line is cut, or a field, by its name, is missing or isn't what it must be.
-    """
+    """The trajectory of a line, without samples (`batching.samples.build_samples` makes them), and its key."""
     try:
         record = _TrajectoryRecord.model_validate_json(line)
     except ValidationError as error:

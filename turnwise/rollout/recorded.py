@@ -32,11 +32,7 @@ class RecordedServer:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
-        """The next turn.
-
-        Raises:
-            RolloutError: the context isn't the recorded one, or there is no further turn.
-        """
+        """The next turn."""
         number, turns = self.num_turns, self._trajectory.turns
         if number == len(turns):
             if not self._is_whole:
@@ -72,10 +68,6 @@ async def replay(
 ) -> str:
     """Puts a trajectory through its loop; `contexts` opens those of an episode over a server. One that isn't `is_whole` has the
     turns of an episode up to some point: no actions, rewards or outcome. Returns what then went wrong, or "".
-
-    Raises:
-        RolloutError: something differs from the record; the message names task, turn and position.
-        EnvironmentFault: the loop raised something before the record's end.
     """
     task, server = trajectory.task, RecordedServer(trajectory, is_whole)
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")

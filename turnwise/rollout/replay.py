@@ -36,9 +36,6 @@ class RolloutReplay:
         return f"read from {self._name}, which has {len(self._groups)} groups"
 
     def get_batch(self, num_trajectories: int) -> list[Group]:
-        """Raises:
-        RolloutError: the file is at its end.
-        """
         start = self.num_episodes // self._group_size
         groups = list(self._groups[start : start + num_trajectories // self._group_size])
         if len(groups) * self._group_size < num_trajectories:
@@ -58,9 +55,6 @@ class RolloutReplay:
         return {"num_episodes": self.num_episodes, "replayed_sha256": self._digest(self.num_episodes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises:
-        CheckpointError: another file was trained from, or none.
-        """
         num_episodes = state["num_episodes"]
         if state.get("replayed_sha256") != self._digest(num_episodes):
             raise CheckpointError(

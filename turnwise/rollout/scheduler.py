@@ -107,11 +107,6 @@ class RolloutScheduler:
         the filter rejected more than may be refilled.
 
         If it ends early, all episodes stop and the task position is restored, so that the next batch plays the same tasks.
-
-        Raises:
-            RolloutError: more than `max_failed_fraction` of them failed for good, or the filter is broken.
-            EnvironmentFault: the siblings of a group did not start in the same state.
-            DataError: the replayed log ends before this batch.
         """
         [part] = self.parts(num_trajectories, is_streamed=False)
         return part.groups
@@ -270,9 +265,6 @@ class RolloutScheduler:
     def _fail(self, index: int, failed: list[Trajectory]) -> None:
         """Notes an episode that failed for good, at once: the run ends as soon as there are too many. Failures of the recorded
         run don't count in its replay, where more of them may fall into one batch.
-
-        Raises:
-            RolloutError: too many episodes have failed.
         """
         group = self._failing.setdefault(index, Group(self._task(index), [], index, rejected="failed"))
         group.trajectories += failed
@@ -355,9 +347,6 @@ class RolloutScheduler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises:
-        CheckpointError: it was saved by a run that didn't play, or by an earlier version.
-        """
         if "next_index" not in state:
             raise CheckpointError(
                 "this checkpoint was saved by a run that trained from a file; go on with the same --from-rollouts, or start a "

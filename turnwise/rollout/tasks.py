@@ -108,9 +108,6 @@ class RowTasks(FixedTasks):
         return {"rows_sha256": self._digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises:
-        CheckpointError: they are other rows, or their order is another one.
-        """
         if state.get("rows_sha256") != self._digest:
             raise CheckpointError(
                 "the rows of data.train_files, or how they are chosen and ordered (max_prompt_length, shuffle), have changed "
@@ -264,9 +261,6 @@ class CurriculumTasks:
         return {"history": history, **(self._rows.state_dict() if self._rows else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises:
-        CheckpointError: it was saved by a run without a curriculum, or is of other rows.
-        """
         if "history" not in state:
             raise CheckpointError(
                 "the checkpoint was saved without data.curriculum; leave it out, or start a new run from the weights"

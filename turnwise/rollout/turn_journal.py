@@ -176,9 +176,6 @@ def is_turn_journal(path: Path) -> bool:
 def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
     """The episodes of a journal, each with the turns that were sampled, and a sentence about each loss: a line that can't be
     read, episodes whose beginning is gone.
-
-    Raises:
-        DataError: there is no such file.
     """
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")

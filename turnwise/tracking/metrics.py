@@ -21,9 +21,6 @@ def reduce_metrics(metrics: Iterable[Metric]) -> dict[str, float]:
     {'loss': 2.0, 'ratio_max': 7.0}
     >>> reduce_metrics([Metric("ess", np.array([1.0, 1.0]), "ess"), Metric("ess", np.array([2.0]), "ess")])
     {'ess': 0.8888888888888888}
-
-    Raises:
-        ValueError: one name with two reductions.
     """
     collected: dict[str, list[tuple[Any, float]]] = {}
     reductions: dict[str, Reduction | PooledReduction] = {}

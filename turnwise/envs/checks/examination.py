@@ -75,9 +75,6 @@ def check_env(make_env: Callable[[Split], Env], takes_split: bool, settings: Che
     Args:
         takes_split: whether the environment separates training and validation tasks by an argument of `make_env`.
 
-    Raises:
-        TurnwiseError: the constructor refuses its arguments.
-
     >>> from turnwise.envs.frozen_lake.env import FrozenLakeEnv
     >>> report = check_env(lambda split: FrozenLakeEnv(split=split), True, CheckSettings(num_episodes=4))
     >>> report.env, [finding.check for finding in report.findings if finding.verdict == "error"]

@@ -86,9 +86,6 @@ def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = N
 
     With `split` None it is the map of gymnasium's `generate_random_map(size, p, seed)`; otherwise the first one of the
     same stream that falls into the split.
-
-    Raises:
-        EnvironmentFault: `size` or `p` is out of range, or no such map turns up in `MAX_DRAWS` draws.
     """
     check_map_arguments(size, p)
     return _drawn(seed, size, p, split)
@@ -113,10 +110,6 @@ def _drawn(seed: int, size: int, p: float, split: Split | None) -> Rows:
 
 
 def check_map_arguments(size: int, p: float) -> None:
-    """
-    Raises:
-        EnvironmentFault: they are no numbers, or out of range.
-    """
     check_count("FrozenLake", "size", size)
     check_type("FrozenLake", "p", p, Real, "a number")
     if size < 2 or not 0.0 < p <= 1.0:
@@ -124,11 +117,7 @@ def check_map_arguments(size: int, p: float) -> None:
 
 
 def check_rows(rows: Sequence[str]) -> Rows:
-    """A given map, as random ones are.
-
-    Raises:
-        EnvironmentFault: it isn't a rectangle of S, F, H and G with one start and one goal that can be reached.
-    """
+    """A given map, as random ones are."""
     if isinstance(rows, str) or not isinstance(rows, Sequence) or not all(isinstance(row, str) for row in rows):
         raise EnvironmentFault(f"map_rows {rows!r} must be a list of texts, one a row")
     letters = "".join(rows)

@@ -11,10 +11,6 @@ def action_words(
 ) -> dict[int, str]:
     """Number → word of the actions that may be taken, from `action_names` of a config.
 
-    Raises:
-        EnvironmentFault: it is neither list nor mapping, a number or a known name doesn't exist, two words are equal, or a list
-            leaves open what it means.
-
     >>> action_words("Taxi-v4", ["north", "Pickup"], range(6), ("south", "north", "east", "west", "pickup", "dropoff"))
     {1: 'north', 4: 'Pickup'}
     """

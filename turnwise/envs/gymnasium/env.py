@@ -199,11 +199,7 @@ class GymnasiumEnv(TextEnv):
 
 
 def _renderer(env_id: str, name: str | None, known: Mapping[str, Renderer]) -> Renderer | None:
-    """The function that a config's `renderer` means, None for the space's own text.
-
-    Raises:
-        EnvironmentFault: there is none of this name for the environment.
-    """
+    """The function that a config's `renderer` means, None for the space's own text."""
     if name is None:
         return next(iter(known.values()), None)
     if name == "space":

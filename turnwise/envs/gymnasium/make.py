@@ -32,12 +32,7 @@ class HasMetadata(Protocol):
 
 
 def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing | None) -> tuple[Any, bool]:
-    """The environment `env_id`, or `package:env_id` of a package that registers its own; and whether it draws as asked.
-
-    Raises:
-        EnvironmentFault: there is no such environment, or it doesn't take the arguments.
-        NotAvailableError: it needs a package that isn't installed.
-    """
+    """The environment `env_id`, or `package:env_id` of a package that registers its own; and whether it draws as asked."""
     package, _, name = env_id.rpartition(":")
     if package:
         _import(package)
@@ -62,10 +57,6 @@ def make_gymnasium(env_id: str, kwargs: Mapping[str, Any], drawing: Drawing | No
 
 
 def check_pictures(env: Any) -> None:
-    """
-    Raises:
-        NotAvailableError: it draws with a package that isn't installed, as far as that is known before it draws.
-    """
     if any(base.__module__.startswith(DRAWN_BY_PYGAME) for base in type(env.unwrapped).__mro__):
         with needs("pygame", "gym"):
             import pygame  # noqa: F401

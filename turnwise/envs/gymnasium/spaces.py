@@ -17,11 +17,7 @@ MAX_NUMBERS = 256
 
 
 def action_numbers(space: Any, env_name: str) -> range:
-    """The numbers of the actions.
-
-    Raises:
-        EnvironmentFault: the actions aren't discrete, or too many to be words.
-    """
+    """The numbers of the actions."""
     if not isinstance(space, spaces.Discrete):
         raise EnvironmentFault(
             f"{env_name}: its action space is {_shown(space)}; an agent of text chooses among words, so it must be Discrete: "
@@ -33,10 +29,6 @@ def action_numbers(space: Any, env_name: str) -> range:
 
 
 def check_observations(space: Any, env_name: str) -> None:
-    """
-    Raises:
-        EnvironmentFault: `describe` has no words for elements of this space.
-    """
     match space:
         case spaces.Dict():
             for part in space.spaces.values():

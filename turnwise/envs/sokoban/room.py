@@ -102,9 +102,6 @@ def random_room(
 
     A floor grows cell by cell, targets fall on it, and a game is played backwards from the solved room: `search_depth`
     random moves, pulling. The room starts in the state that this game discovered last and in which no box is on a target.
-
-    Raises:
-        EnvironmentFault: an argument is out of range, or no such room turns up in `MAX_DRAWS` draws.
     """
     check_room_arguments(dim_room, num_boxes, search_depth)
     height, width = dim_room
@@ -127,10 +124,6 @@ def random_room(
 
 
 def check_room_arguments(dim_room: Sequence[int], num_boxes: int, search_depth: int) -> None:
-    """
-    Raises:
-        EnvironmentFault: they are no whole numbers, or too small for any room.
-    """
     sides = list(dim_room) if isinstance(dim_room, Sequence) else []
     if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) for side in sides):
         raise EnvironmentFault(f"dim_room {dim_room!r} must be two whole numbers: [height, width]")
@@ -141,12 +134,7 @@ def check_room_arguments(dim_room: Sequence[int], num_boxes: int, search_depth: 
 
 
 def read_room(rows: Sequence[str]) -> tuple[Layout, State]:
-    """A given room in the letters of Sokoban collections.
-
-    Raises:
-        EnvironmentFault: it isn't a rectangle of those letters with walls all around, one player, and as many boxes as
-            targets, at least one of which has no box yet.
-    """
+    """A given room in the letters of Sokoban collections."""
     if isinstance(rows, str) or not isinstance(rows, Sequence) or not all(isinstance(row, str) for row in rows):
         raise EnvironmentFault(f"room_rows {rows!r} must be a list of texts, one a row")
     letters = "".join(rows)
