@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,19 +64,6 @@ def test_what_is_compiled_is_kept(tmp_path: Path) -> None:
     assert build.compiled(build.FOLDER, compiler, tmp_path) == library
     assert library.stat().st_ino == made
     assert [path.name for path in tmp_path.iterdir()] == [library.name]
-
-
-@needs_kernels
-def test_what_nobody_has_loaded_for_months_goes(tmp_path: Path) -> None:
-    old, used, other = tmp_path / "kernels-old.so", tmp_path / "kernels-used.so", tmp_path / "notes.txt"
-    for file in (old, used, other):
-        file.touch()
-    for file in (old, other):
-        os.utime(file, (0, 0))
-    library = build.compiled(build.FOLDER, next(build._compilers()), tmp_path)
-    assert set(tmp_path.iterdir()) == {used, other, library}
-    os.utime(library, (0, 0))
-    assert build.compiled(build.FOLDER, next(build._compilers()), tmp_path).stat().st_mtime > 0
 
 
 @needs_kernels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -44,6 +45,12 @@ class StepEstimator(TokenEstimator):
     def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
         """The advantages [K] of the turns from their step `returns` [K], and metrics."""
 
+    def _bounded(self, kind: Literal["step", "episode"], advantages: Array) -> tuple[Array, list[Metric]]:
+        """The advantages held to ±`reward_clip`, and metrics."""
+        share = "critic/step_reward_clip_frac" if kind == "step" else "critic/reward_clip_frac"
+        bounded, metrics = clip(share, advantages, self.settings.reward_clip)
+        return bounded, metrics + summary(f"critic/{kind}_rewards", bounded)
+
 
 class StepReinforce(StepEstimator):
     """A_k = G_k normalised by `reward_normalization`, by default (G_k − μ) / (σ + 1e-6) over all turns of a group."""
@@ -54,8 +61,7 @@ class StepReinforce(StepEstimator):
         """The advantages [K] of the turns."""
         ids, owner = group_ids(groups, self.normalizer.grouping), tokens.trajectory_of_turn
         normalized = self.normalizer(returns, ids[owner], weights_of(groups)[owner])
-        advantages, metrics = clip("critic/step_reward_clip_frac", normalized, self.settings.reward_clip)
-        return advantages, metrics + summary("critic/step_rewards", advantages)
+        return self._bounded("step", normalized)
 
 
 def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
@@ -131,7 +137,7 @@ class GiGPO(StepEstimator):
         owner = tokens.trajectory_of_turn
         of_episodes, metrics = self._episode_advantages(groups, tokens)
         buckets = state_buckets(tokens, groups_of(groups)[owner])
-        of_steps, measured = self._step_advantages(returns, buckets, weights_of(groups)[owner])
+        of_steps, measured = self._bounded("step", self.step_normalizer(returns, buckets, weights_of(groups)[owner]))
         advantages = self.settings.episode_reward_weight * of_episodes[owner] + self.settings.step_reward_weight * of_steps
         return advantages, [*metrics, *measured, *bucket_metrics(tokens, groups_of(groups)[owner], buckets)]
 
@@ -140,11 +146,4 @@ class GiGPO(StepEstimator):
         penalties = np.array([trajectory.score_kl_penalty for trajectory in tokens.trajectories], dtype=np.float64)
         ids = group_ids(groups, self.normalizer.grouping)
         normalized = self.normalizer(scores_of(groups) - penalties, ids, weights_of(groups))
-        advantages, metrics = clip("critic/reward_clip_frac", normalized, self.settings.reward_clip)
-        return advantages, metrics + summary("critic/episode_rewards", advantages)
-
-    def _step_advantages(self, returns: Array, buckets: Index, weights: Array) -> tuple[Array, list[Metric]]:
-        """A^S of the turns [K]."""
-        normalized = self.step_normalizer(returns, buckets, weights)
-        advantages, metrics = clip("critic/step_reward_clip_frac", normalized, self.settings.reward_clip)
-        return advantages, metrics + summary("critic/step_rewards", advantages)
+        return self._bounded("episode", normalized)

@@ -15,9 +15,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -34,8 +32,6 @@ LANES = 8
 """Numbers that the kernels handle at once: head sizes and capacities are multiples of it."""
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _TIME_LIMIT_S = 60.0
-_KEPT_S = 90 * 86400.0
-"""Compiled kernels are kept for so long after they were last loaded."""
 _LOCK = Lock()
 
 
@@ -166,18 +162,7 @@ def compiled(sources: Path, compiler: list[str], folder: Path) -> Path:
             os.replace(partial, target)
         finally:
             Path(partial).unlink(missing_ok=True)
-        _remove_unused(folder)
-    with suppress(OSError):
-        os.utime(target)
     return target
-
-
-def _remove_unused(folder: Path) -> None:
-    """Each version of the kernels, of the compiler and of the machine has a file of its own: those nobody needs any more go."""
-    for library in folder.glob("kernels-*.so"):
-        with suppress(OSError):
-            if time.time() - library.stat().st_mtime > _KEPT_S:
-                library.unlink()
 
 
 def _run(command: list[str]) -> str:

@@ -40,7 +40,7 @@ def fast_path_obstacle(model: PreTrainedModel) -> str | None:
         return obstacle
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        for linear in (*_qkv(layer), attention.o_proj, *_gate_up(layer), mlp.down_proj):
+        for linear in (*qkv(layer), attention.o_proj, *gate_up(layer), mlp.down_proj):
             if type(linear) is not nn.Linear:
                 return f"a projection is a {type(linear).__name__}, not a plain Linear"
     return None
@@ -83,7 +83,7 @@ def fuse_projections(model: PreTrainedModel) -> None:
     if obstacle is not None:
         raise ModelError(f"projections can't be fused: {obstacle}. Models of another shape run their own forward pass.")
     for layer in model.model.layers:
-        for linears in (_qkv(layer), _gate_up(layer)):
+        for linears in (qkv(layer), gate_up(layer)):
             _lay_together([linear.weight for linear in linears])
             biases = [linear.bias for linear in linears if linear.bias is not None]
             if biases:
@@ -98,30 +98,12 @@ def load_fused(path: str, **options: Any) -> PreTrainedModel:
     return model
 
 
-def fused_qkv(layer: Any) -> FusedLinear:
-    """Query, key and value projections of a decoder layer as one.
-
-    Raises:
-        ModelError: `fuse_projections` wasn't called, or the model was moved or copied since.
-    """
-    return _fused(_qkv(layer))
-
-
-def fused_gate_up(layer: Any) -> FusedLinear:
-    """Gate and up projections of a decoder layer as one.
-
-    Raises:
-        ModelError: `fuse_projections` wasn't called, or the model was moved or copied since.
-    """
-    return _fused(_gate_up(layer))
-
-
-def _qkv(layer: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+def qkv(layer: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
     attention = layer.self_attn
     return attention.q_proj, attention.k_proj, attention.v_proj
 
 
-def _gate_up(layer: Any) -> tuple[nn.Linear, nn.Linear]:
+def gate_up(layer: Any) -> tuple[nn.Linear, nn.Linear]:
     return layer.mlp.gate_proj, layer.mlp.up_proj
 
 
@@ -147,18 +129,22 @@ def _lay_together(parameters: Sequence[Tensor]) -> None:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The tensors as one, without a copy and without gradients; None if they aren't contiguous."""
-    return _joined(tensors) if _are_together(tensors) else None
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors as one, without a copy and without gradients; None if they don't lie together."""
     if not _are_together(tensors):
-        raise ModelError("the projections of a layer aren't fused: call fuse_projections(model) after moving or copying it")
+        return None
     first = tensors[0].detach()
     rows = sum(len(tensor) for tensor in tensors)
     return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
 
 
-def _fused(linears: Sequence[nn.Linear]) -> FusedLinear:
+def fused(linears: Sequence[nn.Linear]) -> FusedLinear:
+    """Projections of one input (`qkv` or `gate_up` of a layer) as one.
+
+    Raises:
+        ModelError: `fuse_projections` wasn't called, or the model was moved or copied since.
+    """
     biases = [linear.bias for linear in linears if linear.bias is not None]
-    return FusedLinear(_joined([linear.weight for linear in linears]), _joined(biases) if biases else None)
+    weight, bias = joined([linear.weight for linear in linears]), joined(biases) if biases else None
+    if weight is None or (biases and bias is None):
+        raise ModelError("the projections of a layer aren't fused: call fuse_projections(model) after moving or copying it")
+    return FusedLinear(weight, bias)

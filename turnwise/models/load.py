@@ -109,7 +109,7 @@ def load_pretrained(
     has_tensors = any(Path(path).glob("*.safetensors"))
     if trust.pickle and not has_tensors:
         logger.warning("%s: its weights are read from a pickle (allow_pickle: true)", path)
-    with told_as_one_sentence(path, f"can't be loaded as a {what}"), _no_progress_bars():
+    with told_as_one_sentence(path, f"can't be loaded as a {what}"), _quiet():
         model, report = kind.from_pretrained(
             path,
             config=config,
@@ -250,7 +250,7 @@ def write_weights(model: PreTrainedModel, folder: Path) -> None:
     tensors = dict(model.named_parameters())
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
-    with _no_progress_bars():
+    with _quiet():
         try:
             model.save_pretrained(folder, state_dict={name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
         except SafetensorError as error:
@@ -258,13 +258,15 @@ def write_weights(model: PreTrainedModel, folder: Path) -> None:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Turns off transformers' progress bars."""
-    was_enabled = transformers_logging.is_progress_bar_enabled()
+def _quiet() -> Iterator[None]:
+    """Turns off transformers' progress bars, and its table of missing tensors: errors name these."""
+    was_enabled, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(verbosity)
         if was_enabled:
             transformers_logging.enable_progress_bar()
 

@@ -6,15 +6,13 @@ On disk one is a Hugging Face folder for token classification with one label (`A
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GenericForTokenClassification
-from transformers.utils import logging as transformers_logging
 
 from turnwise.errors import ModelError
 from turnwise.model_folder import NOTHING, Trust, base_of_adapter
@@ -53,10 +51,8 @@ def load_value_model(
         )
     config.num_labels = 1
     kind = value_model_class(config)
-    with _quiet():
-        model, missing = load_pretrained(
-            kind, folder, config, device=device, attn_implementation=attn_implementation, trust=trust
-        )
+    options: dict[str, Any] = {"device": device, "attn_implementation": attn_implementation, "trust": trust}
+    model, missing = load_pretrained(kind, folder, config, **options)
     require_weights(path, [name for name in missing if name.startswith(f"{model.base_model_prefix}.")])
     for name in missing:
         nn.init.zeros_(model.get_parameter(name))
@@ -90,14 +86,3 @@ def value_head(model: PreTrainedModel) -> nn.Linear | None:
         if name != model.base_model_prefix and isinstance(module, nn.Linear) and module.out_features == 1:
             return module
     return None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hides transformers' table of missing tensors, since a missing head is expected here."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from turnwise.errors import ModelError
-from turnwise.models.fused import fuse_projections, fused_gate_up, fused_qkv, supports_fast_path
+from turnwise.models.fused import fuse_projections, fused, gate_up, qkv, supports_fast_path
 
 SHAPE = {
     "vocab_size": 40,
@@ -36,11 +36,11 @@ def make_model() -> Qwen2ForCausalLM:
 def assert_fused_equals_parts(model: torch.nn.Module) -> None:
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
-        assert torch.equal(fused_qkv(layer).weight, torch.cat([linear.weight for linear in qkv]))
-        assert torch.equal(fused_qkv(layer).bias, torch.cat([linear.bias for linear in qkv]))
-        assert torch.equal(fused_gate_up(layer).weight, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
-        assert fused_gate_up(layer).bias is None
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        assert torch.equal(fused(qkv(layer)).weight, torch.cat([linear.weight for linear in projections]))
+        assert torch.equal(fused(qkv(layer)).bias, torch.cat([linear.bias for linear in projections]))
+        assert torch.equal(fused(gate_up(layer)).weight, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+        assert fused(gate_up(layer)).bias is None
 
 
 def test_fusing_keeps_values_parameters_and_is_idempotent() -> None:
@@ -48,9 +48,9 @@ def test_fusing_keeps_values_parameters_and_is_idempotent() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     parameters = list(model.parameters())
     fuse_projections(model)
-    place = fused_qkv(model.model.layers[0]).weight.data_ptr()
+    place = fused(qkv(model.model.layers[0])).weight.data_ptr()
     fuse_projections(model)
-    assert fused_qkv(model.model.layers[0]).weight.data_ptr() == place
+    assert fused(qkv(model.model.layers[0])).weight.data_ptr() == place
     assert all(new is old for new, old in zip(model.parameters(), parameters, strict=True))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert_fused_equals_parts(model)
@@ -61,17 +61,17 @@ def test_optimiser_steps_and_loaded_weights_show_up_in_the_fused_tensors(foreach
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=foreach)
     fuse_projections(model)
-    fused = fused_qkv(model.model.layers[1])
-    before = fused.weight.clone()
+    whole = fused(qkv(model.model.layers[1]))
+    before = whole.weight.clone()
     ids = torch.arange(10)[None]
     for _ in range(2):
         model(ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert not torch.equal(fused.weight, before)
+    assert not torch.equal(whole.weight, before)
     assert_fused_equals_parts(model)
     model.load_state_dict(make_model().state_dict())
-    assert torch.equal(fused.weight, before)
+    assert torch.equal(whole.weight, before)
     model.requires_grad_(False)
     assert_fused_equals_parts(model)
 
@@ -84,8 +84,8 @@ def test_training_is_the_same_with_and_without_fusion() -> None:
         ids = torch.arange(10)[None]
         model(ids, labels=ids).loss.backward()
         optimizer.step()
-    for fused, plain in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(fused, plain)
+    for other, plain in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(other, plain)
 
 
 def test_a_fused_model_is_saved_whole(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_moving_or_copying_undoes_the_fusion_and_is_noticed() -> None:
 
 def _is_fused(model: torch.nn.Module) -> bool:
     try:
-        fused_qkv(model.model.layers[0])
+        fused(qkv(model.model.layers[0]))
     except ModelError:
         return False
     return True

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from turnwise.errors import DeadlineError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager, ManagerTransfer
-from turnwise.models.fused import fuse_projections, fused_qkv
+from turnwise.models.fused import fuse_projections, fused, qkv
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.fakes import ScriptedServer
@@ -60,7 +60,7 @@ def test_a_bf16_sampler_gets_every_weight_and_agrees_with_its_own_forward_pass(i
                 assert torch.equal(tensor, expected[name].to(torch.bfloat16)), name
             attention = sampler.model.layers[0].self_attn
             parts = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
-            assert torch.equal(fused_qkv(sampler.model.layers[0]).weight, torch.cat(parts))
+            assert torch.equal(fused(qkv(sampler.model.layers[0])).weight, torch.cat(parts))
             assert (sampler.lm_head.weight is sampler.model.embed_tokens.weight) is is_tied
 
             completion = await ask(server, turn=version)

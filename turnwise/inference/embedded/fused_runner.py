@@ -19,7 +19,7 @@ from turnwise.inference.embedded.decoder_layer import HeadShape, LayerWeights, T
 from turnwise.inference.embedded.native_forward import NativeForward
 from turnwise.inference.embedded.runner import PackedStep
 from turnwise.kernels.build import LANES, load_kernels
-from turnwise.models.fused import FusedLinear, fuse_projections, fused_gate_up, fused_qkv
+from turnwise.models.fused import FusedLinear, fuse_projections, fused, gate_up, qkv
 from turnwise.spec import MAX_PACKED_BYTES
 
 _BLOCK_TOKENS = 1024
@@ -112,11 +112,11 @@ class FusedRunner:
             head_norms = torch.stack(norms)
         return LayerWeights(
             input_norm=layer.input_layernorm.weight.detach(),
-            qkv=fused_qkv(layer),
+            qkv=fused(qkv(layer)),
             head_norms=head_norms,
             output=_detached(attention.o_proj),
             post_norm=layer.post_attention_layernorm.weight.detach(),
-            gate_up=fused_gate_up(layer),
+            gate_up=fused(gate_up(layer)),
             down=_detached(layer.mlp.down_proj),
         )
 
