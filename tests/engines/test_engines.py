@@ -18,7 +18,7 @@ PATHS = (ENGINES, ENGINES.parent / "support", ENGINES.parents[1])
 
 
 SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine != "vllm"]
-SCRIPTS += [("vllm", "contract_vllm.py"), ("vllm", "train_vllm.py")]
+SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("vllm", "contract_vllm.py"), ("vllm", "train_vllm.py")]
 
 
 @pytest.mark.parametrize(("engine", "script"), SCRIPTS)

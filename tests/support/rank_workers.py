@@ -46,16 +46,23 @@ class Kind:
     rank: int | None = None
     dropout: float = 0.0
     outputs: frozenset[Output] = OUTPUTS
-
+    eps: float = 1e-8
+    stage: int | None = None
+    """The ZeRO stage of DeepSpeed; None = plain torch."""
     differs: bool = False
     """Whether each rank begins with weights of its own."""
 
-    def make(self, rank: RankContext) -> Recorded:
+    def make(self, rank: RankContext) -> TorchStrategy:
         model = toy_value_model(0) if self.model == "value" else toy_model(rank.rank if self.differs else 0)
         adapters = None
         if self.rank is not None:
             adapters = Adapters(model, LoRASettings(rank=self.rank, alpha=8, dropout=self.dropout, seed=1))
-        return Recorded(model, adapters=adapters, optimizer=OptimizerSettings(RATE), max_grad_norm=1e9, rank=rank)
+        settings: dict[str, Any] = {"optimizer": OptimizerSettings(RATE, eps=self.eps), "max_grad_norm": 1e9, "rank": rank}
+        if self.stage is None:
+            return Recorded(model, adapters=adapters, **settings)
+        from turnwise.training.deepspeed_strategy import DeepSpeedStrategy
+
+        return DeepSpeedStrategy(model, adapters=adapters, options={"zero_optimization": {"stage": self.stage}}, **settings)
 
 
 class RaisesOnce(WeightedLoss):

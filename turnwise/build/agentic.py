@@ -47,6 +47,7 @@ from turnwise.rollout.journal import Journal
 from turnwise.rollout.source import RolloutSource
 from turnwise.rollout.turn_journal import TurnJournal
 from turnwise.runtime.foreign import Foreign
+from turnwise.runtime.rank import launched
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.spec import ESTIMATORS, OldLogProbs
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
@@ -73,7 +74,8 @@ def build_agentic(
     is_asynchronous = config.plays_ahead and rollouts is None
     stopwatch = Timeline(folder.timeline) if is_profiled else Stopwatch()
     replay_log = build_replay_log(config, folder, is_asynchronous, replay)
-    placement, device = build_placement(config, is_apart=is_asynchronous), sampling_device(config)
+    is_apart = is_asynchronous or (config.actor_train.strategy_args.is_sharded and launched()[1] == 1)
+    placement, device = build_placement(config, is_apart), sampling_device(config)
     if placement.cluster == "process" or config.num_replicas > 1:
         prepare_run(config)
     turn_journal = None
@@ -117,7 +119,8 @@ def _roles(
         num_steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)
         trained = partial(trained_strategy, config, name, num_steps, policy.tokenizer, folder.path)
         workers, plan = cluster.spawn(name, trained), batch_plan(config, name)
-        roles[name] = ModelRole(name, workers, plan, policy.stopwatch, old_log_probs=old_log_probs)
+        shards = config.roles[name].strategy_args.is_sharded
+        roles[name] = ModelRole(name, workers, plan, policy.stopwatch, old_log_probs=old_log_probs, is_sharded=shards)
     if "ref_logprobs" in algorithm.needs:
         name, plan = "reference", batch_plan(config, "reference")
         if config.is_reference_in_policy:
@@ -142,7 +145,7 @@ def _assemble(
     transfer_turn: TransferTurn,
 ) -> AgenticPipeline:
     actor_train, critic = roles["actor_train"], roles.get("critic")
-    weights = partial(actor_train.workers.call, "weights", route="rank0")
+    weights = partial(actor_train.gather, "weights")
     pictures, by_validation = build_pictures(config, folder.path.name), ByValidation(config, folder.best)
     parts: dict[str, Stateful] = {"kl_ctrl": kl_ctrl, "rollouts": source, "random": GlobalRandomState()}
     parts["by_validation"] = by_validation

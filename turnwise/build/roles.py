@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.config import AgenticConfig, SFTConfig
 from turnwise.config.roles import ModelArgs
+from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError
 from turnwise.model_folder import base_of_adapter
 from turnwise.models.fused import load_fused
@@ -18,6 +20,7 @@ from turnwise.models.lora import ALL_LINEAR, Adapters, LoRASettings, freeze
 from turnwise.models.value_head import load_value_model, value_head
 from turnwise.pipelines.roles import BatchPlan
 from turnwise.runtime.rank import RankContext
+from turnwise.spec import STRATEGIES
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 
@@ -64,7 +67,9 @@ def trained_strategy(
             f"critic.model_args.freeze_module_prefix: {', '.join(arguments.freeze_module_prefix or ())} freeze the value head, "
             f"which is 0 everywhere: all values would stay the same; leave it out, or name a value model as reward_pretrain"
         )
-    return TorchStrategy(
+    strategy = role.strategy_args
+    kind: Any = load_class(STRATEGIES[strategy.strategy_name].entry, "strategy_args.strategy_name", ConfigError)
+    made: TorchStrategy = kind(
         model,
         adapters=adapters,
         optimizer=OptimizerSettings(
@@ -81,7 +86,9 @@ def trained_strategy(
         dtype=parse_dtype(arguments.dtype),
         is_gradient_checkpointing=not arguments.disable_gradient_checkpointing,
         rank=rank,
+        **({"options": strategy.strategy_config} if strategy.is_sharded else {}),
     )
+    return made
 
 
 def reference_strategy(config: AgenticConfig, rank: RankContext) -> TorchStrategy:

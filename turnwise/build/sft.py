@@ -64,6 +64,7 @@ def build_sft(config: SFTConfig, folder: RunFolder, is_quiet: bool = False) -> S
             cluster.spawn("sft", partial(trained_strategy, config, "sft", total_steps, tokenizer, folder.path)),
             _batch_plan(config),
             stopwatch,
+            is_sharded=config.strategy_args.is_sharded,
         )
         by_validation = ByValidation(config, folder.best)
         contents = Contents(

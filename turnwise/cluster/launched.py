@@ -8,8 +8,9 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Client, Connection, Listener
 from queue import SimpleQueue
@@ -18,16 +19,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from turnwise import __version__
 from turnwise.cluster.child import Wire, answer_all
 from turnwise.cluster.messages import Command, SetUp
 from turnwise.cluster.process import ConnectedProcess, TrainerProcess
 from turnwise.cluster.process_cluster import ProcessCluster
+from turnwise.cluster.shared_tensors import Written
 from turnwise.errors import WorkerError
 from turnwise.runtime.rank import RankContext, launched
 from turnwise.runtime.torch_group import form_groups, join_processes
-
-_VERSIONS = ("turnwise", "torch", "transformers")
-"""Libraries that must be the same in all processes."""
 
 
 class OwnRank(TrainerProcess):
@@ -36,6 +36,7 @@ class OwnRank(TrainerProcess):
     def __init__(self, *talk: Any) -> None:
         super().__init__(*talk)
         self._workers: dict[str, Any] = {}
+        self._written = Written()
 
     def _ask(self, name: str, command: Command) -> Any:
         self._busy_with = name
@@ -55,8 +56,11 @@ class OwnRank(TrainerProcess):
         self._workers[context.role] = factory(replace(context, stopwatch=self._stopwatch))
 
     def ask(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of a role's worker."""
-        return getattr(self._workers[role], method)(*args, **kwargs)
+        """Calls a method of a role's worker. Named tensors are written down at once, as in the other processes: these may be
+        taking part in gathering them."""
+        call = partial(getattr(self._workers[role], method), *args, **kwargs)
+        value = call()
+        return self._written(call) if isinstance(value, Iterator) else value
 
     def _stack(self) -> str:
         return "it is this process, whose stacks are above"
@@ -140,13 +144,14 @@ class _ReadAhead(Wire):
 
 def _greeted(connection: Connection) -> tuple[int, tuple[Connection, int]]:
     rank, process_id, versions = connection.recv()
-    for name, theirs in versions.items():
-        if theirs != version(name):
+    for name, ours in _versions().items():
+        if versions[name] != ours:
             raise WorkerError(
-                f"rank {rank} has {name} {theirs}, and rank 0 {version(name)}; start all processes with the same Python"
+                f"rank {rank} has {name} {versions[name]}, and rank 0 {ours}; start all processes with the same Python"
             )
     return rank, (connection, process_id)
 
 
 def _versions() -> dict[str, str]:
-    return {name: version(name) for name in _VERSIONS}
+    """The libraries that must be the same in all processes. turnwise itself may be a checkout that isn't installed."""
+    return {"turnwise": __version__, **{name: version(name) for name in ("torch", "transformers")}}

@@ -10,7 +10,7 @@ from turnwise.config.checks_algorithm import algorithm_problems
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_shape import PROJECTIONS, read_model_shape
 from turnwise.config.problems import Path, Problem
-from turnwise.config.roles import ModelArgs
+from turnwise.config.roles import ModelArgs, StrategyArgs
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import ModelError, nearest
@@ -30,6 +30,7 @@ def _sft(config: SFTConfig) -> Iterator[Problem]:
         yield Problem.at("train_files", "[] leaves nothing to train on; name JSONL files of messages")
     if STRATEGIES[config.strategy_args.strategy_name].kind != "train":
         yield _wrong_strategy("strategy_args", config.strategy_args.strategy_name, "train")
+    yield from _options("strategy_args", config.strategy_args)
     if config.eval_steps > 0 and not config.val_files:
         yield Problem.at("eval_steps", f"{config.eval_steps} asks for a validation loss, but there are no val_files")
     for key, section in (("save_best", config.save_best), ("early_stopping", config.early_stopping)):
@@ -255,14 +256,7 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
         if name == "actor_infer" and config.on_weight_update == "keep" and not STRATEGIES[strategy].freezes:
             message = f"{strategy} can't let responses stand still; take abort_continue, or sample with vllm or sglang"
             yield Problem.at("on_weight_update", message)
-        known, elsewhere = STRATEGIES[strategy].options, STRATEGIES[strategy].set_elsewhere
-        for option in role.strategy_args.strategy_config:
-            if option in elsewhere:
-                message = f"{strategy} gets it from the run's other settings (model, dtype, length, temperature); leave it out"
-                yield Problem.at(f"{name}.strategy_args.strategy_config.{option}", message)
-            if known is not None and option not in known and name in config.active_roles:
-                message = f"{strategy} has no such option (it has: {', '.join(known) or 'none'}).{nearest(option, known)}"
-                yield Problem.at(f"{name}.strategy_args.strategy_config.{option}", message)
+        yield from _options(f"{name}.strategy_args", role.strategy_args, is_active=name in config.active_roles)
         if role.device_mapping is not None and len(role.device_mapping) % role.model_parallel_size:
             yield Problem.at(
                 f"{name}.device_mapping",
@@ -292,6 +286,18 @@ def _critic(config: AgenticConfig) -> Iterator[Problem]:
     if config.critic_warmup >= max(config.max_steps, 1):
         message = f"the first {config.critic_warmup} steps train only the critic, and max_steps is {config.max_steps}"
         yield Problem.at("critic_warmup", f"{message}: the actor would never be trained; use at most {config.max_steps - 1}")
+
+
+def _options(path: str, strategy_args: StrategyArgs, is_active: bool = True) -> Iterator[Problem]:
+    name = strategy_args.strategy_name
+    known, elsewhere = STRATEGIES[name].options, STRATEGIES[name].set_elsewhere
+    for option in strategy_args.strategy_config:
+        if option in elsewhere:
+            message = f"{name} gets it from the run's other settings (model, dtype, batch, length, …); leave it out"
+            yield Problem.at(f"{path}.strategy_config.{option}", message)
+        if known is not None and option not in known and is_active:
+            message = f"{name} has no such option (it has: {', '.join(known) or 'none'}).{nearest(option, known)}"
+            yield Problem.at(f"{path}.strategy_config.{option}", message)
 
 
 def _wrong_strategy(path: str, strategy: str, *kinds: str) -> Problem:

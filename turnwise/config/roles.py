@@ -164,6 +164,11 @@ class StrategyArgs(Section):
                 raise ValueError(f"{name} is {asked!r}; it must be a whole number of at least 1, without quotes or exponent")
         return options
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank holds a share of what is trained, in memory that no server can read."""
+        return self.strategy_name == "deepspeed_train"
+
     def degree(self, *names: str) -> int:
         """The first of the given parallel degrees that the engine's options hold, 1 if they hold none."""
         found = (self.strategy_config[name] for name in names if name in self.strategy_config)

@@ -175,8 +175,8 @@ _TRAINED = _table(
 _COMPUTES = _table(
     (
         "use_sequence_packing",
-        lambda role: not role.strategy_args.strategy_name.startswith("torch_"),
-        "torch_train and torch_infer always pack",
+        lambda role: not role.strategy_args.strategy_name.startswith(("torch_", "deepspeed_")),
+        "torch_train, deepspeed_train and torch_infer always pack",
     ),
     (
         "max_tokens_per_microbatch_in_infer",

@@ -28,8 +28,10 @@ _CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Settings of transformers' architectures for the steps between projection and logits."""
 
 
-def make_forward(model: PreTrainedModel, temperature: float = 1.0) -> PackedForward:
-    """The forward pass of a model, by its head."""
+def make_forward(model: PreTrainedModel, temperature: float = 1.0, use_kernels: bool = True) -> PackedForward:
+    """The forward pass of a model, by its head; on the library's own kernels where they fit and `use_kernels` is set."""
+    if use_kernels:
+        use_native_layers(model)
     head = value_head(model)
     return PolicyForward(model, temperature) if head is None else ValueForward(model, head)
 
@@ -46,7 +48,6 @@ class PackedForward(ABC):
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        use_native_layers(model)
         self._has_own_attention = model.config._attn_implementation == PACKED_ATTENTION
         self.is_packed = self._has_own_attention or model.config._attn_implementation == "flash_attention_2"
         self.counts = TokenCounts()

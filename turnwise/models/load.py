@@ -6,13 +6,14 @@ import logging
 import os
 import pickle
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -241,13 +242,14 @@ def export_model(path: str | Path, folder: Path, dtype: torch.dtype = torch.floa
     return model
 
 
-def write_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as own tensors.
+def write_weights(model: PreTrainedModel, folder: Path, parameters: Mapping[str, Tensor] | None = None) -> None:
+    """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as own tensors. The
+    model's own `parameters` are written, unless others are given.
 
     Raises:
         OSError: they can't be written.
     """
-    tensors = dict(model.named_parameters())
+    tensors: dict[str, Tensor] = dict(parameters or model.named_parameters())
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     with _quiet():

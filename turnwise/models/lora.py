@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -79,6 +79,15 @@ _PEFT_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, Attribut
 """peft's exceptions for folders that it can't use."""
 
 
+Gathered = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
+"""Within the context that it makes, these parameters are whole on each rank."""
+
+
+def together(parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
+    """The parameters are whole anyway."""
+    return nullcontext()
+
+
 @dataclass(frozen=True, slots=True)
 class LoRASettings:
     """`targets` are names of linear modules or their endings, or `all`; the vocabulary projection never gets adapters. Modules
@@ -131,16 +140,23 @@ class Adapters:
             parameter.requires_grad_(name not in frozen)
         model.eval()
 
-    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All that is trained."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def merged_weights(self, gathered: Gathered = together) -> Iterator[tuple[str, Tensor]]:
         """`(Hugging Face name, tensor)` of every parameter of the model with the adapters added, W + (alpha / rank) · B A.
 
-        Each is computed anew from what is trained and the base, neither of which changes: nothing adds up.
+        Each is computed anew from what is trained and the base, neither of which changes: nothing adds up. Parameters are read
+        while they are `gathered`.
         """
         adapted = {id(layer.get_base_layer().weight): layer for layer in self._layers.values()}
         with torch.no_grad():
             for name, parameter in self._base_parameters():
                 layer = adapted.get(id(parameter))
-                yield name, parameter.detach() if layer is None else parameter + layer.get_delta_weight(_NAME)
+                with gathered([parameter] if layer is None else list(layer.parameters())):
+                    yield name, parameter.detach() if layer is None else parameter + layer.get_delta_weight(_NAME)
 
     @contextmanager
     def off(self) -> Iterator[None]:

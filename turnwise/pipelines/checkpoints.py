@@ -115,7 +115,9 @@ class Checkpoints:
         self._remember()
 
     def has_whole_weights(self) -> bool:
-        """Whether the weights are those of the last whole step, though an update may have begun. Asks the first ranks."""
+        """Whether the first ranks have the weights of the last whole step, though an update may have begun."""
+        if any(role.is_sharded for role in self._contents.roles):
+            return False
         counts = [role.workers.call("info", route="rank0").result().num_updates for role in self._contents.roles]
         return counts == self._num_updates
 
@@ -169,7 +171,7 @@ class Checkpoints:
         """
         try:
             with written_whole(folder) as partial:
-                self._contents.model.workers.call("save", partial, route="rank0").result()
+                self._contents.model.gather("save", partial).result()
                 (partial / TRAINER_FILE).unlink()
                 self._contents.tokenizer.save_pretrained(partial)
                 for name, text in notes.items():
@@ -184,9 +186,9 @@ class Checkpoints:
 
     def _write(self, folder: Path) -> None:
         contents = self._contents
-        contents.model.workers.call("save", folder, route="rank0").result()
+        contents.model.gather("save", folder).result()
         for name, role in contents.others.items():
-            role.workers.call("save", folder / name, route="rank0").result()
+            role.gather("save", folder / name).result()
         contents.tokenizer.save_pretrained(folder)
         (folder / CONFIG_FILE).write_text(self._config_yaml, encoding="utf-8")
         (folder / STATE_FILE).write_text(json.dumps({"step": self.num_done, **self._state}) + "\n", encoding="utf-8")

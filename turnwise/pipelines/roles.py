@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from turnwise.batching.pack import blank, pack, unpack
 from turnwise.batching.plan import deal, denominators, micro_batches, optimizer_steps
-from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, NeedsWholeStep, Output, StepPart, Workers
+from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, NeedsWholeStep, Output, Pending, StepPart, Workers
 from turnwise.runtime.stopwatch import Stopwatch, Work
 from turnwise.spec import OldLogProbs
 from turnwise.types import Batch, Denominators, FloatArray, Metric, Sample, derive_seed
@@ -85,6 +85,7 @@ class ModelRole:
         is_base: bool = False,
         old_log_probs: OldLogProbs = "if_needed",
         owner: str | None = None,
+        is_sharded: bool = False,
     ) -> None:
         self.name = name
         self.workers = workers
@@ -94,6 +95,8 @@ class ModelRole:
         self.old_log_probs = old_log_probs
         self.owner = owner or name
         """The role whose memory these workers use."""
+        self.is_sharded = is_sharded and workers.size > 1
+        """Whether each rank holds only a share of what is trained."""
         self.num_updates = 0
         """Optimiser steps whose results have come back."""
         self.take_turn: TakeTurn | None = None
@@ -102,6 +105,10 @@ class ModelRole:
     def without_adapter(self, name: str, plan: BatchPlan) -> "ModelRole":
         """The base model under this role's LoRA adapter, as another role on the same workers. Its calls carry its name."""
         return ModelRole(name, self.workers, plan, self.stopwatch, is_base=True, owner=self.owner)
+
+    def gather(self, method: str, *args: Any) -> Pending:
+        """Asks the first rank for what takes the whole model. The others take part where they hold shares of it."""
+        return self.workers.call(method, *args, route="broadcast" if self.is_sharded else "rank0")
 
     def compute_log_probs(self, samples: Sequence[Sample], into: LogprobField) -> list[Metric]:
         """Fills `into` of every sample with this model's log-probs of its tokens, and returns the metrics of the passes."""

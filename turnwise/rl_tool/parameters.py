@@ -74,8 +74,12 @@ class Train(RowChoice):
     """Modules that get adapters [all linear ones]."""
     dtype: Dtype = "fp32"
     """What is computed in; trained weights stay fp32."""
+    deepspeed: dict[str, Any] | None = None
+    """DeepSpeed's own config (zero_optimization), which shards the training over a launcher's processes [plain torch]."""
     learning_rate: Positive | None = None
     """[sft 2e-5, with LoRA 1e-4; grpo and ppo 1e-6, with LoRA 1e-5]."""
+    critic_learning_rate: Positive | None = None
+    """The rate of ppo's value model, which is always trained whole [learning_rate with LoRA, 10 × learning_rate without]."""
     warmup_ratio: Share = 0.0
     """Share of the steps in which the learning rate rises."""
     weight_decay: NotNegative = 0.0
@@ -113,6 +117,8 @@ class Train(RowChoice):
         found = {} if self.custom_reward is None else {"reward_type": "custom_reward is in its place"}
         if self.algorithm == "sft":
             found |= dict.fromkeys(_OF_SAMPLES, "sft trains on demonstrations and samples no answers")
+        if self.algorithm != "ppo":
+            found["critic_learning_rate"] = f"{self.algorithm} has no value model"
         if not self.use_lora:
             found |= dict.fromkeys(("lora_rank", "lora_alpha", "lora_target_modules"), "use_lora is false")
         return found if self.use_wandb else found | {"wandb_project": "use_wandb is false"}

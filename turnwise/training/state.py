@@ -5,18 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
 from turnwise.model_folder import ADAPTER_CONFIG
 from turnwise.models.load import load_config, load_pretrained, require_weights, trusted_already, write_weights
-from turnwise.models.lora import Adapters
+from turnwise.models.lora import Adapters, Gathered, together
 from turnwise.training.loss_scale import LossScale
 from turnwise.training.random_state import GlobalRandomState
 
@@ -29,26 +31,28 @@ _FULL_BYTES = 2**20
 def save_state(
     folder: Path,
     model: PreTrainedModel,
-    optimizer: Optimizer | None,
+    optimizer: Mapping[str, Any] | None,
     adapters: Adapters | None = None,
     loss_scale: LossScale | None = None,
     device: torch.device = CPU,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Writes weights as a Hugging Face folder, or `adapters` alone as a peft folder, and beside them the states of optimiser,
-    loss scale and random generators, of GPUs that of `device` alone.
+    loss scale and random generators, of GPUs that of `device` alone. `weights` stand for the model's parameters where this
+    process doesn't hold them whole.
 
     Raises:
         OSError: they can't be written.
     """
     state = {
-        "optimizer": None if optimizer is None else optimizer.state_dict(),
+        "optimizer": optimizer,
         "loss_scale": {} if loss_scale is None else loss_scale.state_dict(),
         "random": GlobalRandomState().state_dict(),
         "cuda_rng": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
     }
     folder.mkdir(parents=True, exist_ok=True)
     if adapters is None:
-        write_weights(model, folder)
+        write_weights(model, folder, weights)
     else:
         adapters.save(folder)
     try:
@@ -63,12 +67,14 @@ def save_state(
 def load_state(
     folder: Path,
     model: PreTrainedModel,
-    optimizer: Optimizer | None,
+    restore: Callable[[dict[int, Any]], object] | None,
     adapters: Adapters | None = None,
     loss_scale: LossScale | None = None,
     device: torch.device = CPU,
+    gathered: Gathered = together,
 ) -> None:
     """Copies a saved state into the live objects, whose tensors stay where they are (an engine may share them).
+    `restore` takes over the optimiser's moments. Parameters are changed while they are `gathered`.
 
     Raises:
         ModelError: no such folder, a state without optimiser where one is needed, tensors of another shape, or adapters of
@@ -79,20 +85,24 @@ def load_state(
         raise ModelError(f"{folder}: holds no training state ({TRAINER_FILE}); `pretrain` loads plain model folders")
     state = load_trainer_state(file)
     if adapters is None:
-        _load_weights(folder, model)
+        _load_weights(folder, model, gathered)
     else:
-        adapters.load(folder)
-    if optimizer is not None:
+        with gathered(adapters.parameters):
+            adapters.load(folder)
+    if restore is not None:
         if state["optimizer"] is None:
             raise ModelError(f"{folder}: was saved without an optimiser and can't continue training")
-        # Only the moments: rates, betas and decay come from this run's settings, which may have changed.
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
+        restore(state["optimizer"]["state"])
     if loss_scale is not None:
         loss_scale.load_state_dict(state.get("loss_scale", {}))
     GlobalRandomState().load_state_dict(state["random"])
     if device.type == "cuda" and len(state["cuda_rng"]) == 1:
         torch.cuda.set_rng_state(state["cuda_rng"][0], device)
+
+
+def load_moments(optimizer: Optimizer, state: dict[int, Any]) -> None:
+    """Only the moments: rates, betas and decay come from this run's settings, which may have changed."""
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
@@ -113,24 +123,26 @@ def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
     return state
 
 
-def _load_weights(folder: Path, model: PreTrainedModel) -> None:
+def _load_weights(folder: Path, model: PreTrainedModel, gathered: Gathered) -> None:
     if (folder / ADAPTER_CONFIG).is_file():
         raise ModelError(f"{folder}: holds LoRA adapters, not all parameters; set lora_rank as it was to go on with it")
     trust = trusted_already(model)
     saved, missing = load_pretrained(type(model), folder, load_config(folder, trust), dtype=model.dtype, trust=trust)
     require_weights(folder, missing)
-    copy_weights(saved, model)
+    copy_weights(saved, model, gathered)
 
 
 @torch.no_grad()
-def copy_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
+def copy_weights(source: PreTrainedModel, target: PreTrainedModel, gathered: Gathered = together) -> None:
     """Copies every parameter and persistent buffer in place.
 
     Raises:
         ModelError: the models don't have the same tensors.
     """
-    origin, destination = source.state_dict(), target.state_dict()
+    origin, destination = source.state_dict(), target.state_dict(keep_vars=True)
     for name, tensor in destination.items():
-        if name not in origin or origin[name].shape != tensor.shape:
-            raise ModelError(f"the saved model has no tensor {name} of shape {tuple(tensor.shape)}; it is another architecture")
-        tensor.copy_(origin[name])
+        with gathered([tensor]):
+            if name not in origin or origin[name].shape != tensor.shape:
+                shape = tuple(tensor.shape)
+                raise ModelError(f"the saved model has no tensor {name} of shape {shape}; it is another architecture")
+            tensor.copy_(origin[name])

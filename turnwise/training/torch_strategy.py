@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from turnwise.runtime_info import StrategyInfo
 from turnwise.training.loss_scale import LossScale
 from turnwise.training.optimizer import LRSchedule, OptimizerSettings, build_optimizer, clip_gradients
 from turnwise.training.ranks import Ranks
-from turnwise.training.state import load_state, save_state
+from turnwise.training.state import load_moments, load_state, save_state
 from turnwise.types import Batch, Metric, ModelOutputs
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,9 @@ class TorchStrategy:
         ConfigError: training with weights that aren't fp32.
     """
 
+    _uses_kernels: ClassVar[bool] = True
+    """Whether the library's own kernels may read the weights where they lie."""
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -66,7 +70,7 @@ class TorchStrategy:
         self.dtype = dtype
         self.max_grad_norm = max_grad_norm
         self._adapters = adapters
-        self._outputs = make_forward(self.model, temperature)
+        self._outputs = make_forward(self.model, temperature, self._uses_kernels)
         self._optimizer = self._schedule = None
         self._checkpointed: list[torch.nn.Module] = []
         self._has_skipped = False
@@ -176,7 +180,8 @@ class TorchStrategy:
     def save(self, folder: Path) -> None:
         """Writes the model as a Hugging Face folder, or its adapters as a peft folder, with optimiser and random states."""
         if self._ranks.context.answers:
-            save_state(folder, self.model, self._optimizer, self._adapters, self._loss_scale, self.device)
+            moments = None if self._optimizer is None else self._optimizer.state_dict()
+            save_state(folder, self.model, moments, self._adapters, self._loss_scale, self.device)
 
     def load(self, folder: Path) -> None:
         """Continues from what `save` wrote, bit by bit.
@@ -184,7 +189,8 @@ class TorchStrategy:
         Raises:
             ModelError: the folder holds no such state.
         """
-        load_state(folder, self.model, self._optimizer, self._adapters, self._loss_scale, self.device)
+        restore = None if self._optimizer is None else partial(load_moments, self._optimizer)
+        load_state(folder, self.model, restore, self._adapters, self._loss_scale, self.device)
 
     def offload(self, kinds: Iterable[MemoryKind]) -> None:
         """Moves `weights` and `optimizer` to host memory; nothing to do on a CPU."""

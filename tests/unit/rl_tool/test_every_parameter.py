@@ -79,6 +79,9 @@ EFFECTS = [
         ("lora_target_modules", ["q_proj"], TRAINED + "model_args.lora_target", ["q_proj"]),
         ("dtype", "bf16", TRAINED + "model_args.dtype", "bf16"),
         ("learning_rate", 0.5, TRAINED + "training_args.learning_rate", 0.5),
+        ("critic_learning_rate", 0.5, "config.critic.training_args.learning_rate", 0.5, {"algorithm": "ppo"}),
+        # The library isn't installed here; tests/engines/train_deepspeed.py trains with it.
+        ("deepspeed", {"zero_optimization": {"stage": 2}}, "answer.code", "not_available"),
         ("warmup_ratio", 0.5, TRAINED + "training_args.warmup_ratio", 0.5),
         ("weight_decay", 0.1, TRAINED + "training_args.weight_decay", 0.1),
         ("num_generations", 3, "config.train_env_manager.group_size", 3),

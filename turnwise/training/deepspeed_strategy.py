@@ -1,0 +1,286 @@
+"""Training on ranks that share one copy of the optimiser state, gradients and weights between them (ZeRO), by DeepSpeed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import AdamW
+from transformers import PreTrainedModel
+
+from turnwise.errors import ConfigError, NotAvailableError, counted
+from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, StepPart
+from turnwise.runtime.rank import RankContext
+from turnwise.runtime_info import StrategyInfo
+from turnwise.training.state import load_state, save_state
+from turnwise.training.torch_strategy import TorchStrategy
+from turnwise.types import Batch, Metric, ModelOutputs
+
+_DEFAULT_STAGE = 2
+_PARTS: Mapping[MemoryKind, Sequence[str]] = {"weights": ["lp_params"], "optimizer": ["optim_states", "hp_params", "lp_grads"]}
+"""DeepSpeed's names of what it can put away. For the optimiser that includes its fp32 copy of the weights."""
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's names of its two moments."""
+
+
+class DeepSpeedStrategy(TorchStrategy):
+    """`TorchStrategy` on ranks that keep a share each of the optimiser state (ZeRO 1), of the gradients too (ZeRO 2) or of the
+    weights too (ZeRO 3; Rajbhandari et al. 2020, arXiv:1910.02054).
+
+    `options` is DeepSpeed's own config. DeepSpeed sums gradients over micro-batches and ranks, clips them, and changes its own
+    copy of the weights. Schedule, loss scale and denominators are the library's, as are checkpoints: they hold whole tensors,
+    so that a run goes on with another number of ranks, another stage, or `torch_train`.
+
+    All ranks pass over the same number of micro-batches, those of weight 0 too, since ZeRO 3 gathers weights for each. The
+    parts of an optimiser step wait for the last one, which computes all of them.
+
+    Raises:
+        ConfigError: the role isn't on all processes of the run, or DeepSpeed refuses the options.
+        NotAvailableError: DeepSpeed isn't installed.
+    """
+
+    _uses_kernels = False
+
+    def __init__(self, model: PreTrainedModel, *, options: Mapping[str, Any], **settings: Any) -> None:
+        super().__init__(model, **settings)
+        assert self._optimizer is not None, "nothing to shard"
+        context = self._ranks.context
+        self._deepspeed = _import_deepspeed(self.device)
+        _join(self.device, context)
+        self._moments = _Moments(self._optimizer)
+        zero = {"stage": _DEFAULT_STAGE, **options.get("zero_optimization", {})}
+        self.stage = int(zero["stage"])
+        if self.stage not in (1, 2, 3):
+            raise ConfigError(f"strategy_config.zero_optimization.stage: {zero['stage']!r} isn't 1, 2 or 3; 0 is torch_train")
+        self._whole_info = super().info()
+        self._parts: list[tuple[int, Sequence[Batch], Loss]] = []
+        """The parts of the current optimiser step."""
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_clipping": self.max_grad_norm or 0.0,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "steps_per_print": None,
+            **options,
+            "zero_optimization": zero,
+        }
+        try:
+            # It prints what it compiles, and a tool's standard output is its answer.
+            with redirect_stdout(sys.stderr):
+                self.engine, *_ = self._deepspeed.initialize(
+                    model=_Forward(self.model, super()._run), optimizer=self._optimizer, config=config, dist_init_required=False
+                )
+        except (ValueError, AssertionError, TypeError) as error:
+            said = " ".join(str(error).split())
+            raise ConfigError(f"strategy_args.strategy_config: DeepSpeed {self._deepspeed.__version__} says: {said}") from error
+        self._moments.begin(self.engine.optimizer, self._deepspeed, self.stage)
+        self.model.eval()
+
+    def train_step(
+        self, micro_batches: Sequence[Batch], loss: Loss, position: float = 0.0, part: StepPart = WHOLE_STEP
+    ) -> list[Metric]:
+        assert self._schedule is not None and self._optimizer is not None
+        if part.number == 0:
+            self._parts = []
+        self._parts.append((part.number, micro_batches, loss))
+        if part.divisor is None:
+            return []
+        # DeepSpeed takes the mean over the ranks.
+        scale = self._ranks.context.world_size / part.divisor
+        self.engine.optimizer.loss_scale = self._loss_scale.factor
+        num_left, metrics = sum(len(batches) for _, batches, _ in self._parts), []
+        for number, batches, loss_of_part in self._parts:
+            seeds = (number, self._ranks.context.rank)
+            with self._adapters.dropping(position, *seeds) if self._adapters else nullcontext():
+                for batch in batches:
+                    num_left -= 1
+                    self.engine.set_gradient_accumulation_boundary(num_left == 0)
+                    metrics += self._backward(batch, loss_of_part, scale)
+        self._parts = []
+        self._count()
+        started = self._stopwatch.now()
+        learning_rate = self._schedule.apply(self._optimizer, position)
+        self.engine.step()
+        is_skipped, grad_norm = not self.engine.was_step_applied(), float(self.engine.get_global_grad_norm())
+        if is_skipped:
+            self._report_skip(grad_norm)
+        self._loss_scale.update(is_skipped)
+        self._num_updates += 1
+        self._stopwatch.add("trainer", "optimizer", started)
+        if not self._ranks.context.answers:
+            return metrics
+        norms = [] if is_skipped else [Metric("grad_norm", grad_norm)]
+        return [*metrics, *norms, Metric("lr", learning_rate, "last"), Metric("skipped_steps", float(is_skipped), "sum")]
+
+    def _backward(self, batch: Batch, loss: Loss, scale: float) -> list[Metric]:
+        started = self._stopwatch.now()
+        tensors = self._to_device(batch)
+        with self._recomputing():
+            outputs = self._run(tensors, loss.outputs)
+            metrics: list[Metric] = []
+            if batch.weights.any():
+                value, metrics = loss(outputs, tensors)
+            else:
+                value = 0.0 * sum(output.sum() for output in outputs.named().values())
+            if not torch.isfinite(value.detach()):
+                value = value * torch.nan  # the gradient may be finite, and all ranks must skip the step
+            self.engine.backward(value * scale)
+        self._note("forward and backward", started, batch)
+        return metrics
+
+    def _run(self, batch: Batch, outputs: frozenset[Output]) -> ModelOutputs:
+        return ModelOutputs(**self.engine(batch=batch, outputs=outputs))
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        answers = self._ranks.context.answers
+        if self.stage < 3 and not answers:
+            return
+        for name, tensor in self._adapters.merged_weights(self._whole) if self._adapters else self._own_weights():
+            if answers:
+                yield name, tensor
+
+    def _own_weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            with self._whole([parameter]):
+                yield name, parameter.detach()
+
+    def _whole(self, parameters: Sequence[Tensor], changing_rank: int | None = None) -> AbstractContextManager[Any]:
+        """Gathers parameters from all ranks, which come together here; afterwards they have what `changing_rank` wrote."""
+        if self.stage < 3:
+            return nullcontext()
+        gathered: AbstractContextManager[Any] = self._deepspeed.zero.GatheredParameters(list(parameters), changing_rank)
+        return gathered
+
+    def save(self, folder: Path) -> None:
+        moments = self._moments.state_dict(is_kept=self._ranks.context.answers)
+        if self._adapters is not None:
+            with self._whole(self._adapters.parameters):
+                if self._ranks.context.answers:
+                    save_state(folder, self.model, moments, self._adapters, self._loss_scale, self.device)
+            return
+        weights = {name: tensor.cpu().clone() for name, tensor in self.weights()}
+        if self._ranks.context.answers:
+            save_state(folder, self.model, moments, None, self._loss_scale, self.device, weights)
+
+    def load(self, folder: Path) -> None:
+        gathered = partial(self._whole, changing_rank=0)
+        load_state(folder, self.model, self._moments.load, self._adapters, self._loss_scale, self.device, gathered)
+        self.engine.optimizer.refresh_fp32_params()
+
+    def offload(self, kinds: Iterable[MemoryKind]) -> None:
+        if self.device.type != "cpu":
+            self.engine.offload_states(include=[part for kind in kinds for part in _PARTS.get(kind, ())])
+
+    def onload(self, kinds: Iterable[MemoryKind]) -> None:
+        """DeepSpeed brings back all that was put away."""
+        if self.device.type != "cpu" and set(kinds) & _PARTS.keys():
+            self.engine.reload_states()
+
+    def info(self) -> StrategyInfo:
+        shards = {1: "its state", 2: "its state and gradients", 3: "its state, gradients and weights"}[self.stage]
+        sharding = f"; DeepSpeed ZeRO {self.stage} shards {shards} over {counted(self._ranks.context.world_size, 'rank')}"
+        optimizer = self._whole_info.optimizer + sharding
+        return replace(self._whole_info, optimizer=optimizer, num_updates=self._num_updates)
+
+
+class _Forward(nn.Module):
+    """The module that the engine runs: around it and around those in it DeepSpeed gathers weights and lets go of them."""
+
+    def __init__(self, model: PreTrainedModel, run: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._run = run
+
+    def forward(self, batch: Batch, outputs: frozenset[Output]) -> dict[str, Tensor]:
+        named: dict[str, Tensor] = self._run(batch, outputs).named()
+        return named
+
+
+class _Moments:
+    """AdamW's moments as whole tensors, under the numbers that plain AdamW gives the parameters. All ranks call its methods
+    together; the first one has the state. Made before the engine, which takes the parameters out of their groups."""
+
+    def __init__(self, adam: AdamW) -> None:
+        self._adam = adam
+        self._parameters: list[Tensor] = [parameter for group in adam.param_groups for parameter in group["params"]]
+        self._shapes = [parameter.shape for parameter in self._parameters]
+        self._groups = adam.state_dict()["param_groups"]
+
+    def begin(self, optimizer: Any, deepspeed: ModuleType, stage: int) -> None:
+        """Gives each share of the weights the state that AdamW would make at its first step. DeepSpeed, which finds a
+        parameter's moments through them, looks after the first group's step, when the other groups have none yet."""
+        self._utils = deepspeed.utils
+        shares = optimizer.fp32_partitioned_groups_flat if stage == 3 else optimizer.single_partition_of_fp32_groups
+        for share in shares:
+            moments = {name: torch.zeros_like(share) for name in _MOMENTS}
+            self._adam.state[share] = {"step": torch.zeros((), device=share.device), **moments}
+        if stage < 3:
+            optimizer._lazy_init_hp_params_optimizer_state()
+
+    def state_dict(self, is_kept: bool) -> dict[str, Any]:
+        """A state as plain AdamW's, on the CPU, where it `is_kept`."""
+        state: dict[int, dict[str, Tensor]] = {}
+        step = next(iter(self._adam.state.values()))["step"].cpu()
+        for number, parameter in enumerate(self._parameters):
+            whole = {name: self._utils.safe_get_full_optimizer_state(parameter, name) for name in _MOMENTS}
+            if is_kept:
+                state[number] = {"step": step.clone(), **{name: moment.cpu().clone() for name, moment in whole.items()}}
+        return {"state": state, "param_groups": self._groups}
+
+    def load(self, state: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Takes over what `state_dict` gave, or plain AdamW, which has none for parameters without a gradient."""
+        step = max((moments["step"] for moments in state.values()), default=torch.zeros(()))
+        for known in self._adam.state.values():
+            known["step"].copy_(step)
+        for number, (parameter, shape) in enumerate(zip(self._parameters, self._shapes, strict=True)):
+            for name in _MOMENTS:
+                value = state[number][name] if number in state else torch.zeros(shape)
+                self._utils.safe_set_full_optimizer_state(parameter, value.to(parameter.device), name)
+
+
+def _import_deepspeed(device: torch.device) -> ModuleType:
+    """DeepSpeed for this kind of device, which it asks for when it is imported."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    try:
+        with redirect_stdout(sys.stderr):
+            import deepspeed
+    except ImportError as error:
+        raise NotAvailableError(
+            "deepspeed_train needs DeepSpeed, which isn't installed; pip install 'turnwise[deepspeed]'"
+        ) from error
+    # Its messages go where the run's go, and not to the standard output.
+    logger = logging.getLogger("DeepSpeed")
+    logger.handlers.clear()
+    logger.propagate = True
+    logger.setLevel(logging.WARNING)
+    module: ModuleType = deepspeed
+    return module
+
+
+def _join(device: torch.device, context: RankContext) -> None:
+    """Lets DeepSpeed use the processes of the run: it takes all of them.
+
+    Raises:
+        ConfigError: the role isn't on all of them.
+    """
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if context.world_size != dist.get_world_size():
+        raise ConfigError(
+            f"{context.role}: deepspeed_train shards over all {dist.get_world_size()} processes of a run, and "
+            f"{context.role} is on {context.world_size} of them; give it the device_mapping of all, or use torch_train"
+        )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
