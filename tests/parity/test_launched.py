@@ -13,10 +13,9 @@ import yaml
 from safetensors.numpy import load_file
 from small_runs import LETTERS, training
 
-from turnwise import Trainer
 from turnwise.cli.main import main
-from turnwise.cluster.launched import _greeted
-from turnwise.errors import ConfigError, WorkerError
+from turnwise.cluster.launched import _greeted, _versions
+from turnwise.errors import WorkerError
 
 TIMEOUT_S = 120
 
@@ -43,9 +42,18 @@ def folder(tmp_path, tiny_model, monkeypatch) -> Path:
     return tmp_path
 
 
+SCRIPT = """\
+from turnwise import Trainer
+trainer = Trainer.from_config("train.yaml", exp_name="launched")
+trainer.train()
+print("after it:", trainer.save("out"), flush=True)
+trainer.train(max_steps=4)
+"""
+
+
 def launch(*words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--local-addr", "127.0.0.1"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "turnwise.cli.main", *words]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
 
@@ -55,16 +63,29 @@ def weights(experiment: str) -> dict[str, np.ndarray]:
     return load_file(newest / "model.safetensors")
 
 
-@pytest.mark.parametrize("verb", ["train", "sft"])
-def test_launched_processes_train_as_processes_of_their_own_do(folder, verb):
-    process = launch(verb, f"{verb}.yaml", "exp_name=launched")
-    said, _ = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 0, said
-    assert "on slots 0, 1 (the launcher's processes)" in said and said.count("run folder: ") == 1
-    mapping = "actor_train.device_mapping=[0,1]" if verb == "train" else "device_mapping=[0,1]"
+def same_as_processes_of_their_own(verb: str, mapping: str) -> None:
     assert main([verb, f"{verb}.yaml", "exp_name=processes", mapping]) == 0
     for name, tensor in weights("launched").items():
         np.testing.assert_allclose(tensor, weights("processes")[name], atol=2e-5)
+
+
+def test_launched_processes_fine_tune_as_processes_of_their_own_do(folder):
+    process = launch("-m", "turnwise.cli.main", "sft", "sft.yaml", "exp_name=launched")
+    said, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, said
+    assert "on slots 0, 1 (the launcher's processes)" in said and said.count("run folder: ") == 1
+    same_as_processes_of_their_own("sft", "device_mapping=[0,1]")
+
+
+def test_a_launched_script_trains_on_all_its_processes_and_goes_on_in_the_first(folder):
+    """The others end with the run, so a second one is refused."""
+    Path("script.py").write_text(SCRIPT)
+    process = launch("script.py")
+    said, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1 and said.count("after it: out") == 1, said
+    assert "WorkerError: the launched processes ended with the first run of this script" in said
+    assert "on slots 0, 1 (the launcher's processes)" in said
+    same_as_processes_of_their_own("train", "actor_train.device_mapping=[0,1]")
 
 
 def test_other_commands_are_refused_under_a_launcher(folder, monkeypatch, capsys):
@@ -74,17 +95,11 @@ def test_other_commands_are_refused_under_a_launcher(folder, monkeypatch, capsys
     assert "only train and sft train on them" in capsys.readouterr().err
 
 
-def test_a_script_under_a_launcher_is_refused_instead_of_waiting_for_others(folder, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="start the script without a launcher"):
-        Trainer.from_config("train.yaml").train()
-
-
-def test_a_rank_with_another_version_is_refused():
+@pytest.mark.parametrize("name", ["turnwise", "Python", "torch", "transformers"])
+def test_a_rank_with_another_version_is_refused(name):
     class Greeting:
         def recv(self):
-            return 1, 4711, {"torch": "1.0"}
+            return 1, 4711, _versions() | {name: "1.0"}
 
-    with pytest.raises(WorkerError, match=r"rank 1 has torch 1\.0, and rank 0 \d.*start all processes with the same Python"):
+    with pytest.raises(WorkerError, match=rf"rank 1 has {name} 1\.0, and rank 0 \d.*start all processes with the same Python"):
         _greeted(Greeting())

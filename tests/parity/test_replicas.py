@@ -15,10 +15,9 @@ from server_factories import server_in_a_process
 from small_runs import measured, played, run_small, small_config, training
 from toy_model import toy_model
 
-from turnwise.build import servers
+from turnwise.build import agentic
 from turnwise.build.agentic import build_agentic
 from turnwise.build.run import start_run
-from turnwise.cluster.placement import Placement
 from turnwise.errors import ConfigError, DataError, ReplicasDeadError
 from turnwise.types import SamplingParams
 
@@ -88,6 +87,7 @@ def test_a_killed_replica_is_left_and_the_run_goes_on(make_config, caplog):
     pipeline = run_small(make_config("one-dies", actor_infer=TWO), lambda pipeline: kill(pipeline.actor_infer.servers[0]))
     assert [server.name for server in pipeline.actor_infer.servers] == ["inference replica 1"]
     assert "Inference replica 0 is dead" in caplog.text and "SIGKILL" in caplog.text
+    assert "isn't started again: 1 replica left for its requests" in caplog.text
     assert len([row for row in measured(pipeline.folder) if "actor/backward_steps" in row]) == 3
 
 
@@ -102,7 +102,10 @@ def test_a_device_that_is_not_there_is_named(make_config):
 
 
 def test_replicas_under_a_launcher_are_refused(make_config, monkeypatch):
-    monkeypatch.setattr(servers, "build_placement", lambda config: Placement("launched", "", (0, 1), {}))
+    """Before a model is loaded."""
+    monkeypatch.setattr(agentic, "open_policy", None)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="a launcher started this run: servers in processes of their own need a run without"):
         run_small(make_config("launched", actor_infer=TWO))
 

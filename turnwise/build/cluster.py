@@ -18,7 +18,7 @@ from turnwise.cluster.placement import Placement
 from turnwise.cluster.process import unsendable_part
 from turnwise.cluster.process_cluster import ProcessCluster
 from turnwise.config import AgenticConfig, SFTConfig
-from turnwise.errors import ConfigError, DataError
+from turnwise.errors import ConfigError, DataError, WorkerError
 from turnwise.kernels.build import load_kernels
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.protocols import Algorithm, Cluster
@@ -50,11 +50,15 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
     for loss in (algorithm.loss, algorithm.value_loss):
         try:
             cluster.take(loss)
-        except Exception as error:  # boundary: a user's object may raise anything when it is pickled
+        except Exception as error:  # boundary: a user's object may raise anything when it is pickled, or when it arrives
+            if isinstance(error, WorkerError):
+                why = f"{unsendable_part(loss, 'loss')} can't be pickled. Make it where it is used"
+            else:
+                why = f"that can't import it ({type(error).__name__}). Make its modules importable in every process"
             raise ConfigError(
-                f"adv_estimator {config.adv_estimator}: its loss can't be sent to the trainer's process, which an asynchronous "
-                f"run and several devices need: {unsendable_part(loss, 'loss')} can't be pickled. Make it where it is used, or "
-                f"train in this process (async_generation_ratio: 0, one device). ({error})"
+                f"adv_estimator {config.adv_estimator}: its loss (pg_variant {config.pg_variant}) can't be sent to the "
+                f"trainer's process, which an asynchronous run and several devices need: {why}, or train in this process "
+                f"(async_generation_ratio: 0, one device). ({error})"
             ) from error
 
 

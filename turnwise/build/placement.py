@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from turnwise.cluster.placement import CpuThreads, Placement, place, require_devices
 from turnwise.config import AgenticConfig, SFTConfig
+from turnwise.errors import ConfigError
 from turnwise.pipelines.device_turns import DeviceTurns, Resident
 from turnwise.pipelines.roles import ModelRole
 from turnwise.protocols import MemoryKind
@@ -35,7 +36,7 @@ def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -
     """The placement of the training roles. `is_apart` asks for processes beside the rollouts.
 
     Raises:
-        ConfigError: the machine lacks a device, also one of the servers, or the cluster that is asked for can't hold the roles.
+        ConfigError: the machine lacks a device, also one of the servers, or the cluster can't hold the roles or the servers.
     """
     num_devices = _num_accelerators()
     accelerator = "cuda" if num_devices else ""
@@ -52,6 +53,11 @@ def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -
     )
     if own := _of_servers(config):
         require_devices("actor_infer", own, num_devices, accelerator)
+    if placement.cluster == "launched" and isinstance(config, AgenticConfig) and config.num_replicas > 1:
+        raise ConfigError(
+            f"actor_infer.device_mapping names {len(own or ())} devices, and a launcher started this run: servers in processes "
+            "of their own need a run without one; name one device, or start the run without a launcher"
+        )
     return placement
 
 

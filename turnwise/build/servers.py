@@ -77,11 +77,6 @@ def build_servers(
 def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner, stopwatch: Stopwatch) -> list[ServerProcess]:
     """Replicas in processes of their own, which share the threads of the rollouts."""
     placement, devices = build_placement(config), config.actor_infer.device_mapping or ()
-    if placement.cluster == "launched":
-        raise ConfigError(
-            f"actor_infer.device_mapping names {len(devices)} devices, and a launcher started this run: servers in processes "
-            "of their own need a run without one; name one device, or start the run without a launcher"
-        )
     size = config.num_replicas
     num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)
     logger.info("%d replicas of the inference server, each in a process with %d threads", size, num_threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -10,7 +11,6 @@ from turnwise.build.placement import use_launched
 from turnwise.build.run import start_run
 from turnwise.build.run_table import applied_settings
 from turnwise.config import AgenticConfig, SFTConfig
-from turnwise.errors import ConfigError
 from turnwise.pipelines.agentic import AgenticPipeline
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.session import session
@@ -24,13 +24,15 @@ P = TypeVar("P", AgenticPipeline, SFTPipeline)
 
 @contextmanager
 def whole_run(config: AgenticConfig | SFTConfig, build: Callable[[RunFolder], P], is_quiet: bool = False) -> Iterator[P]:
-    """Yields the pipeline that `build` makes, in a `session`. Prints the places of the run's folder, model and curve."""
+    """Yields the pipeline that `build` makes, in a `session`. Prints the places of the run's folder, model and curve.
+
+    Of the processes that a launcher has started, those after the first serve the run, and end with it.
+    """
     if launched()[0] > 0:
-        raise ConfigError(
-            "a launcher started this script in several processes, and those after the first must serve it: they call "
-            "turnwise.cluster.launched.serve_launched() in the place of training (examples/train_script.py does); or start the "
-            "script without a launcher (device_mapping names devices)"
-        )
+        from turnwise.cluster.launched import serve_launched
+
+        serve_launched()
+        sys.exit()
     use_launched(config)
     folder = start_run(config)
     if not is_quiet:

@@ -41,11 +41,12 @@ def placement_table(config: AgenticConfig | SFTConfig) -> str:
     own = config.actor_infer.device_mapping if isinstance(config, AgenticConfig) else None
     highest = max((device for named in (*mappings.values(), own) for device in named or ()), default=0)
     placement = place(mappings, num_devices=highest + 1, accelerator="", is_apart=is_apart)
-    homes: list[int | None] = []
+    served: dict[str, list[int | None]] = {}
+    where = "training in this process" if placement.cluster == "local" else "a process for each training device"
     if isinstance(config, AgenticConfig):
         size, has_own = config.num_replicas, own and (config.trains_apart or config.num_replicas > 1)
-        homes = [own[replica * len(own) // size] for replica in range(size)] if own and has_own else [None]
-    where = "training in this process" if placement.cluster == "local" else "a process for each training device"
-    if homes:
-        where += f"; {len(homes)} inference processes" if len(homes) > 1 else "; sampling in this process"
-    return f"{placement.table(homes)}\n({where})"
+        served["actor_infer"] = [own[replica * len(own) // size] for replica in range(size)] if own and has_own else [None]
+        if config.needs_reward_role:
+            served["reward"] = served["actor_infer"][:1] if config.trains_apart else [None]
+        where += f"; {size} inference processes" if size > 1 else "; sampling in this process"
+    return f"{placement.table(served)}\n({where})"

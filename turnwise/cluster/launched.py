@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import platform
 import secrets
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -74,12 +76,17 @@ class LaunchedCluster(ProcessCluster):
     """The cluster of the first of the launched processes; the others call `serve_launched`.
 
     Raises:
-        WorkerError: the others don't come, or have other versions of the libraries.
+        WorkerError: the others don't come, have other versions of the libraries, or have served a run and are gone.
     """
+
+    _has_run = False
 
     def _start(self, talk: tuple[Any, ...], begin: Callable[[], object]) -> None:
         size = self.placement.num_processes
-        join_processes(None, 0, size, self.placement.device(self.placement.devices[0]))
+        if LaunchedCluster._has_run:
+            raise WorkerError("the launched processes ended with the first run of this script; start it again for another run")
+        LaunchedCluster._has_run = True
+        _join(0, size, self.placement.device(self.placement.devices[0]))
         key = secrets.token_bytes(32)
         with Listener(("127.0.0.1", 0), backlog=size, authkey=key) as listener:
             dist.broadcast_object_list([listener.address, key, self.placement.groups], src=0)
@@ -102,7 +109,7 @@ def serve_launched() -> None:
     """Serves the run of the first launched process until that ends. A call that still runs then ends with this process."""
     rank, size = launched()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
-    join_processes(None, rank, size, f"cuda:{os.environ.get('LOCAL_RANK', rank)}" if torch.cuda.is_available() else "cpu")
+    _join(rank, size, f"cuda:{os.environ.get('LOCAL_RANK', rank)}" if torch.cuda.is_available() else "cpu")
     found: list[Any] = [None, None, None]
     dist.broadcast_object_list(found, src=0)
     address, key, groups = found
@@ -113,6 +120,14 @@ def serve_launched() -> None:
     for name in ("SIGINT", "SIGTERM"):
         signal.signal(signal.Signals[name], lambda *_: None)
     answer_all(_ReadAhead(connection))
+
+
+def _join(rank: int, size: int, device: str) -> None:
+    """Meets the other processes. torch waits in C++, where Python doesn't act on signals, so they end the process."""
+    with ExitStack() as restored:
+        for number in (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ():
+            restored.callback(signal.signal, number, signal.signal(number, signal.SIG_DFL))
+        join_processes(None, rank, size, device)
 
 
 class _ReadAhead(Wire):
@@ -145,13 +160,14 @@ class _ReadAhead(Wire):
 def _greeted(connection: Connection) -> tuple[int, tuple[Connection, int]]:
     rank, process_id, versions = connection.recv()
     for name, ours in _versions().items():
-        if versions[name] != ours:
+        if versions.get(name) != ours:
             raise WorkerError(
-                f"rank {rank} has {name} {versions[name]}, and rank 0 {ours}; start all processes with the same Python"
+                f"rank {rank} has {name} {versions.get(name)}, and rank 0 {ours}; start all processes with the same Python"
             )
     return rank, (connection, process_id)
 
 
 def _versions() -> dict[str, str]:
-    """The libraries that must be the same in all processes. turnwise itself may be a checkout that isn't installed."""
-    return {"turnwise": __version__, **{name: version(name) for name in ("torch", "transformers")}}
+    """What must be the same in all processes: functions go as Python's own code. turnwise may be a checkout, not installed."""
+    own = {"turnwise": __version__, "Python": platform.python_version()}
+    return {**own, **{name: version(name) for name in ("torch", "transformers")}}

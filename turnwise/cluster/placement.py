@@ -80,25 +80,27 @@ class Placement:
         ]
         return f"{'; '.join(roles)} ({where})"
 
-    def table(self, replicas: Sequence[int | None]) -> str:
-        """Devices by roles: a line for each device, with the ranks of the training roles and the inference replicas on it.
+    def table(self, served: Mapping[str, Sequence[int | None]]) -> str:
+        """Devices by roles: a line for each device, with the ranks of the training roles and the replicas of the others on it.
 
-        `replicas` are the devices of the inference replicas that have a process of their own; None is one in this process.
+        `served` has the devices of these replicas; None is that of this process.
 
-        >>> print(place({"actor_train": [0, 1]}, num_devices=3, accelerator="cuda", is_apart=False).table([2]))
+        >>> print(place({"actor_train": [0, 1]}, num_devices=3, accelerator="cuda", is_apart=False).table({"actor_infer": [2]}))
         device  actor_train  actor_infer
         0       rank 0       -
         1       rank 1       -
         2       -            replica 0
         """
-        rows = [["device", *self.roles, "actor_infer"] if replicas else ["device", *self.roles]]
-        homes = [self.devices[0] if home is None else home for home in replicas]
-        for number in sorted({*self.devices, *homes}):
+        homes = {role: [self.devices[0] if home is None else home for home in given] for role, given in served.items()}
+        columns = [("rank", role.devices) for role in self.roles.values()] + [
+            ("replica", tuple(given)) for given in homes.values()
+        ]
+        rows = [["device", *self.roles, *homes]]
+        for number in sorted({device for _, devices in columns for device in devices}):
             cells = [
-                f"rank {placed.devices.index(number)}" if number in placed.devices else "-" for placed in self.roles.values()
+                ", ".join(f"{kind} {n}" for n, at in enumerate(devices) if at == number) or "-" for kind, devices in columns
             ]
-            served = ", ".join(f"replica {replica}" for replica, home in enumerate(homes) if home == number)
-            rows.append([str(number), *cells, *([served or "-"] if replicas else [])])
+            rows.append([str(number), *cells])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         return "\n".join(line.rstrip() for line in lines)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError
+from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError, counted
 from turnwise.inference.request import join
 from turnwise.protocols import InferenceServer, MemoryKind, NamedTensors, OnWeightUpdate, Suspension
 from turnwise.runtime.watchdog import Watchdog
@@ -218,8 +218,9 @@ class LLMServerManager:
     def _bury(self, replica: int, error: Exception) -> None:
         self._last_error = error
         if self._servers.pop(replica, None) is not None:
+            left = f"{counted(len(self._servers), 'replica')} left" if self._servers else "none is left"
             logger.error(
-                "Inference replica %d is dead (%r); its requests go to the %d others.", replica, error, len(self._servers)
+                "Inference replica %d is dead (%r) and isn't started again: %s for its requests.", replica, error, left
             )
 
     @asynccontextmanager

@@ -46,6 +46,11 @@ def join_processes(meeting: str | None, rank: int, world_size: int, device: str)
     if not os.environ.get("GLOO_SOCKET_IFNAME"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     if device.startswith("cuda"):
+        if not (torch.cuda.is_available() and dist.is_nccl_available()):
+            raise WorkerError(
+                f"rank {rank} of {world_size} is to train on {device} over NCCL, but its torch {torch.__version__} sees no GPU "
+                "or has no NCCL; give all processes the same torch and the same CUDA_VISIBLE_DEVICES"
+            )
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     try:
@@ -57,4 +62,6 @@ def join_processes(meeting: str | None, rank: int, world_size: int, device: str)
         store.set_timeout(timedelta(seconds=_JOIN_S))
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_SUM_S))
     except (RuntimeError, ValueError) as error:
-        raise WorkerError(f"rank {rank} of {world_size} could not join the others ({backend}): {error}") from error
+        port = f"port {os.environ.get('MASTER_PORT')} is taken; give the launcher another one (--master_port of torchrun, "
+        why = f"{port}--main_process_port of accelerate)" if "EADDRINUSE" in str(error) else str(error)
+        raise WorkerError(f"rank {rank} of {world_size} could not join the others ({backend}): {why}") from error

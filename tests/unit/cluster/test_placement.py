@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from turnwise.cli.config_command import placement_table
+from turnwise.cli.main import main
 from turnwise.cluster.placement import place
-from turnwise.config import load_any_config
 from turnwise.errors import ConfigError
 from turnwise.runtime.rank import launched
 
@@ -95,11 +95,23 @@ def test_what_cannot_be_placed_says_what_to_change(mappings, options, message):
                 "(a process for each training device; sampling in this process)",
             ],
         ),
+        (
+            ["adv_estimator=gae", "critic.device_mapping=[1]", "data.reward=[reward_model]"],
+            [
+                "device  actor_train  critic  actor_infer  reward",
+                "0       rank 0       -       replica 0    replica 0",
+                "1       -            rank 0  -            -",
+                "(a process for each training device; sampling in this process)",
+            ],
+        ),
     ],
 )
-def test_the_config_tells_roles_by_devices_without_having_them(overrides, lines):
-    config, _ = load_any_config(ROOT / "examples/frozen_lake/agentic.yaml", overrides)
-    assert placement_table(config).splitlines() == lines
+def test_the_config_tells_roles_by_devices_without_having_them(overrides, lines, capsys):
+    path = str(ROOT / "examples/frozen_lake/agentic.yaml")
+    assert main(["config", path, *overrides]) == 0
+    assert capsys.readouterr().out.splitlines()[-len(lines) - 1 :] == ["# where the roles run", *lines]
+    assert main(["config", path, "--json", *overrides]) == 0
+    assert json.loads(capsys.readouterr().out)["placement"] == lines
 
 
 def test_processes_on_several_machines_are_refused(monkeypatch):

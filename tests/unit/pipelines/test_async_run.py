@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -362,7 +363,19 @@ def test_steps_that_a_lost_trainer_had_are_said_to_be_lost(make_config, capfd):
 
 def test_a_loss_that_cannot_be_sent_is_refused_at_the_start(make_config):
     config = make_config(adv_estimator=f"{__name__}:WithLock")
-    sentence = r"adv_estimator .*WithLock: its loss can't be sent to the trainer's process.*: loss\.hook\.lock \(lock\) can't"
+    sentence = (
+        r"adv_estimator .*WithLock: its loss .* can't be sent to the trainer's process.*: loss\.hook\.lock \(lock\) can't"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        run_small(config)
+    assert not processes()
+
+
+def test_a_loss_whose_module_the_trainer_lacks_is_refused_at_the_start(make_config):
+    config = make_config(adv_estimator=f"{__name__}:OnlyHere")
+    sentence = (
+        r"its loss .* can't be sent .*: that can't import it \(ModuleNotFoundError\).*No module named 'not_installed_there'"
+    )
     with pytest.raises(ConfigError, match=sentence):
         run_small(config)
     assert not processes()
@@ -394,3 +407,14 @@ class WithLock(AgenticReinforce):
     def __init__(self, settings, kl_ctrl):
         super().__init__(settings, kl_ctrl)
         self.loss.hook = Hook()
+
+
+class OfAModule:
+    def __reduce__(self):
+        return import_module, ("not_installed_there",)
+
+
+class OnlyHere(AgenticReinforce):
+    def __init__(self, settings, kl_ctrl):
+        super().__init__(settings, kl_ctrl)
+        self.loss.hook = OfAModule()

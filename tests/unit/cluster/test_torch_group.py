@@ -1,0 +1,32 @@
+"""What keeps processes from joining is said in a sentence."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from turnwise.errors import WorkerError
+from turnwise.runtime.torch_group import join_processes
+
+
+def test_a_port_in_use_says_how_to_take_another(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(WorkerError, match=rf"rank 0 of 2 could not join .*port {port} is taken; .*--master_port"):
+            join_processes(None, 0, 2, "cpu")
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(("has_gpu", "has_nccl"), [(False, True), (True, False)])
+def test_nccl_without_gpus_names_the_rank(tmp_path, monkeypatch, has_gpu, has_nccl):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: has_nccl)
+    with pytest.raises(WorkerError, match=r"rank 1 of 2 is to train on cuda:1 over NCCL, but its torch .* same CUDA_VISIBLE"):
+        join_processes(str(tmp_path / "meeting"), 1, 2, "cuda:1")
