@@ -124,11 +124,21 @@ def test_greedy_answers_are_those_of_generate(device):
         assert completion.token_ids.tolist() == expected[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_whole_run_trains_and_its_parity_gate_passes(device, tiny_model, tmp_path, dtype):
-    role = training(1e-3) | {"model_args": {"dtype": dtype}}
-    config = small_config(tiny_model, tmp_path, max_steps=3, actor_train=role, actor_infer={"model_args": {"dtype": dtype}})
-    pipeline = run_small(config)
+ROLES = ("actor_train", "actor_infer", "critic", "reference")
+LORA = {"lora_rank": 4, "lora_dropout": 0.1}
+PPO = {"adv_estimator": "gae", "critic": training(1e-3), "use_kl_loss": True}
+"""Three models of their own beside the server, which take turns on a card."""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "policy", "changes"),
+    [("fp32", {}, {}), ("bf16", {}, {}), ("fp16", {}, {}), ("bf16", {}, PPO), ("bf16", LORA, {"use_kl_loss": True})],
+    ids=["fp32", "bf16", "fp16", "critic and reference", "LoRA"],
+)
+def test_a_whole_run_trains_and_its_parity_gate_passes(device, tiny_model, tmp_path, dtype, policy, changes):
+    roles = {role: {**changes.get(role, {}), "model_args": {"dtype": dtype}} for role in ROLES}
+    roles["actor_train"] = training(1e-3) | {"model_args": {"dtype": dtype, **policy}}
+    pipeline = run_small(small_config(tiny_model, tmp_path, max_steps=3, **changes | roles))
     assert pipeline.checkpoints.num_done == 3
     assert pipeline.actor_infer.info().model.device.startswith(device.type)
 
@@ -142,6 +152,15 @@ def test_a_deterministic_run_repeats_itself(device, tiny_model, tmp_path, dtype)
     ]
     torch.use_deterministic_algorithms(False)
     assert measured(runs[0].folder) == measured(runs[1].folder)
+
+
+def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(device, tiny_model, tmp_path):
+    changes = {"actor_train": training(1e-3) | {"model_args": LORA}, "deterministic": True}
+    whole = run_small(small_config(tiny_model, tmp_path / "whole", max_steps=3, **changes))
+    run_small(small_config(tiny_model, tmp_path / "cut", max_steps=2, **changes))
+    resumed = run_small(small_config(tiny_model, tmp_path / "cut", max_steps=3, resume_from_checkpoint=True, **changes))
+    torch.use_deterministic_algorithms(False)
+    assert measured(resumed.folder)[-1] == measured(whole.folder)[-1]
 
 
 def test_two_ranks_train_on_two_cards(tiny_model, tmp_path):

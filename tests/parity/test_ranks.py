@@ -116,9 +116,9 @@ def test_two_ranks_make_the_steps_of_one(make_role, kind):
     assert distance(*(moved(role, start) for role, start in zip((one, two), starts, strict=True))) <= 1e-3
 
 
-def of_each_rank(role: ModelRole) -> list[dict[str, np.ndarray]]:
-    command = Command("ask", ("actor_train", "parameters", (), {}))
-    return [process.start("parameters", command).result() for process in role.workers._processes]
+def of_each_rank(role: ModelRole, method: str = "parameters") -> list[Any]:
+    command = Command("ask", ("actor_train", method, (), {}))
+    return [process.start(method, command).result() for process in role.workers._processes]
 
 
 @pytest.mark.parametrize("differs", [False, True])
@@ -137,6 +137,22 @@ def test_a_loss_that_is_not_finite_on_one_rank_skips_the_step_of_all(make_role):
     metrics = role.optimizer_step(toy_samples(8), infinite, position=0)
     assert [metric.value for metric in metrics if metric.name == "actor/skipped_steps"] == [1.0]
     np.testing.assert_equal(of_each_rank(role), start)
+
+
+def test_fp16_scales_the_loss_alike_on_all_ranks(make_role):
+    """An overflow on one rank halves the factor of both, and without one two ranks make the steps of one."""
+    kind = Kind(dtype=torch.float16)
+    one, two = make_role(kind, 1), make_role(kind, 2)
+    measured = [steps(role, WeightedLoss()) for role in (one, two)]
+    for alone, shared in zip(*measured, strict=True):
+        assert alone["actor/skipped_steps"] == shared["actor/skipped_steps"]
+        assert alone["actor/loss"] == pytest.approx(shared["actor/loss"], rel=1e-3)
+    assert distance(*(ask(role, "last_gradient") for role in (one, two))) <= 1e-2
+    start, [scale, _] = of_each_rank(two), of_each_rank(two, "loss_scale")
+    assert scale == ask(one, "loss_scale") > 1
+    two.optimizer_step(toy_samples(8), InfiniteOnce(two.workers._processes[1]._id), position=STEPS)
+    assert of_each_rank(two, "loss_scale") == [scale / 2, scale / 2]
+    np.testing.assert_equal(of_each_rank(two), start)
 
 
 def test_roles_on_other_devices_sum_among_themselves(runner):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from strategy_contract import OUTPUTS, WeightedLoss
 from toy_model import toy_model, toy_value_model
 
@@ -34,6 +35,9 @@ class Recorded(TorchStrategy):
     def last_gradient(self) -> dict[str, np.ndarray]:
         return self.gradient
 
+    def loss_scale(self) -> float:
+        return self._loss_scale.factor
+
     def parameters(self) -> dict[str, np.ndarray]:
         return {name: tensor.detach().numpy().copy() for name, tensor in self.model.named_parameters()}
 
@@ -51,6 +55,7 @@ class Kind:
     """The ZeRO stage of DeepSpeed; None = plain torch."""
     differs: bool = False
     """Whether each rank begins with weights of its own."""
+    dtype: torch.dtype = torch.float32
 
     def make(self, rank: RankContext) -> TorchStrategy:
         model = toy_value_model(0) if self.model == "value" else toy_model(rank.rank if self.differs else 0)
@@ -59,7 +64,7 @@ class Kind:
             adapters = Adapters(model, LoRASettings(rank=self.rank, alpha=8, dropout=self.dropout, seed=1))
         settings: dict[str, Any] = {"optimizer": OptimizerSettings(RATE, eps=self.eps), "max_grad_norm": 1e9, "rank": rank}
         if self.stage is None:
-            return Recorded(model, adapters=adapters, **settings)
+            return Recorded(model, adapters=adapters, dtype=self.dtype, **settings)
         from turnwise.training.deepspeed_strategy import DeepSpeedStrategy
 
         return DeepSpeedStrategy(model, adapters=adapters, options={"zero_optimization": {"stage": self.stage}}, **settings)
