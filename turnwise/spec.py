@@ -1,4 +1,4 @@
-"""Torch-free facts that the config and the registries share: names, parameters with defaults, what each needs.
+"""Torch-free facts that the config and the registries share: names, parameters with defaults, what each needs (`spec.yaml`).
 
 A name is *available* when this version implements it. `turnwise config` accepts a valid name that isn't available; `turnwise
 train` refuses it with a sentence.
@@ -121,145 +121,8 @@ class StrategySpec:
         return bool(self.entry)
 
 
-ESTIMATORS = TypeAdapter(dict[str, EstimatorSpec]).validate_python(
-    yaml.safe_load(Path(__file__).with_name("estimators.yaml").read_text(encoding="utf-8"))
-)
-
-_CLIP = {"clip_low": 0.2, "clip_high": 0.2}
-
-_BY_SEQUENCE: tuple[Granularity, ...] = ("geometric", "segment")
-
-PG_VARIANTS: dict[str, VariantSpec] = {
-    "ppo": VariantSpec({**_CLIP, "dual_clip": 3.0}, paper="Schulman et al. 2017, arXiv:1707.06347"),
-    "gspo": VariantSpec(
-        {"clip_low": 3e-4, "clip_high": 4e-4}, "seq-mean-token-mean", _BY_SEQUENCE, paper="Zheng et al. 2025, arXiv:2507.18071"
-    ),
-    "gmpo": VariantSpec(
-        {"clip_low": 0.4, "clip_high": 0.4}, "seq-mean-token-mean", _BY_SEQUENCE, paper="Zhao et al. 2025, arXiv:2507.20673"
-    ),
-    "cispo": VariantSpec(dict(_CLIP), paper="MiniMax 2025, arXiv:2506.13585"),
-    "sapo": VariantSpec({"tau_positive": 1.0, "tau_negative": 1.05}, paper="Gao et al. 2025, arXiv:2511.20347"),
-    "vanilla": VariantSpec(granularities=(), paper="Williams 1992"),
-    "tis": VariantSpec({"cap": 2.0}, paper="Ionides 2008"),
-    "topr": VariantSpec({"weight_positive": 1.0, "weight_negative": 1.0}, paper="Le Roux et al. 2025, arXiv:2503.14286"),
-    "kimi15": VariantSpec({"tau": 0.1}, granularities=(), paper="Kimi Team 2025, arXiv:2501.12599"),
-    "clip_cov": VariantSpec(
-        {**_CLIP, "fraction": 2e-4, "covariance_low": 1.0, "covariance_high": 5.0},
-        chooses_tokens=True,
-        paper="Cui et al. 2025, arXiv:2505.22617",
-    ),
-    "kl_cov": VariantSpec({"fraction": 2e-4, "coef": 1.0}, chooses_tokens=True, paper="Cui et al. 2025, arXiv:2505.22617"),
-}
-
-STRATEGIES: dict[str, StrategySpec] = {
-    "torch_train": StrategySpec("train", "turnwise.training.torch_strategy:TorchStrategy"),
-    "fsdp2_train": StrategySpec("train"),
-    "deepspeed_train": StrategySpec(
-        "train",
-        "turnwise.training.deepspeed_strategy:DeepSpeedStrategy",
-        extra="deepspeed",
-        set_elsewhere=(
-            *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
-            *("optimizer", "scheduler", "fp16", "bf16", "torch_autocast", "managed_gradient_accumulation"),
-        ),
-    ),
-    "megatron_train": StrategySpec("train", extra="megatron"),
-    "torch_infer": StrategySpec("forward", "turnwise.training.torch_strategy:TorchStrategy"),
-    "fsdp2_infer": StrategySpec("forward"),
-    "deepspeed_infer": StrategySpec("forward", extra="deepspeed"),
-    "megatron_infer": StrategySpec("forward", extra="megatron"),
-    "embedded": StrategySpec(
-        "sampling",
-        "turnwise.inference.embedded.server:EmbeddedServer",
-        options=("max_concurrency", "kv_cache_bytes", "max_step_tokens"),
-    ),
-    "hf": StrategySpec("sampling", "turnwise.inference.hf_server:HFServer", options=()),
-    "vllm": StrategySpec(
-        "sampling",
-        "turnwise.inference.vllm_server:VLLMServer",
-        extra="vllm",
-        set_elsewhere=("model", "trust_remote_code", "dtype", "logprobs_mode", "generation_config", "worker_extension_cls"),
-        freezes=True,
-    ),
-    "sglang": StrategySpec(
-        "sampling",
-        "turnwise.inference.sglang_server:SGLangServer",
-        extra="sglang",
-        set_elsewhere=("model_path", "trust_remote_code", "dtype", "context_length"),
-        freezes=True,
-    ),
-}
-
 ROWS_TAG = "data"
 """The tag of a data set's rows among the tags of environments."""
-
-REWARDS: dict[str, str] = {
-    "exact_match": "turnwise.data.reward_functions:exact_match",
-    "accuracy": "turnwise.data.math_rewards:accuracy",
-    "length_penalty": "turnwise.data.math_rewards:length_penalty",
-    "step": "turnwise.data.math_rewards:step",
-    "format": "turnwise.data.math_rewards:format_reward",
-    "combined": "turnwise.data.math_rewards:combined",
-    "gsm8k": "turnwise.data.reward_functions:gsm8k",
-    "judge": "turnwise.inference.judge:Judge",
-    "reward_model": "",
-}
-"""Registered names of `data.reward`; others are `module:function`. `reward_model` is the model of the `reward` role."""
-
-AGENTS: dict[str, str] = {
-    "env_agent": "turnwise.agents.env_agent:EnvAgent",
-    "single_turn_agent": "turnwise.agents.single_turn_agent:SingleTurnAgent",
-    "tool_agent": "turnwise.agents.tool_agent:ToolAgent",
-    "react_agent": "",
-}
-ROW_AGENTS = ("single_turn_agent", "tool_agent")
-"""The registered agents that play rows of a data set; they play no environment."""
-AGENT_ALIASES: dict[str, str] = {
-    "tool_agent_loop": "tool_agent",
-    "RectAgentLoop": "react_agent",
-    "ReactAgentLoop": "react_agent",
-}
-
-TOOL_PARSERS: dict[str, tuple[str, str]] = {
-    "mistral": ("turnwise.chat.tool_calls:MistralParser", "[TOOL_CALLS]"),
-    "deepseek": ("turnwise.chat.tool_calls:DeepSeekParser", "<｜tool▁call▁begin｜>"),
-    "gpt_oss": ("turnwise.chat.tool_calls:GptOssParser", "<|channel|>commentary"),
-    "qwen3_coder": ("turnwise.chat.tool_calls:Qwen3CoderParser", "<function="),
-    "hermes": ("turnwise.chat.tool_calls:HermesParser", "<tool_call>"),
-    "llama3_json": ("turnwise.chat.tool_calls:Llama3JsonParser", """{"name": "' + """),
-    "python_tag": ("turnwise.chat.tool_calls:PythonTagParser", ""),
-}
-"""The forms of tool calls: a class of `protocols.ToolCallParser`, and the text in a chat template that tells the form; the
-first that is found holds. Nothing tells `python_tag` from `llama3_json`, so it must be asked for."""
-
-TOOLS: dict[str, str] = {
-    "calculator": "turnwise.tools.calculator:calculator",
-    "calc_gsm8k_reward": "turnwise.tools.gsm8k:Gsm8kTool",
-    "python": "turnwise.tools.python_tool:PythonTool",
-    "search": "turnwise.tools.search:SearchTool",
-    "mcp": "turnwise.tools.mcp_server:McpServer",
-}
-"""Registered tools, classes of `protocols.Tool` or functions. A tool file names others `module:Class` or `module:function`."""
-TOOL_ALIASES: dict[str, str] = {"verl.tools.gsm8k_tool.Gsm8kTool": "calc_gsm8k_reward"}
-"""`class_name` of a published tool file → our name."""
-
-INTERACTIONS: dict[str, str] = {
-    "gsm8k": "turnwise.tools.gsm8k:Gsm8kInteraction",
-    "model": "turnwise.inference.model_user:ModelUser",
-}
-"""Registered simulated users, classes of `protocols.Interaction`. An interaction file names others `module:Class`."""
-INTERACTION_ALIASES: dict[str, str] = {"verl.interactions.gsm8k_interaction.Gsm8kInteraction": "gsm8k"}
-"""`class_name` of a published interaction file → our name."""
-
-ENVS: dict[str, str] = {
-    "frozen_lake": "turnwise.envs.frozen_lake.env:FrozenLakeEnv",
-    "sokoban": "turnwise.envs.sokoban.env:SokobanEnv",
-    "gymnasium": "turnwise.envs.gymnasium.env:GymnasiumEnv",
-    "textarena": "turnwise.envs.textarena_env:TextArenaEnv",
-    "reasoning_gym": "turnwise.envs.reasoning_gym_env:ReasoningGymEnv",
-    "webshop": "",
-}
-"""Built-in `env_type`s; others are registered at run time or named `module:Class`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,25 +130,32 @@ class TrackerSpec:
     """One name of `track_with`. `target` is its class; `arguments` None passes on what it is given."""
 
     target: str = ""
-    arguments: Mapping[str, type] | None = None
+    arguments: Mapping[str, Literal["str", "dict"]] | None = None
     extra: str = ""
     """The extra that installs its library, which is called the same."""
     offline: str = ""
     """Arguments with which it needs neither network nor login."""
 
 
-TRACKERS: dict[str, TrackerSpec] = {
-    "tensorboard": TrackerSpec("turnwise.tracking.tensorboard:TensorBoardStore", {"log_dir": str}),
-    "stdout": TrackerSpec(arguments={}),
-    "wandb": TrackerSpec("turnwise.tracking.wandb_store:WandbStore", extra="wandb", offline="mode: offline"),
-    "swanlab": TrackerSpec("turnwise.tracking.swanlab_store:SwanlabStore", extra="swanlab", offline="mode: offline"),
-    "mlflow": TrackerSpec(
-        "turnwise.tracking.mlflow_store:MlflowStore",
-        {"tracking_uri": str, "experiment_name": str, "run_name": str, "artifact_location": str, "tags": dict},
-        extra="mlflow",
-        offline="tracking_uri: 'sqlite:///mlflow.db'",
-    ),
-}
+_TABLES = yaml.load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"),
+    yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader,
+)
+ESTIMATORS = TypeAdapter(dict[str, EstimatorSpec]).validate_python(_TABLES["estimators"])
+PG_VARIANTS = TypeAdapter(dict[str, VariantSpec]).validate_python(_TABLES["pg_variants"])
+STRATEGIES = TypeAdapter(dict[str, StrategySpec]).validate_python(_TABLES["strategies"])
+TRACKERS = TypeAdapter(dict[str, TrackerSpec]).validate_python(_TABLES["trackers"])
+TOOL_PARSERS = TypeAdapter(dict[str, tuple[str, str]]).validate_python(_TABLES["tool_parsers"])
+REWARDS: dict[str, str] = _TABLES["rewards"]
+AGENTS: dict[str, str] = _TABLES["agents"]
+AGENT_ALIASES: dict[str, str] = _TABLES["agent_aliases"]
+ROW_AGENTS = ("single_turn_agent", "tool_agent")
+"""The registered agents that play rows of a data set; they play no environment."""
+ENVS: dict[str, str] = _TABLES["envs"]
+TOOLS: dict[str, str] = _TABLES["tools"]
+TOOL_ALIASES: dict[str, str] = _TABLES["tool_aliases"]
+INTERACTIONS: dict[str, str] = _TABLES["interactions"]
+INTERACTION_ALIASES: dict[str, str] = _TABLES["interaction_aliases"]
 
 MAX_KEPT = 256
 """Ids that a token may have been drawn from, for a server to return them: `top_k` must bound them."""

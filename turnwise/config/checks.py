@@ -122,8 +122,8 @@ def _tracker_argument(tracker: str, path: Path, value: object) -> Iterator[Probl
         return
     if name not in known:
         yield Problem(path, f"{tracker} takes {', '.join(known) or 'no arguments'}.{nearest(name, known)}")
-    elif not isinstance(value, known[name]):
-        yield Problem(path, f"got {value!r}; expected a {known[name].__name__}")
+    elif type(value).__name__ != known[name]:
+        yield Problem(path, f"got {value!r}; expected a {known[name]}")
 
 
 def _environments(config: AgenticConfig) -> Iterator[Problem]:
