@@ -41,7 +41,6 @@ class ScoreEstimator(Estimator):
     """
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
-        """Writes `advantages` into every sample of the groups; failed trajectories are not among them."""
         tokens = tokens_of(groups)
         penalties, metrics = self.penalize(tokens)
         scores = scores_of(groups)
@@ -86,132 +85,94 @@ class GRPO(ScoreEstimator):
 
 
 class GRPOPassK(ScoreEstimator):
-    """GRPO for pass@k: A = how far the best sibling is above the second, in deviations; 0 for all others (Tang et al. 2025,
-    arXiv:2503.19595).
+    """GRPO for pass@k: A = (s_max − s_second) / (σ + 1e-6) for the best run of a group; 0 for the others, and where the best are
+    equal (Tang et al. 2025, arXiv:2503.19595). A run's score is its trajectories' mean; one that weighs nothing is neither best
+    nor second.
+
+    Raises:
+        ConfigError: a group of one, which has no second.
     """
 
     spec = ESTIMATORS["grpo_passk"]
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        """The advantages [T] of the trajectories."""
-        return best_above_second(outcomes.scores, outcomes.groups, outcomes.weights, outcomes.runs)
-
-
-def best_above_second(scores: Scores, groups: Index, weights: Scores, runs: Index) -> Scores:
-    """(s_max − s_second) / (σ + 1e-6) for the best run of each group, 0 for the others and where the best are equal. All [T].
-
-    A run's score is its trajectories' mean; one that weighs nothing is neither best nor second.
-
-    Raises:
-        ConfigError: a group of one, which has no second.
-
-    >>> best_above_second(np.array([1.0, 0.5, 0]), np.zeros(3, int), np.ones(3), np.arange(3)).round(5).tolist()
-    [1.0, 0.0, 0.0]
-    """
-    _, run = np.unique(runs, return_inverse=True)
-    run_weights = np.bincount(run, weights)
-    run_scores = np.bincount(run, weights * scores) / np.where(run_weights > 0, run_weights, 1.0)
-    _, std, _ = group_statistics(scores, groups, weights)
-    result = np.zeros_like(scores)
-    for members in np.split(np.argsort(groups, kind="stable"), np.flatnonzero(np.diff(np.sort(groups))) + 1):
-        candidates = np.unique(run[members])
-        if len(candidates) < 2:
-            raise ConfigError(
-                "adv_estimator grpo_passk compares the best of a group with its second, and a group of 1 has none; set "
-                "train_env_manager.group_size to at least 2"
-            )
-        candidates = candidates[run_weights[candidates] > 0]
-        if len(candidates) < 2 or std[members[0]] <= MIN_STD:
-            continue
-        second, best = candidates[np.argsort(run_scores[candidates], kind="stable")[-2:]]
-        winners = members[run[members] == best]
-        result[winners] = (run_scores[best] - run_scores[second]) / (std[winners] + MIN_STD)
-    return result
+        scores, groups, weights = outcomes.scores, outcomes.groups, outcomes.weights
+        _, run = np.unique(outcomes.runs, return_inverse=True)
+        run_weights = np.bincount(run, weights)
+        run_scores = np.bincount(run, weights * scores) / np.where(run_weights > 0, run_weights, 1.0)
+        _, std, _ = group_statistics(scores, groups, weights)
+        result = np.zeros_like(scores)
+        for members in np.split(np.argsort(groups, kind="stable"), np.flatnonzero(np.diff(np.sort(groups))) + 1):
+            candidates = np.unique(run[members])
+            if len(candidates) < 2:
+                raise ConfigError(
+                    "adv_estimator grpo_passk compares the best of a group with its second, and a group of 1 has none; set "
+                    "train_env_manager.group_size to at least 2"
+                )
+            candidates = candidates[run_weights[candidates] > 0]
+            if len(candidates) < 2 or std[members[0]] <= MIN_STD:
+                continue
+            second, best = candidates[np.argsort(run_scores[candidates], kind="stable")[-2:]]
+            winners = members[run[members] == best]
+            result[winners] = (run_scores[best] - run_scores[second]) / (std[winners] + MIN_STD)
+        return result
 
 
 class GPG(ScoreEstimator):
-    """A = α(s − μ) over the siblings of a task, on every trained token; α makes up for groups that teach nothing
-    (Chu et al. 2025, arXiv:2504.02546).
+    """A = α(s − μ) over the siblings of a task, on every trained token; α = B / (B − M) makes up for groups that teach nothing:
+    B trajectories in the batch, M of them in groups without variance (Chu et al. 2025, arXiv:2504.02546).
+
+    Whole groups are counted: a graded score that happens to be its group's mean leaves α as it is.
     """
 
     spec = ESTIMATORS["gpg"]
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        """The advantages [T] of the trajectories."""
-        return rescaled_centred(outcomes.scores, outcomes.groups, outcomes.weights)
-
-
-def rescaled_centred(scores: Scores, groups: Index, weights: Scores) -> Scores:
-    """α(s − μ), α = B / (B − M): B trajectories in the batch, M of them in groups without variance; 0 in those. All [T].
-
-    Whole groups are counted: a graded score that happens to be its group's mean leaves α as it is.
-
-    >>> rescaled_centred(np.array([1.0, 0, 1, 1]), np.array([0, 0, 1, 1]), np.ones(4)).tolist()
-    [1.0, -1.0, 0.0, 0.0]
-    """
-    mean, std, _ = group_statistics(scores, groups, weights)
-    differs = std > MIN_STD
-    teaching = float(weights[differs].sum())
-    return np.where(differs, scores - mean, 0.0) * (float(weights.sum()) / teaching if teaching else 0.0)
+        scores, weights = outcomes.scores, outcomes.weights
+        mean, std, _ = group_statistics(scores, outcomes.groups, weights)
+        differs = std > MIN_STD
+        teaching = float(weights[differs].sum())
+        return np.where(differs, scores - mean, 0.0) * (float(weights.sum()) / teaching if teaching else 0.0)
 
 
 class OPO(ScoreEstimator):
-    """A = the score minus the siblings' length-weighted mean, on every trained token (Hao et al. 2025, arXiv:2505.23585)."""
+    """A = s_i − Σ len·s / Σ len over the siblings, on every trained token; len are trained tokens, each counted with its weight
+    (Hao et al. 2025, arXiv:2505.23585)."""
 
     spec = ESTIMATORS["opo"]
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        """The advantages [T] of the trajectories."""
-        return above_length_weighted_mean(outcomes.scores, outcomes.groups, outcomes.weights * outcomes.lengths)
-
-
-def above_length_weighted_mean(scores: Scores, groups: Index, lengths: Scores) -> Scores:
-    """s_i − Σ len·s / Σ len over the siblings, all [T]; `lengths` are trained tokens, each counted with its weight.
-
-    >>> above_length_weighted_mean(np.array([1.0, 0.0]), np.array([0, 0]), np.array([1.0, 3.0])).tolist()
-    [0.75, -0.25]
-    """
-    _, index = np.unique(groups, return_inverse=True)
-    total = np.bincount(index, lengths)
-    baseline = np.bincount(index, lengths * scores) / np.where(total > 0, total, 1.0)
-    return scores - baseline[index]
+        lengths = outcomes.weights * outcomes.lengths
+        _, index = np.unique(outcomes.groups, return_inverse=True)
+        total = np.bincount(index, lengths)
+        baseline = np.bincount(index, lengths * outcomes.scores) / np.where(total > 0, total, 1.0)
+        return outcomes.scores - baseline[index]
 
 
 class RLOO(ScoreEstimator):
-    """A = the score minus the mean score of the other siblings, on every trained token (Ahmadian et al. 2024,
-    arXiv:2402.14740).
+    """A = the score minus the weighted mean score of the other siblings, on every trained token; 0 where there are none
+    (Ahmadian et al. 2024, arXiv:2402.14740).
+
+    A whole run is left out: if its other trajectories stayed, the baseline would depend on what the run did.
     """
 
     spec = ESTIMATORS["rloo"]
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        """The advantages [T] of the trajectories."""
-        return leave_one_out(outcomes.scores, outcomes.groups, outcomes.weights, outcomes.runs)
-
-
-def leave_one_out(scores: Scores, groups: Index, weights: Scores, runs: Index) -> Scores:
-    """s_i − the weighted mean score of the siblings of other runs, all [T]; 0 where there are none.
-
-    A whole run is left out: if its other trajectories stayed, the baseline would depend on what the run did.
-
-    >>> leave_one_out(np.array([1.0, 0, 0, 1, 7]), np.array([0, 0, 0, 0, 1]), np.ones(5), np.arange(5)).round(6).tolist()
-    [0.666667, -0.666667, -0.666667, 0.666667, 0.0]
-    """
-    _, group = np.unique(groups, return_inverse=True)
-    _, run = np.unique(runs, return_inverse=True)
-    others, total = (np.bincount(group, x)[group] - np.bincount(run, x)[run] for x in (weights, weights * scores))
-    has_others = others > 1e-9  # thirds and sixths add up to 1 only nearly
-    return np.where(has_others, scores - total / np.where(has_others, others, 1.0), 0.0)
+        scores, weights = outcomes.scores, outcomes.weights
+        _, group = np.unique(outcomes.groups, return_inverse=True)
+        _, run = np.unique(outcomes.runs, return_inverse=True)
+        others, total = (np.bincount(group, x)[group] - np.bincount(run, x)[run] for x in (weights, weights * scores))
+        has_others = others > 1e-9  # thirds and sixths add up to 1 only nearly
+        return np.where(has_others, scores - total / np.where(has_others, others, 1.0), 0.0)
 
 
 class ReinforcePlusPlusBaseline(ScoreEstimator):
     """A = s − μ over the siblings of a task, on every trained token, whitened over the tokens of the batch (Hu 2025,
-    arXiv:2501.03262).
-    """
+    arXiv:2501.03262)."""
 
     spec = ESTIMATORS["reinforce_plus_plus_baseline"]
 
     def transform(self, outcomes: TrajectoryScores) -> Array:
-        """The centred scores [T]; whitening follows."""
         mean, _, num_runs = group_statistics(outcomes.scores, outcomes.groups, outcomes.weights)
         return np.where(num_runs > 1.0, outcomes.scores - mean, 0.0)

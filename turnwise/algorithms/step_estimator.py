@@ -29,13 +29,11 @@ class StepEstimator(TokenEstimator):
     normalizes = "step returns"
 
     def token_rewards(self, groups: Sequence[Group], tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
-        """The reward of each token [R], neither normalised nor clipped."""
         penalties, metrics = self.penalize(tokens)
         rewards = place_rewards(tokens, self.placement) - penalties
         return rewards, metrics + summary("critic/rewards", tokens.totals(rewards)[tokens.is_trained])
 
     def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
-        """The advantages [R] of the tokens, equal to their turn's."""
         steps = tokens.steps("turn")
         returns = discounted_sums(steps.sums(rewards), steps.lengths, self.settings.step_reward_gamma)
         advantages, metrics = self.compare(groups, tokens, returns)
@@ -46,7 +44,6 @@ class StepEstimator(TokenEstimator):
         """The advantages [K] of the turns from their step `returns` [K], and metrics."""
 
     def _bounded(self, kind: Literal["step", "episode"], advantages: Array) -> tuple[Array, list[Metric]]:
-        """The advantages held to ±`reward_clip`, and metrics."""
         share = "critic/step_reward_clip_frac" if kind == "step" else "critic/reward_clip_frac"
         bounded, metrics = clip(share, advantages, self.settings.reward_clip)
         return bounded, metrics + summary(f"critic/{kind}_rewards", bounded)
@@ -58,7 +55,6 @@ class StepReinforce(StepEstimator):
     spec = ESTIMATORS["step_reinforce"]
 
     def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
-        """The advantages [K] of the turns."""
         ids, owner = group_ids(groups, self.normalizer.grouping), tokens.trajectory_of_turn
         normalized = self.normalizer(returns, ids[owner], weights_of(groups)[owner])
         return self._bounded("step", normalized)
@@ -129,11 +125,6 @@ class GiGPO(StepEstimator):
             self.running = RunningParts({"episode": self.normalizer.running, "step": self.step_normalizer.running})
 
     def compare(self, groups: Sequence[Group], tokens: ResponseTokens, returns: Array) -> tuple[Array, list[Metric]]:
-        """The advantages [K] of the turns.
-
-        Raises:
-            ValueError: a turn has no `state_key`.
-        """
         owner = tokens.trajectory_of_turn
         of_episodes, metrics = self._episode_advantages(groups, tokens)
         buckets = state_buckets(tokens, groups_of(groups)[owner])

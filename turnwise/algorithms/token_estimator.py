@@ -50,11 +50,7 @@ class TokenEstimator(Estimator):
             )
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
-        """Writes `advantages`, and with a critic `returns`, into every sample of the groups.
-
-        Raises:
-            ValueError: a forward pass that credit needs hasn't run.
-        """
+        """Writes `advantages`, and with a critic `returns`, into every sample of the groups."""
         tokens = tokens_of(groups)
         rewards, metrics = self.token_rewards(groups, tokens)
         rewards = whiten_all(rewards) if self.settings.whiten_rewards else rewards
@@ -84,7 +80,6 @@ class Reinforce(TokenEstimator):
     spec = ESTIMATORS["reinforce"]
 
     def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
-        """The returns [R] of the tokens."""
         return discounted_sums(rewards, tokens.lengths, self.settings.gamma), []
 
 
@@ -94,15 +89,12 @@ class AgenticReinforce(TokenEstimator):
     spec = ESTIMATORS["agentic_reinforce"]
 
     def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
-        """The return of each token's turn [R]."""
         steps = tokens.steps("turn")
         return discounted_sums(steps.sums(rewards), steps.lengths, self.settings.gamma)[steps.of_token], []
 
 
 class ReinforcePlusPlus(Reinforce):
-    """A_t = Σ_{k≥t} γ^{k−t} r_k with the score on the last token, whitened over the tokens of the batch (Hu 2025,
-    arXiv:2501.03262).
-    """
+    """A_t = Σ_{k≥t} γ^{k−t} r_k with the score on the last token, whitened over the batch's tokens (Hu 2025, arXiv:2501.03262)."""
 
     spec = ESTIMATORS["reinforce_plus_plus"]
 
@@ -129,11 +121,6 @@ class ReMax(TokenEstimator):
             )
 
     def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
-        """The returns [R] of the tokens above their group's baseline.
-
-        Raises:
-            ValueError: a group has no greedy sibling.
-        """
         baselines = np.array([self._baseline(group) for group in groups], dtype=np.float64)
         of_token = np.repeat(baselines[groups_of(groups)], tokens.lengths)
         returns = discounted_sums(rewards, tokens.lengths, self.settings.gamma)
@@ -173,11 +160,6 @@ class PPO(TokenEstimator):
         self.value_loss = ValueLoss(settings)
 
     def estimate(self, groups: Sequence[Group], tokens: ResponseTokens, rewards: Array) -> tuple[Array, list[Metric]]:
-        """GAE over the steps of the tokens; writes their `returns` into the samples.
-
-        Raises:
-            ValueError: the critic's forward pass hasn't run.
-        """
         steps = tokens.steps(self.settings.gae_granularity)
         values = _gathered(tokens, [sample.values for sample in tokens.samples])[steps.first]
         advantages, returns = gae(

@@ -9,7 +9,7 @@ import pytest
 
 from turnwise.algorithms.estimator import Estimator, tokens_of
 from turnwise.algorithms.response_tokens import turn_rewards
-from turnwise.algorithms.score_estimator import ScoreEstimator, best_above_second, runs_of
+from turnwise.algorithms.score_estimator import GRPOPassK, ScoreEstimator, TrajectoryScores, runs_of
 from turnwise.algorithms.settings import AlgorithmSettings, RewardNormalization
 from turnwise.algorithms.step_estimator import GiGPO, StepEstimator
 from turnwise.algorithms.token_estimator import TokenEstimator
@@ -207,6 +207,10 @@ def test_sub_agents_of_one_run_weigh_as_one(name):
 def test_trajectories_of_a_run_share_its_number_and_others_do_not():
     parts = [episode([0.0], weight=0.5), episode([0.0], weight=0.5), episode([0.0], sibling=1, weight=0.5)]
     assert runs_of([Group(TASK, parts), Group(TASK, [episode([0.0]), episode([0.0])])]).tolist() == [0, 0, 1, 2, 3]
+
+
+def best_above_second(scores, groups, weights, runs):
+    return GRPOPassK(AlgorithmSettings()).transform(TrajectoryScores(scores, groups, weights, np.ones(len(scores)), runs))
 
 
 def test_the_best_run_wins_with_all_of_its_trajectories():
