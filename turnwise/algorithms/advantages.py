@@ -1,7 +1,5 @@
 """The last part of credit, common to all estimators: bounds, whitening, and writing into the samples."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from turnwise.algorithms.response_tokens import Array, ResponseTokens

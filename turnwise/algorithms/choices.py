@@ -4,8 +4,6 @@ Cov_t = (A_t − Ā)·(old_t − mean old) is a token's share of the covariance 
 the entropy falls (Cui et al. 2025, arXiv:2505.22617, section 4). Means are over all tokens of the step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

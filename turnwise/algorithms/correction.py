@@ -7,8 +7,6 @@ optimiser step begins, and so are its weights and masks. They don't depend on th
 denominators count the tokens that the masks leave.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

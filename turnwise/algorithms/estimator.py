@@ -1,7 +1,5 @@
 """The common base of the algorithms."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace

@@ -2,8 +2,6 @@
 reference as a penalty on rewards (Ziegler et al. 2019, arXiv:1909.08593, eq. 2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -5,8 +5,6 @@ denominators of the *whole* optimiser step. Sums over micro-batches and ranks th
 cut.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Inputs are *replaced* where the mask is 0: a NaN there must change neither value
 it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -8,8 +8,6 @@ trajectories of each run share its score, they are exactly those over runs.
 so the first batch is normalised by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

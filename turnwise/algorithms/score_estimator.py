@@ -1,7 +1,5 @@
 """Estimators on whole trajectories: one number per trajectory, on all its trained tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,9 +83,9 @@ class GRPO(ScoreEstimator):
 
 
 class GRPOPassK(ScoreEstimator):
-    """GRPO for pass@k: A = (s_max − s_second) / (σ + 1e-6) for the best run of a group; 0 for the others, and where the best are
-    equal (Tang et al. 2025, arXiv:2503.19595). A run's score is its trajectories' mean; one that weighs nothing is neither best
-    nor second.
+    """GRPO for pass@k: A = (s_max − s_second) / (σ + 1e-6) for the best run of a group; 0 for the others, and where the best
+    are equal (Tang et al. 2025, arXiv:2503.19595). A run's score is its trajectories' mean; one that weighs nothing is neither
+    best nor second.
 
     Raises:
         ConfigError: a group of one, which has no second.

@@ -1,7 +1,5 @@
 """Settings of the mathematics. `build.agentic` fills them from the config; this module reads no config."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Estimators on turns: one number per turn, on all its trained tokens."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal

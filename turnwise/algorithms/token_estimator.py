@@ -1,7 +1,5 @@
 """Estimators on token rewards: returns of the response tokens."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -94,7 +92,7 @@ class AgenticReinforce(TokenEstimator):
 
 
 class ReinforcePlusPlus(Reinforce):
-    """A_t = Σ_{k≥t} γ^{k−t} r_k with the score on the last token, whitened over the batch's tokens (Hu 2025, arXiv:2501.03262)."""
+    """A_t = Σ_{k≥t} γ^{k−t} r_k with the score on the last token, whitened over all tokens (Hu 2025, arXiv:2501.03262)."""
 
     spec = ESTIMATORS["reinforce_plus_plus"]
 

@@ -5,8 +5,6 @@ parameters are keyword arguments with the names and defaults of `turnwise.spec.P
 has the same form; its keyword arguments are what `pg_args` holds. sg(x) is x without its gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Samples ↔ one packed Batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

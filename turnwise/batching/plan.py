@@ -1,7 +1,5 @@
 """Cuts samples into optimiser steps and micro-batches. Plans are lists of indices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Trajectory → Samples: one for each context that the server saw."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from turnwise.errors import RolloutError

@@ -1,8 +1,6 @@
 """The token ledger of one context, exactly the ids that the server saw, in order; the contexts of one episode; and a
 conversation with a model that is reached by text alone."""
 
-from __future__ import annotations
-
 import logging
 import re
 from array import array

@@ -1,7 +1,5 @@
 """Conversations that somebody else held, as Samples: the same ids that a rollout would have produced."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

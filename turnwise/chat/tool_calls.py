@@ -5,8 +5,6 @@ Whether a tool is known and its arguments fit its schema is for whoever executes
 before `</think>` is no call.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

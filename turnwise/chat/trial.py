@@ -1,7 +1,5 @@
 """Tries whether a chat template ends, in another process: in this one nothing could stop a template that loops."""
 
-from __future__ import annotations
-
 import json
 import logging
 import signal

@@ -3,8 +3,6 @@
 It imports neither turnwise nor transformers, so that it takes a tenth of a second.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """What the servers around another engine (transformers, vLLM, SGLang) share. The engine samples, keeps its own caches and ends
 requests by their ids."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import shutil

@@ -4,8 +4,6 @@ One token per call keeps the event loop turning, so that aborts and deadlines wo
 own seed. Only transformers decides how a token is sampled.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

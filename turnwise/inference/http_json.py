@@ -1,7 +1,5 @@
 """JSON over HTTP by the standard library's client, in threads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from http.client import HTTPException

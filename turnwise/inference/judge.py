@@ -1,7 +1,5 @@
 """A language model as a reward: it grades answers by a rubric, or compares those of a group."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A simulated user that is a model behind an OpenAI-compatible URL."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

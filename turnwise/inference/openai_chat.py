@@ -1,7 +1,5 @@
 """A model behind an OpenAI-compatible URL, by text."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a server in this process loads of a policy, and what servers of a loaded model share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, Self

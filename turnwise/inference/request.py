@@ -1,7 +1,5 @@
 """A request as a server in this process sees it, its checks, which are common to all servers, and how it ended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A model of this run that answers whole conversations, as `OpenAIChat` does for one behind a URL."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import count
 from typing import Protocol

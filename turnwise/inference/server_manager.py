@@ -1,7 +1,5 @@
 """Several replicas behind the interface of one server, and the transfer of the trainer's weights to them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -3,8 +3,6 @@
 What is asked and answered is in `sglang/srt/managers/io_struct.py` of SGLang 0.5.23.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """vLLM's asynchronous engine behind `protocols.InferenceServer`. The engine runs in processes of its own."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

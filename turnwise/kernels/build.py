@@ -3,8 +3,6 @@
 That takes a second. Without a compiler, or with `TURNWISE_KERNELS=off`, torch's operations do the same work in more passes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import logging

@@ -5,8 +5,6 @@ multiplies once where the model multiplies three times, and an in-place optimise
 A fused tensor is found again from where its parts lie in memory. (Own kernels read a copy; `inference.embedded` has it.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Loads and saves Hugging Face model folders, with errors that a user can act on."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

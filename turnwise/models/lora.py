@@ -4,8 +4,6 @@ W x + (alpha / rank) · B A x, of which A and B alone are trained.
 Only this module imports peft, and only if adapters are used: the import takes seconds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Writes a complete Hugging Face model folder with random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ transformers' modules stay, with their parameters, hooks and adapters; `forward`
 forward passes run wherever the kernels don't fit: another device or dtype, autocast, and attention over a cache.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Log-probs the plain way, for checking faster ones: transformers' own forward pass, a context at a time, all logits kept."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 

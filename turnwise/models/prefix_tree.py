@@ -5,8 +5,6 @@ states; so the model runs over the distinct tokens alone, and every sequence rea
 through an index.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The sizes that `make-model` knows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

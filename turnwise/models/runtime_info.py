@@ -1,7 +1,5 @@
 """A loaded model in numbers, counted on the model itself."""
 
-from __future__ import annotations
-
 import os
 
 import torch

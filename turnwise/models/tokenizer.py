@@ -1,7 +1,5 @@
 """A byte-level BPE tokenizer for small models, trained on the text that they will see."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from itertools import count, islice, product

@@ -3,8 +3,6 @@
 On disk one is a Hugging Face folder for token classification with one label (`AutoModelForTokenClassification`).
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

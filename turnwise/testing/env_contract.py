@@ -1,7 +1,5 @@
 """The check that any environment must pass before it is trained in."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Hand-written fakes: a tokenizer made in memory and an inference server that says what it is told."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Environments of a few lines: what a policy learns in them is seen at a glance."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar

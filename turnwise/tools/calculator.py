@@ -1,7 +1,5 @@
 """The registered tool `calculator`."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable

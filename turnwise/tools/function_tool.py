@@ -1,7 +1,5 @@
 """A plain function as a tool: its schema comes from its signature and docstring."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Mapping

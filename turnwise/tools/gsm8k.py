@@ -1,7 +1,5 @@
 """The published tool and the published user of GSM8K: the model gives an answer and is told whether it is right."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

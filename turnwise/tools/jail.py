@@ -8,8 +8,6 @@ allows the system calls below, so that there is no network, no other process, no
 rights.
 """
 
-from __future__ import annotations
-
 import builtins
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """The registered tool `python`: the model's code in the sandbox."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import fields

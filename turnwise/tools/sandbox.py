@@ -4,8 +4,6 @@ Each wait here has a deadline, and none is for the end of the output: its other 
 forked elsewhere in the same moment. A run ends when its process does, and its process is ended when a limit is reached.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

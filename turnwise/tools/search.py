@@ -1,7 +1,5 @@
 """The registered tool `search`: documents of a file, found by BM25 over an index in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Keys and values of all slots: one tensor each a layer, growing by doubling."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

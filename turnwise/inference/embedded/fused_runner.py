@@ -4,8 +4,6 @@ It reads the parameters of the model it was given. Those of a small model in flo
 into the order in which own kernels read them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A small model's whole forward pass in one call of the library's own kernels, products included."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 """Chooses the prompt tokens that each new row computes in a step: a chunk within a budget, and no token that another row has
 computed."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The state of every slot as arrays, so that the token loop touches no request one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

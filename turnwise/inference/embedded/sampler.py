@@ -4,8 +4,6 @@ The uniform number behind token t of a request is a hash of (its seed, t): it do
 drawn before, or on the device.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Decides which request runs when, and in which slot."""
 
-from __future__ import annotations
-
 import heapq
 from collections import OrderedDict
 

@@ -1,7 +1,5 @@
 """The embedded server: the engine behind `protocols.InferenceServer`, on the caller's event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

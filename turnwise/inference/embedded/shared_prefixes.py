@@ -1,7 +1,5 @@
 """Which slots read the beginning of their context out of another slot's cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
