@@ -6,11 +6,11 @@ train` refuses it with a sentence.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import TypeAdapter
+
+from turnwise.package_tables import read_table
 
 KLEstimator = Literal["k1", "abs", "k2", "k3"]
 KL_ALIASES: dict[str, KLEstimator] = {"kl": "k1", "mse": "k2", "low_var": "k3"}
@@ -137,10 +137,7 @@ class TrackerSpec:
     """Arguments with which it needs neither network nor login."""
 
 
-_TABLES = yaml.load(
-    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"),
-    yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader,
-)
+_TABLES = read_table(__file__, "spec.yaml")
 ESTIMATORS = TypeAdapter(dict[str, EstimatorSpec]).validate_python(_TABLES["estimators"])
 PG_VARIANTS = TypeAdapter(dict[str, VariantSpec]).validate_python(_TABLES["pg_variants"])
 STRATEGIES = TypeAdapter(dict[str, StrategySpec]).validate_python(_TABLES["strategies"])

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
+from turnwise.package_tables import read_table
 
 Answer = Literal["", "warn", "nothing to do", "refuse"]
 
@@ -36,8 +35,7 @@ class Retired:
 @cache
 def vocabulary() -> Mapping[str, Any]:
     """The parts of `published.yaml` by name."""
-    text = Path(__file__).with_name("published.yaml").read_text(encoding="utf-8")
-    content: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
+    content: dict[str, Any] = read_table(__file__, "published.yaml")
     return content
 
 

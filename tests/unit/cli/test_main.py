@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from turnwise.cli.main import build_parser, main
+from turnwise.models.presets import PRESETS
 
 ROOT = Path(__file__).parents[3]
 
@@ -146,6 +147,12 @@ def test_every_verb_has_its_module():
     for arguments in (*([verb, "x"] for verb in verbs), ["make-model", "--out", "x"], ["export", "--model", "x", "--out", "y"]):
         module = parser.parse_args(arguments).module
         assert (ROOT / "turnwise" / "cli" / f"{module}.py").is_file()
+
+
+def test_make_model_names_every_preset(capsys):
+    with pytest.raises(SystemExit):
+        main(["make-model", "--help"])
+    assert ", ".join(PRESETS) in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_parser_imports_no_heavy_library():

@@ -1,0 +1,13 @@
+"""Reads the tables of the package that are data: YAML files beside the modules that use them."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_Loader: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+
+
+def read_table(module: str, name: str) -> Any:
+    """The content of a YAML file in the folder of a module, which gives its `__file__`."""
+    return yaml.load(Path(module).with_name(name).read_text(encoding="utf-8"), Loader=_Loader)
