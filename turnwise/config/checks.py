@@ -11,6 +11,7 @@ from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_shape import PROJECTIONS, read_model_shape
 from turnwise.config.problems import Path, Problem
 from turnwise.config.roles import ModelArgs, StrategyArgs
+from turnwise.config.rules import impossible
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import ModelError, nearest
@@ -20,23 +21,17 @@ from turnwise.spec import ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TUR
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """Everything that makes the config impossible, all at once, but for `sibling_problems`."""
-    checks = (_environments, _rows, _sizes, _roles, _critic, _cache, algorithm_problems)
-    own = _sft(config) if isinstance(config, SFTConfig) else (problem for check in checks for problem in check(config))
-    return [*_models(config), *_trackers(config), *own]
+    checks = (_environments, _rewards, _sizes, _roles, _critic, _cache, algorithm_problems)
+    shared = [*_models(config), *_trackers(config)]
+    if isinstance(config, SFTConfig):
+        return [*shared, *impossible("impossible_in_sft", config), *_sft(config)]
+    return [*shared, *impossible("impossible", config), *(problem for check in checks for problem in check(config))]
 
 
 def _sft(config: SFTConfig) -> Iterator[Problem]:
-    if not config.train_files:
-        yield Problem.at("train_files", "[] leaves nothing to train on; name JSONL files of messages")
     if STRATEGIES[config.strategy_args.strategy_name].kind != "train":
         yield _wrong_strategy("strategy_args", config.strategy_args.strategy_name, "train")
     yield from _options("strategy_args", config.strategy_args)
-    if config.eval_steps > 0 and not config.val_files:
-        yield Problem.at("eval_steps", f"{config.eval_steps} asks for a validation loss, but there are no val_files")
-    for key, section in (("save_best", config.save_best), ("early_stopping", config.early_stopping)):
-        if section is not None and not (config.eval_steps and config.val_files):
-            keys = ", ".join(type(section).model_fields)
-            yield Problem.at(key, f"{keys} act on the validation loss; set eval_steps and val_files, or leave this out")
     yield from _head("model_args", config.model_args)
     yield from _adapters("model_args", config.model_args)
 
@@ -127,10 +122,6 @@ def _tracker_argument(tracker: str, path: Path, value: object) -> Iterator[Probl
 
 
 def _environments(config: AgenticConfig) -> Iterator[Problem]:
-    if not config.custom_envs and not config.data.train_files:
-        message = "there is nothing to train on; name an environment, such as custom_envs: {Lake: {env_type: frozen_lake}}, "
-        message += "or rows, data.train_files"
-        yield Problem.at("custom_envs", message)
     for tag, env in config.custom_envs.items():
         yield from _templates(tag, env)
     for split in ("train", "val"):
@@ -152,42 +143,14 @@ def _environments(config: AgenticConfig) -> Iterator[Problem]:
         yield from _partition(manager, name)
 
 
-def _rows(config: AgenticConfig) -> Iterator[Problem]:
-    data, has_rows = config.data, config.train_env_manager.has_rows
-    if ROWS_TAG in config.custom_envs:
-        yield Problem(
-            ("custom_envs", ROWS_TAG), "is the tag of the rows of data.train_files; give this environment another one"
-        )
-    elif data.train_files is not None and not data.train_files:
-        yield Problem.at("data.train_files", "[] leaves nothing to play; name files of rows, or leave it out")
-    elif data.train_files and not has_rows:
-        message = f"are not played: train_env_manager.tags doesn't name {ROWS_TAG!r}; add it, or leave tags out"
-        yield Problem.at("data.train_files", message)
-    if has_rows and not data.reward:
-        message = "is unset, and nothing else rewards the rows of train_files; name exact_match, or module:function of your own"
-        yield Problem.at("data.reward", message)
-    if config.uses_validation and has_rows and not config.val_env_manager.tags:
-        yield Problem.at("eval_steps", f"{config.eval_steps} asks for validation, and there are no data.val_files; name some")
-    if data.num_epochs is not None and not has_rows:
-        yield Problem.at("data.num_epochs", "counts how often rows are played, and there are no data.train_files")
-    for index, reward in enumerate(data.reward):
+def _rewards(config: AgenticConfig) -> Iterator[Problem]:
+    names = [reward.name for reward in config.data.reward]
+    for index, reward in enumerate(config.data.reward):
         if reward.name == "reward_model" and reward.args:
             yield Problem(("data", "reward", index, "args"), "reward_model takes no args; the section `reward` configures it")
-    names = [reward.name for reward in data.reward]
-    if config.has_own_judge:
-        strategy = config.reward.strategy_args.strategy_name
-        if config.needs_reward_model:
-            message = "reward_model and a judge without base_url both want the reward role's model; give the judge a base_url"
-            yield Problem.at("data.reward", message)
-        elif strategy not in ("embedded", "hf"):
-            message = (
-                f"{strategy} doesn't serve a judge in the run's process; take embedded or hf, or give the judge a base_url"
-            )
-            yield Problem.at("reward.strategy_args.strategy_name", message)
     for name in {name for name in names if names.count(name) > 1}:
-        yield Problem.at(
-            "data.reward", f"{name} stands there {names.count(name)} times; give it once, with the sum of its weights"
-        )
+        message = f"{name} stands there {names.count(name)} times; give it once, with the sum of its weights"
+        yield Problem.at("data.reward", message)
 
 
 def _templates(tag: str, env: CustomEnv) -> Iterator[Problem]:
@@ -279,9 +242,6 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
 def _critic(config: AgenticConfig) -> Iterator[Problem]:
     if not config.needs_critic:
         return
-    if config.critic.model_args.model_type != "token_classification":
-        message = f"{config.critic.model_args.model_type} writes text; a critic has a value head, token_classification"
-        yield Problem.at("critic.model_args.model_type", message)
     yield from _adapters("critic.model_args", config.critic.model_args)
     if config.critic_warmup >= max(config.max_steps, 1):
         message = f"the first {config.critic_warmup} steps train only the critic, and max_steps is {config.max_steps}"

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from turnwise.config.problems import Path, Problem
-from turnwise.config.resolve import estimator_of, streaming_obstacles, variant_of
+from turnwise.config.resolve import streaming_obstacles
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import nearest
-from turnwise.spec import KL_LOSSES, MAX_KEPT, PG_VARIANTS
+from turnwise.spec import MAX_KEPT, PG_VARIANTS
 
 UNBOUNDED_CUT = (
     "without a top_k the sampler doesn't say which tokens top_p or min_p left, and repetition_penalty changes each token's "
@@ -22,7 +22,7 @@ UNBOUNDED_CUT = (
 
 def algorithm_problems(config: AgenticConfig) -> Iterator[Problem]:
     """Everything that is wrong with these settings, but for `sibling_problems`."""
-    checks = (_normalization, _rewards, _kl, _loss, _sampling, _asynchrony, _validations, _deterministic)
+    checks = (_normalization, _loss, _sampling, _asynchrony, _validations, _deterministic)
     for check in checks:
         yield from check(config)
 
@@ -31,7 +31,7 @@ def sibling_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
     """Groups of one, which can be played, but teach nothing."""
     if isinstance(config, SFTConfig) or config.train_env_manager.group_size > 1:
         return
-    normalization, estimator = config.reward_normalization, estimator_of(config)
+    normalization, estimator = config.reward_normalization, config.estimator
     centres_groups = normalization.grouping == "traj_group_id" and "group" in normalization.statistics
     if estimator.compares_siblings and (estimator.normalization == "own" or centres_groups):
         message = f"1 leaves every advantage of {config.adv_estimator} at 0, since it compares siblings; use at least 2"
@@ -45,7 +45,7 @@ def sibling_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
 
 def _normalization(config: AgenticConfig) -> Iterator[Problem]:
     normalization, name = config.reward_normalization, config.adv_estimator
-    estimator = estimator_of(config)
+    estimator = config.estimator
     parts = [key for key in ("grouping", "method", "norm_mean_type", "norm_std_type") if normalization.is_set(key)]
     if estimator.normalization == "own":
         if parts:
@@ -66,31 +66,8 @@ def _normalization(config: AgenticConfig) -> Iterator[Problem]:
         )
 
 
-def _rewards(config: AgenticConfig) -> Iterator[Problem]:
-    estimator = estimator_of(config)
-    if config.group_filter == "non_zero_variance" and "greedy_sibling" in estimator.needs:
-        message = f"non_zero_variance drops groups whose siblings scored alike, and adv_estimator {config.adv_estimator} learns"
-        yield Problem.at("group_filter", f"{message} from those too, by the score of a greedy sibling; leave one of them out")
-    if config.whiten_rewards and "greedy_sibling" in estimator.needs:
-        message = f"moves the rewards that {config.adv_estimator} compares with the score of a greedy sibling"
-        yield Problem.at("whiten_rewards", f"{message}; use whiten_advantages, or leave it out")
-    weights = (config.episode_reward_weight, config.step_reward_weight)
-    if estimator.mixes_step_advantages and not estimator.is_own and weights == (0.0, 0.0):
-        message = "0, and step_reward_weight is 0 too: every advantage would be 0; set one of them"
-        yield Problem.at("episode_reward_weight", message)
-
-
-def _kl(config: AgenticConfig) -> Iterator[Problem]:
-    if config.add_token_level_kl and config.init_kl_coef == 0:
-        message = "takes init_kl_coef × KL from the reward, and init_kl_coef is 0; set it (say 0.001), or leave this out"
-        yield Problem.at("add_token_level_kl", message)
-    if config.use_kl_loss and config.kl_loss_type not in KL_LOSSES:
-        reason = "the expected gradient of k1 is zero" if config.kl_loss_type == "k1" else "abs estimates no KL"
-        yield Problem.at("kl_loss_type", f"{config.kl_loss_type} can't be a loss: {reason}; use {' or '.join(KL_LOSSES)}")
-
-
 def _loss(config: AgenticConfig) -> Iterator[Problem]:
-    allowed = variant_of(config).parameters
+    allowed = config.variant.parameters
     if config.pg_variant in PG_VARIANTS:
         for name in config.pg_args:
             if name not in allowed:
@@ -99,16 +76,13 @@ def _loss(config: AgenticConfig) -> Iterator[Problem]:
                 yield Problem(("pg_args", name), message)
             elif message := _wrong_parameter(name, config.pg_args):
                 yield Problem(("pg_args", name), message)
-    if refusal := variant_of(config).ratio_refusal(config.pg_variant, config.ratio_type):
+    if refusal := config.variant.ratio_refusal(config.pg_variant, config.ratio_type):
         yield Problem.at("ratio_type", f"{config.ratio_type}: {refusal}")
     correction = config.train_infer_correction
     for index, band in enumerate(correction.filters if correction else ()):
         if band.ratio_low >= band.ratio_high:
             path = ("train_infer_correction", "filters", index)
             yield Problem(path, f"ratio_low {band.ratio_low} isn't below ratio_high {band.ratio_high}")
-    if correction is not None and config.use_rollout_log_probs:
-        message = "use_rollout_log_probs takes the sampler's log-probs as old ones, so every ratio is 1; remove one of the two"
-        yield Problem.at("train_infer_correction", message)
 
 
 def _wrong_parameter(name: str, given: Mapping[str, Any]) -> str:
@@ -169,11 +143,6 @@ def _cut_sampling(config: AgenticConfig) -> Iterator[Problem]:
 
 def _asynchrony(config: AgenticConfig) -> Iterator[Problem]:
     """Settings under which stale samples can't be corrected, or results would wrongly depend on time."""
-    if config.val_env_manager.group_size_redundancy:
-        message = (
-            "would score the quickest episodes only, which are no fair sample of the policy's; leave it out for validation"
-        )
-        yield Problem.at("val_env_manager.group_size_redundancy", message)
     ratio = config.async_generation_ratio
     if ratio == 0:
         return
@@ -185,10 +154,6 @@ def _asynchrony(config: AgenticConfig) -> Iterator[Problem]:
         )
     for obstacle in streaming_obstacles(config) if config.stream_training else ():
         yield Problem.at("stream_training", f"true trains on the groups of a step as they end, but {obstacle}; leave it out")
-    if config.deterministic and config.stale_groups == "drop":
-        yield Problem.at(
-            "stale_groups", "drop lets time decide what is trained on, which deterministic: true forbids; use wait"
-        )
 
 
 def _staleness(config: AgenticConfig) -> str:
@@ -202,12 +167,7 @@ def _staleness(config: AgenticConfig) -> str:
 def _validations(config: AgenticConfig) -> Iterator[Problem]:
     """Problems of `save_best` and `early_stopping` with the validations of the config."""
     for key, section in (("save_best", config.save_best), ("early_stopping", config.early_stopping)):
-        if section is None:
-            continue
-        if not config.uses_validation:
-            keys = ", ".join(type(section).model_fields)
-            yield Problem.at(key, f"{keys} say what the validations decide, and eval_steps is 0; set it, or leave this out")
-        if not section.metric.startswith("val/"):
+        if section is not None and not section.metric.startswith("val/"):
             message = f"{section.metric!r} is no metric of a validation; those begin with val/, such as val/score/mean"
             yield Problem.at(f"{key}.metric", message)
     every, updated = config.eval_steps, config.actor_train.model_update_frequency
@@ -219,9 +179,6 @@ def _validations(config: AgenticConfig) -> Iterator[Problem]:
         )
 
 
-_BLOCKING = "threads answer in any order, which deterministic: true forbids; leave it out"
-
-
 def _deterministic(config: AgenticConfig) -> Iterator[Problem]:
     if not config.deterministic:
         return
@@ -229,16 +186,7 @@ def _deterministic(config: AgenticConfig) -> Iterator[Problem]:
     if config.save_steps % every:
         message = f"{config.save_steps} isn't a multiple of actor_train.model_update_frequency {every}"
         yield Problem.at("save_steps", f"{message}: a run that goes on would sample from other weights (deterministic: true)")
-    if config.train_env_manager.group_size_redundancy:
-        message = "lets the quickest episodes win, which deterministic: true forbids; set it to 0"
-        yield Problem.at("train_env_manager.group_size_redundancy", message)
-    for split in ("train", "val"):
-        if config.env_manager(split).max_env_num_per_worker:
-            yield Problem.at(f"{split}_env_manager.max_env_num_per_worker", _BLOCKING)
     for tag, env in config.custom_envs.items():
         if env.use_thread_lock:
-            yield Problem(("custom_envs", tag, "use_thread_lock"), _BLOCKING)
-    sampler = config.actor_infer.strategy_args.strategy_name
-    if sampler not in ("embedded", "hf"):
-        message = f"{sampler} schedules by time, which deterministic: true forbids; use embedded"
-        yield Problem.at("actor_infer.strategy_args.strategy_name", message)
+            message = "threads answer in any order, which deterministic: true forbids; leave it out"
+            yield Problem(("custom_envs", tag, "use_thread_lock"), message)

@@ -17,7 +17,6 @@ from turnwise.config.algorithm import TrainInferCorrection
 from turnwise.config.environments import EnvManager
 from turnwise.config.missing import unavailable
 from turnwise.config.model_shape import ModelShape
-from turnwise.config.resolve import estimator_of
 from turnwise.config.roles import Role, TrainingArgs
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
@@ -199,7 +198,7 @@ def _role(role: Role, where: str) -> str:
 def _algorithm(config: AgenticConfig) -> Iterator[Row]:
     """Advantages, loss and KL."""
     normalization = config.reward_normalization
-    estimator = estimator_of(config)
+    estimator = config.estimator
     mean, std = normalization.statistics
     if estimator.normalization == "own":
         scaling = "scores centred in its own way"

@@ -12,11 +12,7 @@ from turnwise.spec import (
     AGENTS,
     DEFAULT_STEP_TEMPLATE,
     DEFAULT_TURN_TEMPLATE,
-    ESTIMATORS,
-    PG_VARIANTS,
     ROWS_TAG,
-    EstimatorSpec,
-    VariantSpec,
 )
 
 if TYPE_CHECKING:
@@ -70,25 +66,15 @@ def resolve_sequence_length(config: RunKeys, model: str) -> None:
     config.fill(sequence_length=min(shape.context_length, DEFAULT_SEQUENCE_LENGTH) if shape else DEFAULT_SEQUENCE_LENGTH)
 
 
-def estimator_of(config: AgenticConfig) -> EstimatorSpec:
-    """The spec of the config's estimator; a user's own states its needs when it is built."""
-    return ESTIMATORS.get(config.adv_estimator) or EstimatorSpec.of_user(config.adv_estimator)
-
-
-def variant_of(config: AgenticConfig) -> VariantSpec:
-    """Facts of the config's policy loss; of a user's own, nothing is known."""
-    return PG_VARIANTS.get(config.pg_variant, VariantSpec())
-
-
 def _is_extended(config: AgenticConfig) -> bool:
     """Whether credit or the agent is a user's own, so that nothing is known of it."""
     agents = {env.agent_name for env in config.custom_envs.values()}
-    return estimator_of(config).is_own or not agents <= AGENTS.keys() | AGENT_ALIASES.keys()
+    return config.estimator.is_own or not agents <= AGENTS.keys() | AGENT_ALIASES.keys()
 
 
 def streaming_obstacles(config: AgenticConfig) -> Iterator[str]:
     """The settings that need the whole batch, so that a step can't be trained on part by part."""
-    estimator, normalization = estimator_of(config), config.reward_normalization
+    estimator, normalization = config.estimator, config.reward_normalization
     takes_groups = normalization.grouping == "traj_group_id" and not {"batch", "running"} & {*normalization.statistics}
     if "values" in estimator.needs:
         yield f"adv_estimator {config.adv_estimator} trains a critic"
@@ -100,7 +86,7 @@ def streaming_obstacles(config: AgenticConfig) -> Iterator[str]:
         yield "reward_normalization looks beyond a group"
     if config.add_token_level_kl and config.target_kl is not None:
         yield "target_kl adapts to whole batches"
-    if variant_of(config).chooses_tokens:
+    if config.variant.chooses_tokens:
         yield f"pg_variant {config.pg_variant} chooses among the tokens of a whole step"
     num_steps = config.optimizer_steps_per_batch(samples_per_trajectory=config.max_samples_per_trajectory)
     if num_steps > 1:
@@ -113,7 +99,7 @@ def streaming_obstacles(config: AgenticConfig) -> Iterator[str]:
 
 
 def _resolve_algorithm(config: AgenticConfig) -> None:
-    estimator, variant = estimator_of(config), variant_of(config)
+    estimator, variant = config.estimator, config.variant
     config.fill(lambd=0.95 if config.gae_granularity == "turn" else 1.0, loss_agg_mode=variant.aggregation)
     if estimator.placement != "score":
         config.fill(reward_placement=estimator.placement)
@@ -124,7 +110,7 @@ def _resolve_algorithm(config: AgenticConfig) -> None:
 
 def published_clips(config: AgenticConfig) -> dict[str, Any]:
     """The published clip keys as parameters of the variant, as far as it has them."""
-    variant = variant_of(config)
+    variant = config.variant
     asked: dict[str, Any] = {"clip_low": config.pg_clip, "clip_high": config.pg_clip}
     if config.use_pg_clip_range:
         asked = {"clip_low": config.pg_clip_low or config.pg_clip, "clip_high": config.pg_clip_high or config.pg_clip}

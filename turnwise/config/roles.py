@@ -165,6 +165,11 @@ class StrategyArgs(Section):
         return options
 
     @property
+    def always_packs(self) -> bool:
+        """Whether the strategy lays samples one after another, whatever `use_sequence_packing` says."""
+        return self.strategy_name.startswith(("torch_", "deepspeed_"))
+
+    @property
     def is_sharded(self) -> bool:
         """Whether each rank holds a share of what is trained, in memory that no server can read."""
         return self.strategy_name == "deepspeed_train"

@@ -10,11 +10,11 @@ from turnwise.config.algorithm import AlgorithmKeys
 from turnwise.config.data import Agent, Data
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_shape import ModelShape, read_model_shape
-from turnwise.config.resolve import estimator_of, resolve
+from turnwise.config.resolve import resolve
 from turnwise.config.roles import ActorTrain, GeneratingArgs, Role
 from turnwise.config.running import EarlyStopping, LimitKeys, RunKeys, SaveBest
 from turnwise.config.section import Count, Name, PositiveCount, derived
-from turnwise.spec import KV_CACHE_BYTES, OldLogProbs
+from turnwise.spec import ESTIMATORS, KV_CACHE_BYTES, PG_VARIANTS, EstimatorSpec, OldLogProbs, VariantSpec
 
 Split = Literal["train", "val"]
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -80,6 +80,16 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return self
 
     @property
+    def estimator(self) -> EstimatorSpec:
+        """The spec of the estimator; a user's own states its needs when it is built."""
+        return ESTIMATORS.get(self.adv_estimator) or EstimatorSpec.of_user(self.adv_estimator)
+
+    @property
+    def variant(self) -> VariantSpec:
+        """What is known of the policy loss; of a user's own, nothing."""
+        return PG_VARIANTS.get(self.pg_variant, VariantSpec())
+
+    @property
     def roles(self) -> dict[str, Role]:
         """Every role by name, used or not."""
         return {
@@ -102,6 +112,11 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         own = [name for name in ("reference", "critic") if name in self.active_roles]
         names = ["actor_train", *(name for name in own if name == "critic" or not self.is_reference_in_policy)]
         return {name: self.roles[name].device_mapping for name in names}
+
+    @property
+    def names_devices(self) -> bool:
+        """Whether a `device_mapping` names a slot."""
+        return self.num_replicas > 1 or any(self.device_mappings.values())
 
     @property
     def trains_apart(self) -> bool:
@@ -144,7 +159,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def needs_critic(self) -> bool:
-        return "values" in estimator_of(self).needs
+        return "values" in self.estimator.needs
 
     @property
     def needs_reward_model(self) -> bool:
@@ -170,6 +185,19 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     def env_manager(self, split: Split) -> EnvManager:
         return self.train_env_manager if split == "train" else self.val_env_manager
+
+    @property
+    def has_unlocked_training(self) -> bool:
+        """Whether training plays an environment that may be called more than once at a time."""
+        return self._has_unlocked(self.train_env_manager)
+
+    @property
+    def has_unlocked_validation(self) -> bool:
+        """The same of validation."""
+        return self._has_unlocked(self.val_env_manager)
+
+    def _has_unlocked(self, manager: EnvManager) -> bool:
+        return any(not env.use_thread_lock for tag, env in self.custom_envs.items() if tag in manager.tags)
 
     @property
     def needs_kept_ids(self) -> bool:

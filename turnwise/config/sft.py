@@ -56,6 +56,10 @@ class SFTConfig(RunKeys):
         return arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * num_devices
 
     @property
+    def uses_validation(self) -> bool:
+        return self.eval_steps > 0 and bool(self.val_files)
+
+    @property
     def device_mappings(self) -> dict[str, list[int] | None]:
         """The devices of the one role, as in `AgenticConfig`."""
         return {"sft": self.device_mapping}

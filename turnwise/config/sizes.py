@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from turnwise.config.model_shape import BYTES, ModelShape, read_model_shape
-from turnwise.config.resolve import estimator_of
 from turnwise.config.roles import ModelArgs
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
@@ -70,7 +69,7 @@ def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
 
 def episodes_at_once(config: AgenticConfig) -> int:
     """Training episodes that play at once. Redundant siblings and greedy ones are played too."""
-    manager, has_greedy = config.train_env_manager, "greedy_sibling" in estimator_of(config).needs
+    manager, has_greedy = config.train_env_manager, "greedy_sibling" in config.estimator.needs
     return manager.num_env_groups * (manager.group_size + manager.group_size_redundancy + has_greedy)
 
 

@@ -1,0 +1,71 @@
+"""Rules among settings: the combinations of `rules.yaml` that are impossible, or leave a key without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from turnwise.config.problems import Problem
+from turnwise.config.section import Section
+from turnwise.package_tables import read_table
+
+RULES: dict[str, list[dict[str, Any]]] = read_table(__file__, "rules.yaml")
+
+
+class Requirement(NamedTuple):
+    """Keys of a section that have an effect where one of the conditions holds; elsewhere `reason` answers a set one."""
+
+    keys: tuple[str, ...]
+    needs: tuple[str, ...]
+    reason: str
+
+
+def requirements(*tables: str) -> tuple[Requirement, ...]:
+    """The requirements of these tables of `rules.yaml`."""
+    return tuple(
+        Requirement(tuple(_dotted(row["keys"])), tuple(row["needs"]), row["says"]) for name in tables for row in RULES[name]
+    )
+
+
+def _dotted(keys: str) -> Iterator[str]:
+    section, _, names = keys.rpartition(":")
+    return (f"{section}.{name}" if section else name for name in names.split())
+
+
+def impossible(table: str, config: Section) -> Iterator[Problem]:
+    """The combinations of a table that the config has."""
+    for row in RULES[table]:
+        if all(holds(condition, config) for condition in row["when"]):
+            yield Problem.at(row["key"], row["says"].format(c=config))
+
+
+def without_effect(rows: Iterable[Requirement], section: Section, *prefix: str) -> Iterator[Problem]:
+    """The keys of the section that are set although nothing that they need holds."""
+    for row in rows:
+        if not any(holds(condition, section) for condition in row.needs):
+            for key in filter(section.departs, row.keys):
+                yield Problem((*prefix, *key.split(".")), f"has no effect: {row.reason}.")
+
+
+def holds(condition: str, section: Section) -> bool:
+    """Whether a condition, as `rules.yaml` explains them, is true of the section."""
+    word, _, rest = condition.partition(" ")
+    if word == "not":
+        return not holds(rest, section)
+    if word == "given":
+        return section.departs(rest)
+    if word == "several":
+        return len(_value(rest, section) or ()) > 1
+    path, is_compared, expected = condition.partition(" is ")
+    if is_compared:
+        return str(_value(path, section)) == expected
+    name, is_inside, path = condition.rpartition(" in ")
+    value = _value(path, section)
+    return name in value if is_inside else bool(value)
+
+
+def _value(path: str, section: Any) -> Any:
+    """The value that a dotted path leads to; None behind a section that is unset."""
+    for name in path.split("."):
+        section = None if section is None else getattr(section, name)
+    return section
