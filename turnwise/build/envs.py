@@ -54,8 +54,8 @@ def _rows_plug_ins(config: AgenticConfig, may_miss: bool) -> Iterator[tuple[KeyP
 
 
 def plug_in_problems(config: AgenticConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """The faults of a config's plug-ins."""
-    missing, wrong = None, set()
+    """The faults of a config's plug-ins. One that two checks find, a tool's in its file and in the rows, is yielded once."""
+    missing, wrong, said = None, set(), set()
     for path, check in plug_ins(config, may_miss):
         section = path[:2]
         if section in wrong:
@@ -66,7 +66,9 @@ def plug_in_problems(config: AgenticConfig, may_miss: bool = False) -> Iterator[
             missing = missing or error
         except TurnwiseError as error:
             wrong.add(section)
-            yield Problem(path, re.sub(rf"^{re.escape(Problem(section, '').key)}(\.\w+)?:? ", "", str(error)))
+            if (text := str(error)) not in said:
+                said.add(text)
+                yield Problem(path, re.sub(rf"^{re.escape(Problem(section, '').key)}(\.\w+)?:? ", "", text))
     if missing:
         raise missing
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from turnwise.config.problems import Problem, config_error
 from turnwise.config.section import Name, PositiveCount, Seconds, Section, is_entry_point
@@ -107,5 +108,13 @@ def _read(name: str, kind: type[S], content: Any, form: str) -> S:
         return kind.model_validate(content)
     except ValidationError as error:
         found = error.errors(include_url=False)
-    problems = [Problem(item["loc"], f"{item['msg'].removeprefix('Value error, ')}; expected {form}") for item in found]
+    problems = [Problem(item["loc"], f"{_sentence(kind, item)}; expected {form}") for item in found]
     raise config_error(name, problems, lambda path: "")
+
+
+def _sentence(kind: type[Section], item: ErrorDetails) -> str:
+    if item["type"] != "extra_forbidden":
+        return item["msg"].removeprefix("Value error, ")
+    [entries] = kind.model_fields.values()
+    known = list(get_args(entries.annotation)[0].model_fields) if len(item["loc"]) > 1 else list(kind.model_fields)
+    return f"unknown key; the known ones are {', '.join(known)}.{nearest(str(item['loc'][-1]), known)}"

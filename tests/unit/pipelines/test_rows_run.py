@@ -196,6 +196,12 @@ def test_what_is_wrong_with_rows_is_found_before_a_model_is_loaded(make_config, 
     assert said in problems
 
 
+def test_a_fault_of_a_tool_file_is_said_once_although_rows_need_it_too(make_config, tmp_path: Path) -> None:
+    (tmp_path / "tools.yaml").write_text("tools: [{class_name: calculatr}]")
+    [problem] = plug_in_problems(make_config(agent={"tool_config_path": str(tmp_path / "tools.yaml")}))
+    assert problem.key == "agent.tool_config_path" and "Did you mean 'calculator'?" in problem.message
+
+
 def test_rows_without_room_are_left_out_and_counted(make_config, caplog: pytest.LogCaptureFixture) -> None:
     config = make_config({"max_prompt_length": 12, "num_epochs": 1})
     pipeline = run(config)
