@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from turnwise.batching.pack import unpack
 from turnwise.batching.plan import micro_batches
-from turnwise.models.forward import PolicyForward
+from turnwise.models.forward import make_forward
 from turnwise.models.lora import Adapters, LoRASettings
 from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
@@ -55,7 +55,7 @@ def loss_and_gradients(
     plan: Sequence[Sequence[int]], attention: str, make_model: Callable[..., PreTrainedModel]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     model = make_model(attn_implementation=attention)
-    policy, loss, total = PolicyForward(model), WeightedLoss(), torch.zeros(())
+    policy, loss, total = make_forward(model), WeightedLoss(), torch.zeros(())
     for batch in toy_batches(SAMPLES, plan):
         tensors = batch.map(torch.as_tensor)
         value, _ = loss(policy(tensors, OUTPUTS), tensors)
@@ -99,7 +99,7 @@ def test_training_sees_the_very_log_probs_of_the_forward_pass() -> None:
     batch = toy_batches(SAMPLES)[0]
     strategy = TorchStrategy(toy_model())
     old = torch.tensor(strategy.forward([batch], OUTPUTS)[0]["logprobs"])
-    trained = PolicyForward(toy_model())(batch.map(torch.as_tensor), OUTPUTS).logprobs
+    trained = make_forward(toy_model())(batch.map(torch.as_tensor), OUTPUTS).logprobs
     assert trained.requires_grad and torch.equal(trained.detach(), old)
 
 

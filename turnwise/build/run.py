@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, not_here, require
+from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, not_here, require, unavailable
 from turnwise.config.describe import most_sampled
 from turnwise.config.differences import leaves
 from turnwise.config.dump import resolved_values
@@ -87,7 +87,7 @@ def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: Agenti
 
 def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
     """Makes the run's folder, or opens it again, with its log."""
-    require(not_here(config))
+    require([*unavailable(config), *not_here(config)])
     folder, notes = open_run(config)
     with ExitStack() as on_error:
         on_error.callback(folder.discard)

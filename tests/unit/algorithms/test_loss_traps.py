@@ -15,7 +15,7 @@ from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.pack import pack
 from turnwise.batching.plan import denominators
 from turnwise.cluster.local import LocalCluster
-from turnwise.models.forward import PolicyForward
+from turnwise.models.forward import make_forward
 from turnwise.pipelines.roles import BatchPlan, ModelRole
 from turnwise.spec import LOSS_AGG_MODES, PG_VARIANTS
 from turnwise.tracking.metrics import reduce_metrics
@@ -99,7 +99,7 @@ def test_trainer_and_sampler_have_one_temperature():
     for temperature in (0.5, 1.0):
         [outputs] = TorchStrategy(toy_model(), temperature=temperature).forward([batch], frozenset({"logprobs"}))
         logprobs[temperature] = outputs["logprobs"]
-    logits = PolicyForward(toy_model())(batch.map(torch.as_tensor), frozenset({"logprobs"})).logprobs.detach().numpy()
+    logits = make_forward(toy_model())(batch.map(torch.as_tensor), frozenset({"logprobs"})).logprobs.detach().numpy()
     np.testing.assert_allclose(logprobs[1.0], logits, atol=1e-6)
     assert np.abs(logprobs[0.5] - logprobs[1.0])[batch.response_mask].mean() > 0.1
     for sample, sampled in zip(samples, np.split(logprobs[0.5], np.cumsum(batch.lengths)[:-1]), strict=True):

@@ -7,7 +7,7 @@ import torch
 from toy_model import toy_batches, toy_model, toy_samples
 
 from turnwise.errors import NotAvailableError
-from turnwise.models.forward import PolicyForward
+from turnwise.models.forward import make_forward
 
 SAMPLES = toy_samples(5)
 OUTPUTS = frozenset({"logprobs", "entropy"})
@@ -40,7 +40,7 @@ def test_a_batch_equals_each_sample_alone(settings: dict[str, Any]) -> None:
     plain = model if "sliding_window" not in settings else toy_model(**settings, attn_implementation="eager")
     batch = toy_batches(SAMPLES)[0].map(torch.as_tensor)
     with torch.no_grad():
-        got = PolicyForward(model, temperature=0.8)(batch, OUTPUTS)
+        got = make_forward(model, temperature=0.8)(batch, OUTPUTS)
     for value, expected in zip((got.logprobs, got.entropy), one_by_one(plain, 0.8), strict=True):
         assert expected.abs().max() > 0.5
         assert (value - expected).abs().mean() <= 1e-6
@@ -48,12 +48,12 @@ def test_a_batch_equals_each_sample_alone(settings: dict[str, Any]) -> None:
 
 
 def test_heads_that_change_their_logits_are_found() -> None:
-    assert PolicyForward(toy_model()).has_plain_head
-    assert not PolicyForward(toy_model(model_type="cohere", logit_scale=0.3)).has_plain_head
+    assert make_forward(toy_model()).has_plain_head
+    assert not make_forward(toy_model(model_type="cohere", logit_scale=0.3)).has_plain_head
     capped = toy_model(model_type="gemma2", final_logit_softcapping=30.0)
-    assert not PolicyForward(capped).has_plain_head, "though its logits are far below the cap"
+    assert not make_forward(capped).has_plain_head, "though its logits are far below the cap"
 
 
 def test_values_come_from_a_value_head_alone() -> None:
     with pytest.raises(NotAvailableError, match=r"gives entropy and full_logprobs and logprobs, but no values.*critic"):
-        PolicyForward(toy_model())(toy_batches(SAMPLES)[0].map(torch.as_tensor), frozenset({"values"}))
+        make_forward(toy_model())(toy_batches(SAMPLES)[0].map(torch.as_tensor), frozenset({"values"}))

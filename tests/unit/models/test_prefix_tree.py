@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 from toy_model import VOCAB_SIZE, toy_batches, toy_model, toy_samples
 
-from turnwise.models.forward import PolicyForward
+from turnwise.models.forward import make_forward
 from turnwise.models.prefix_tree import merge_prefixes
 from turnwise.types import Media, Sample
 
@@ -78,7 +78,7 @@ def test_merged_prefixes_change_neither_outputs_nor_gradients(settings: dict[str
     results = []
     for attention in ("eager", None):
         model = toy_model(**settings, **({"attn_implementation": attention} if attention else {}))
-        outputs = PolicyForward(model, temperature=0.8)(batch, OUTPUTS)
+        outputs = make_forward(model, temperature=0.8)(batch, OUTPUTS)
         probe = torch.randn(2, batch.num_tokens, generator=torch.Generator().manual_seed(0))
         (probe * torch.stack([outputs.logprobs, outputs.entropy])).sum().backward()
         results.append((outputs.logprobs.detach(), outputs.entropy.detach(), [p.grad for p in model.parameters()]))
@@ -96,7 +96,7 @@ def test_the_model_sees_each_prefix_once_but_never_merges_images(media: tuple[Me
     assert tree is not None and len(tree.tokens) < 0.6 * batch.num_tokens
     model, seen = toy_model(), []
     model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].numel()))
-    forward = PolicyForward(model)
+    forward = make_forward(model)
     assert forward.has_plain_head
     seen.clear()
     forward(batch, OUTPUTS)

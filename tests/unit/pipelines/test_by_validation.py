@@ -115,8 +115,8 @@ def test_an_older_best_model_stays_where_a_new_one_cannot_be_written(make_config
     next(steps)
     before = {file.name: file.read_bytes() for file in folder.best.iterdir()}
 
-    def fail(model, place):
-        write_weights(model, place)
+    def fail(model, place, weights):
+        write_weights(model, place, weights)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("turnwise.training.state.write_weights", fail)
