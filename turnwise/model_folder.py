@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,16 +28,25 @@ _JSON_FILES = (
     "added_tokens.json",
     _INDEX,
 )
-_COUNTS = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-    "head_dim",
-    "vocab_size",
-    "max_position_embeddings",
+_RANGES = tuple(
+    (re.compile(names), kind, low, high, told)
+    for names, kind, low, high, told in (
+        ("num_hidden_layers|n_layer", int, 1, 10_000, "a whole number from 1 to 10,000"),
+        (
+            "hidden_size|intermediate_size|head_dim|vocab_size|(original_)?max_position_embeddings|sliding_window"
+            "|num_attention_heads|num_key_value_heads|n_head|n_embd",
+            int,
+            1,
+            math.inf,
+            "a whole number of at least 1",
+        ),
+        ("max_window_layers|chunk_size_feed_forward", int, 0, math.inf, "a whole number of at least 0"),
+        (".*dropout.*|.*_pdrop|.*_eps|.*_epsilon", float, 0, 1, "a number from 0 to 1"),
+        ("initializer_range", float, 0, 1e3, "a number from 0 to 1,000"),
+        ("rope_theta|factor|partial_rotary_factor", float, math.ulp(0), math.inf, "a number above 0"),
+    )
 )
+"""Names of a config's numbers, their kind, lowest and highest value, and how these are told."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EMBEDDING = "model.embed_tokens.weight"
 """Name of the embedding in models of the Llama family, of shape vocab_size × hidden_size."""
@@ -167,11 +177,16 @@ def require_rows(folder: str | Path, num_rows: Any, num_ids: int) -> None:
 
 
 def check_sizes(file: str | Path, config: Mapping[str, Any]) -> None:
-    """Refuses sizes that no model can have, as `file` (or a command's option) gives them."""
-    for name in _COUNTS:
-        value = config.get(name)
-        if name in config and not isinstance(value, list | None) and (type(value) is not int or value < 1):
-            raise ModelError(f"{file}: {name} is {value!r}; it must be a whole number of at least 1")
+    """Refuses numbers that no model can have, as `file` (or a command's option) gives them."""
+    for name, value in config.items():
+        if name.startswith("rope_") and isinstance(value, dict):
+            check_sizes(f"{file}: {name}", value)
+        for names, kind, low, high, told in _RANGES:
+            if not names.fullmatch(name) or isinstance(value, list | None):
+                continue
+            # A true isn't a 1, and NaN lies between no bounds.
+            if isinstance(value, bool) or not isinstance(value, (kind, int)) or not low <= value <= high:
+                raise ModelError(f"{file}: {name} is {value!r}; it must be {told}")
     heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
         raise ModelError(

@@ -15,7 +15,10 @@ from turnwise.models.presets import ModelPreset, preset
 from turnwise.models.tokenizer import train_tokenizer
 from turnwise.types import derive_seed
 
-_MADE_HERE = ("architectures", "model_type", "dtype", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id")
+_MADE_HERE = (
+    *("architectures", "model_type", "dtype", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("output_attentions", "output_hidden_states", "return_dict", "problem_type", "id2label", "label2id", "is_encoder_decoder"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ def _config(
     known = AutoConfig.for_model(shape.model_type, **fields).to_dict()
     for name in overrides:
         if name in _MADE_HERE:
-            raise ModelError(f"--set {name} would have no effect: it follows from the size, the weights and the tokenizer")
+            raise ModelError(f"--set {name} would have no effect: the size, the weights, the tokenizer or the use decides it")
         if name not in known:
             raise ModelError(f"{name!r} is no field of a {shape.model_type} config.{nearest(name, known)}")
     check_sizes("--set", {**fields, **overrides})
