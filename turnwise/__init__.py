@@ -5,8 +5,8 @@ first asked for, so that `import turnwise` takes no time.
 """
 
 import os
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # importing typing would be half of a command's start in which Ctrl-C isn't heard yet
 if TYPE_CHECKING:
     from turnwise.rl_tool.pipeline import AgenticRLPipeline as AgenticRLPipeline
     from turnwise.rl_tool.tool import RLTrainingTool as RLTrainingTool

@@ -1,17 +1,16 @@
 """The command line: `turnwise VERB`."""
 
 import os
+import signal
 import sys
-from types import TracebackType
 
 
-def _interrupted_early(kind: type[BaseException], fault: BaseException, trace: TracebackType | None) -> None:
-    """Says in one line that Ctrl-C came while `turnwise.cli.main` was imported, before it could listen to it."""
-    if not issubclass(kind, KeyboardInterrupt):
-        return sys.__excepthook__(kind, fault, trace)
+def _end_early(*_: object) -> None:
+    """Ctrl-C while `turnwise.cli.main` is imported. A KeyboardInterrupt would be a traceback there."""
     os.write(2, b"interrupted\n")
     os._exit(130)
 
 
-if os.path.basename(sys.argv[0]) in ("turnwise", "-m"):  # the command, and no program that imports it
-    sys.excepthook = _interrupted_early
+is_command = os.path.basename(sys.argv[0]) in ("turnwise", "-m")
+if is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and no program that imports it
+    signal.signal(signal.SIGINT, _end_early)

@@ -15,6 +15,7 @@ from turnwise.cli.env_target import NO_MODEL, EnvTarget, given_actions, read_tar
 from turnwise.envs.checks.examination import CheckSettings, Report, check_env
 from turnwise.envs.registry import make_env, takes_split
 from turnwise.errors import EnvironmentFault
+from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.runtime.threads import DaemonThread
 
 EXIT_FINDINGS = 1
@@ -67,7 +68,8 @@ def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int
             print(f"note: {missing}, so tokens aren't counted; --tokenizer DIR names a tokenizer", file=sys.stderr)
             return None
     # transformers takes seconds to import; a wrong command line has been refused by now.
-    from turnwise.models.load import load_tokenizer
+    with ends_at_once():
+        from turnwise.models.load import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))

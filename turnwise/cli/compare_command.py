@@ -14,6 +14,7 @@ from turnwise.cli.options import writable_file
 from turnwise.config.differences import leaves
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError, nearest
+from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS, SFT_COLUMNS, MetricColumn
 from turnwise.tracking.pace import duration
@@ -84,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
     elif len(runs) > 1:
         print("\nthe runs have the same settings")
     if out is not None and columns:
-        from turnwise.report.curve import compared_curves
+        with ends_at_once():
+            from turnwise.report.curve import compared_curves
 
         labels = [f"[{number}] {_name(run)}" for number, run in enumerate(runs, 1)]
         compared_curves({c.title: [run.series(c) for run in runs] for c in columns}, labels, out)

@@ -9,8 +9,10 @@ from turnwise.build.prepare import lacking_here, problems_here
 from turnwise.cluster.placement import place
 from turnwise.config import AgenticConfig, SFTConfig, describe, load_any_config
 from turnwise.config.dump import dump_yaml, resolved_values
+from turnwise.pipelines.interrupt import ends_at_once
 
 
+@ends_at_once()
 def run(arguments: argparse.Namespace) -> int:
     """Prints; returns 0 for every valid config, even if it can't run here."""
     config, notes = load_any_config(arguments.config, arguments.overrides, strict=arguments.strict, examine=problems_here)

@@ -49,7 +49,8 @@ def _run(options: argparse.Namespace) -> int:
         check_options(options)
         if launched()[0] > 0:
             return _serve(options)
-        verb: Callable[[argparse.Namespace], int] = import_module(f"turnwise.cli.{options.module}").run
+        with ends_at_once():
+            verb: Callable[[argparse.Namespace], int] = import_module(f"turnwise.cli.{options.module}").run
         return verb(options)
 
     return exit_status(run)

@@ -9,14 +9,16 @@ from typing import Any
 
 from turnwise.cli.options import free_folder
 from turnwise.errors import ConfigError
+from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
     """Writes the folder and describes its contents."""
     overrides = dict(_override(text) for text in options.set)
     out = free_folder(options.out)
-    from turnwise.models.make import make_model
-    from turnwise.pipelines.tokenizer_text import environment_text, file_text
+    with ends_at_once():
+        from turnwise.models.make import make_model
+        from turnwise.pipelines.tokenizer_text import environment_text, file_text
 
     corpus = chain(environment_text(), file_text(options.text))
     made = make_model(options.size, out, corpus, seed=options.seed, overrides=overrides)

@@ -11,11 +11,13 @@ from tempfile import TemporaryDirectory
 
 from turnwise.config.load import C, Examine, Purpose, load_config
 from turnwise.errors import ConfigError
+from turnwise.pipelines.interrupt import ends_at_once
 
 
 def read_config(options: argparse.Namespace, kind: type[C], examine: Examine, purpose: Purpose = "train") -> C:
     """The config that a command names; its notes are printed."""
-    config, notes = load_config(options.config, options.overrides, kind, options.strict, purpose, examine)
+    with ends_at_once():  # plug-ins are imported
+        config, notes = load_config(options.config, options.overrides, kind, options.strict, purpose, examine)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return config

@@ -11,6 +11,7 @@ from typing import Any
 
 from turnwise.config.yaml_text import load_yaml
 from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.pipelines.interrupt import ends_at_once
 
 EXIT_REFUSED = 1
 
@@ -18,8 +19,9 @@ EXIT_REFUSED = 1
 def run(options: argparse.Namespace) -> int:
     """Does what was asked; the status is 1 where the answer is an error."""
     with contextlib.redirect_stdout(sys.stderr):
-        from turnwise.rl_tool.pipeline import AgenticRLPipeline
-        from turnwise.rl_tool.tool import RLTrainingTool, error_answer
+        with ends_at_once():
+            from turnwise.rl_tool.pipeline import AgenticRLPipeline
+            from turnwise.rl_tool.tool import RLTrainingTool, error_answer
 
         try:
             if options.verb == "pipeline":

@@ -21,6 +21,7 @@ from turnwise.config.problems import MAX_SHOWN, Path as KeyPath, Problem, as_sen
 from turnwise.config.published import Translation, translate
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
+from turnwise.config.unusual import unusual
 from turnwise.config.without_effect import find_ineffective, never_works
 from turnwise.config.yaml_text import MAX_DEPTH
 from turnwise.errors import NotAvailableError, nearest
@@ -136,6 +137,7 @@ def _parse(
     if strict:
         problems += without_effect
     notes = translation.notes + as_sentences(without_effect)
+    notes += as_sentences(unusual(config, {problem.path for problem in without_effect})) if config else []
     if examine is not None and config is not None and not problems:
         try:
             for problem in examine(config):

@@ -287,8 +287,11 @@ def _no_better_than(play: Callable[[], Outcomes | None]) -> Condition:
         random = played[0]
         if random is None or fmean(now) > random.success + RANDOM_MARGIN:
             return None
-        own = f"success is {fmean(now):.2f} after {history.num_steps} steps"
-        return f"{own}, and a player that draws its actions at random has {random.success:.2f} ({random.num_episodes} episodes)"
+        own = (
+            f"so far success hasn't risen: it is {fmean(now):.2f} after {history.num_steps} steps, and a player that draws its"
+        )
+        drawn = f"actions at random has {random.success:.2f} ({random.num_episodes} episodes)"
+        return f"{own} {drawn}; it may rise yet, but nothing shows skill until then"
 
     return no_better_than_random
 

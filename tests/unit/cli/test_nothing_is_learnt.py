@@ -100,7 +100,8 @@ def test_a_success_that_asks_for_nothing_is_told_from_skill_where_environments_d
     (tmp_path / "guess.yaml").write_text(f"pretrain: runs/model\ncustom_envs:\n  Coin: {config}\n")
     printed = train("max_steps=20", f"custom_envs.Coin.use_thread_lock={str(is_blocking).lower()}")
     luck = re.findall(
-        r"after step 20: success is 1\.00 after 20 steps, and a player that draws its actions at random has 1\.00", printed
+        r"after step 20: so far success hasn.t risen: it is 1\.00 after 20 steps, and a player [^(]+ has 1\.00",
+        printed,
     )
     assert len(luck) == (not is_blocking)
 

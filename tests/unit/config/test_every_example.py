@@ -33,6 +33,7 @@ def test_an_example_passes_as_it_stands(
 ) -> None:
     monkeypatch.chdir(ROOT)
     assert main(["config", str(path)]) == 0, capsys.readouterr().err
+    assert "far from the usual" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path not in PARTS | TOOLS], ids=str)

@@ -173,6 +173,16 @@ def test_a_success_that_a_random_player_has_too():
     assert said(flat, play_at_random=lambda: None) == {}
 
 
+def test_a_run_that_takes_off_late_is_told_only_what_is_so_by_then():
+    rows = [{**GOOD, "env/A/success": share} for share in [0.3] * 40 + [0.3 + 0.02 * step for step in range(30)]]
+    health, told = Health(lambda: Outcomes(0.3, 200)), []
+    for step, row in enumerate(rows):
+        told += health.see(step, row).values()
+    (sentence,) = told
+    assert "after step 20: so far success hasn't risen: it is 0.30 after 20 steps" in sentence
+    assert "it may rise yet" in sentence
+
+
 def test_a_run_that_learns_slowly_from_a_random_players_success_is_seldom_accused():
     """Binomial successes of 64 episodes. A rise must be ruled out, not only be lost in the noise."""
 
