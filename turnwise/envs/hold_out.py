@@ -2,12 +2,13 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
+from turnwise.envs.base import TextEnv
 from turnwise.types import Split, derive_seed
 
 logger = logging.getLogger(__name__)
@@ -16,12 +17,25 @@ MAX_DRAWS = 64
 """Seeds that are tried before giving up: a quarter of many tasks validates, so that 64 tries miss once in 10⁸ times."""
 
 
-@runtime_checkable
-class SharesTasks(Protocol):
-    """An environment that may have too few tasks to hold any out."""
+class HeldOutEnv(TextEnv):
+    """An environment that knows seeds only. With a `split` it plays starts whose content belongs there; all starts, where it
+    has too few of them."""
 
-    plays_all: bool
-    """Whether its last episode is of the other split, because no task of its own was found."""
+    plays_all = False
+    """Whether the last episode is of the other split, because no start of its own was found."""
+    _seed = 0
+
+    def _start(self, name: str, seed: int | None, split: Split | None, begin: Callable[[int], str]) -> None:
+        """Calls `begin`, which starts the episode of a seed and gives its content, until that belongs to the split: with `seed`
+        (by default the next one), then with those that follow from it."""
+        self._seed = derive_seed(self._seed, "next") if seed is None else seed
+        for draw in range(MAX_DRAWS):
+            if in_split(begin(derive_seed(self._seed, draw) if draw else self._seed), split):
+                self.plays_all = False
+                return
+        _say_that_all_are_played(name)
+        begin(self._seed)
+        self.plays_all = True
 
 
 def fingerprint(value: Any) -> str:
@@ -38,15 +52,6 @@ def fingerprint(value: Any) -> str:
 def in_split(content: str, split: Split | None) -> bool:
     """Whether the task with this content belongs to `split`: a quarter of all contents validates, the others train."""
     return split is None or (int(fingerprint(content), 16) % 4 == 0) == (split == "val")
-
-
-def candidate_seeds(seed: int, env_name: str, split: Split | None) -> Iterator[int]:
-    """`seed`, then those to try where its task belongs to the other split; where none of `MAX_DRAWS` was taken, `seed` again:
-    an environment with so few tasks plays all of them, and a warning says so."""
-    for draw in range(MAX_DRAWS):
-        yield derive_seed(seed, draw) if draw else seed
-    _say_that_all_are_played(env_name)
-    yield seed
 
 
 @lru_cache

@@ -1,16 +1,26 @@
-"""Environments that other packages bring."""
+"""Environments that other packages bring, and what turnwise knows of them (`packages.yaml`)."""
 
 import io
 import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 
 from turnwise.errors import NotAvailableError
 
 _process = threading.Lock()
+
+
+@cache
+def known_of(package: str) -> Any:
+    """The section of a package."""
+    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))[package]
 
 
 @contextmanager

@@ -7,31 +7,22 @@ from types import MappingProxyType
 from typing import Any, ClassVar, get_args
 
 from turnwise.envs.arguments import check_choice, check_count, check_format_penalty, check_type
-from turnwise.envs.base import Step, TextEnv
-from turnwise.envs.hold_out import candidate_seeds, fingerprint, in_split
-from turnwise.envs.packages import alone, needs
+from turnwise.envs.base import Step
+from turnwise.envs.hold_out import HeldOutEnv, fingerprint
+from turnwise.envs.packages import alone, known_of, needs
 from turnwise.errors import EnvironmentFault, nearest
-from turnwise.types import Reduction, Split, derive_seed
+from turnwise.types import Reduction, Split
 
 NUM_TASKS = 100_000
 """Size of a dataset whose `dataset_config` doesn't say."""
 
-RUNS_ANSWERS = frozenset(
-    {
-        *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24"),
-        *("simple_integration", "spiral_matrix", "string_insertion"),
-    }
-)
-"""Datasets of version 0.1.25 whose scorers run an answer as Python code, by `eval` or by sympy's `parse_expr`."""
-
-UNREPEATABLE = frozenset({"isomorphic_strings", "list_functions", "polynomial_multiplication", "ransom_note"})
-"""Data sets whose tasks don't follow from their seed: they depend on Python's hash seed, or on earlier draws."""
-
+RUNS_ANSWERS = frozenset(known_of("reasoning_gym")["runs_answers"])
+UNREPEATABLE = frozenset(known_of("reasoning_gym")["unrepeatable"])
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError)
 """Exceptions of scorers for unexpected answers."""
 
 
-class ReasoningGymEnv(TextEnv):
+class ReasoningGymEnv(HeldOutEnv):
     """Asks one question of `dataset`; the package's own scorer says how good an answer is, in [0, 1].
 
     The episode ends with a perfect answer or after `num_attempts`. An attempt's reward is its improvement over the best one
@@ -79,29 +70,20 @@ class ReasoningGymEnv(TextEnv):
         self._dataset = _load_dataset(dataset, json.dumps(dict(dataset_config or {}), sort_keys=True, default=str))
         self._num_attempts, self._format_penalty = num_attempts, float(format_penalty)
         self._instruction, self._split = env_instruction, split
-        self._seed = 0
         self._task: dict[str, Any] = {}
         self._num_answers = 0
         self._best = 0.0
-        self.plays_all = False
 
     def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """Asks the question of `seed`, or with a `split` of the first seed after it whose question belongs there.
-
-        Where there are too few for a `split`, all are played.
-        """
-        self._seed = derive_seed(self._seed, "next") if seed is None else seed
-        self.plays_all = False
-        for candidate in candidate_seeds(self._seed, f"reasoning_gym's {self._name}", self._split):
-            # Some seed numpy's stream for each question, and some print while they make one.
-            with alone():
-                self._task = self._dataset[candidate % len(self._dataset)]
-            if in_split(self._task["question"], self._split):
-                break
-        else:
-            self.plays_all = True
+        self._start(f"reasoning_gym's {self._name}", seed, self._split, self._ask)
         self._num_answers, self._best = 0, 0.0
         return self._task["question"], {"env_instruction": self._instruction}
+
+    def _ask(self, seed: int) -> str:
+        # Some seed numpy's stream for each question, and some print while they make one.
+        with alone():
+            self._task = self._dataset[seed % len(self._dataset)]
+        return str(self._task["question"])
 
     def step(self, action: str) -> Step:
         if not self._task:

@@ -7,36 +7,17 @@ from types import MappingProxyType
 from typing import Any, ClassVar, get_args
 
 from turnwise.envs.arguments import check_choice, check_format_penalty, check_type
-from turnwise.envs.base import Step, TextEnv
-from turnwise.envs.hold_out import candidate_seeds, fingerprint, in_split
-from turnwise.envs.packages import alone, needs
+from turnwise.envs.base import Step
+from turnwise.envs.hold_out import HeldOutEnv, fingerprint
+from turnwise.envs.packages import alone, known_of, needs
 from turnwise.errors import EnvironmentFault, nearest
-from turnwise.types import Reduction, Split, derive_seed
+from turnwise.types import Reduction, Split
 
-GAMES = (
-    *("2048", "Blackjack", "Crosswords", "FifteenPuzzle", "FrozenLake", "GuessTheNumber", "LightsOut", "LogicPuzzle"),
-    *("Mastermind", "Minesweeper", "PegJump", "RushHour", "Secretary", "Set", "Sokoban", "Sudoku", "TowerOfHanoi"),
-)
-"""The games of version 0.7.4 that have one player, need no download and follow from their seed. An id is a game, `-v0`, and
-for some a variant: `GuessTheNumber-v0-hardcore`."""
-
-_WORDS = "downloads word lists of NLTK when it is imported, and turnwise plays offline"
-_JURY = "asks a language model over the network"
-_REWARDS = "gives its message about an invalid move in the place of a reward"
-REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("Hangman", "WordLadder", "Wordle", "WordSearch"), _WORDS),
-        **dict.fromkeys(("GuessWho", "TwentyQuestions"), _JURY),
-        **dict.fromkeys(("Countdown", "Cryptarithm", "Slitherlink", "ThreeCardMonte"), _REWARDS),
-        "Bandit": "never rewards the right choice",
-        "BabyAiText": "needs packages that are installed from their source only",
-        "Klondike": "isn't valid Python 3.11",
-    }
-)
-"""Textarena's other single-player games, with the reason why each can't be played."""
+GAMES: list[str] = known_of("textarena")["games"]
+REFUSED: Mapping[str, str] = known_of("textarena")["refused"]
 
 
-class TextArenaEnv(TextEnv):
+class TextArenaEnv(HeldOutEnv):
     """A game of `GAMES`. The action is the model's text; brackets are put around it where the game wants some and it has none.
 
     The reward comes with the end of the game: 1 for a win, else the share of it that the game says was done. An action that
@@ -89,30 +70,20 @@ class TextArenaEnv(TextEnv):
         self._kinds = textarena.ObservationType
         self._format_penalty = float(format_penalty)
         self._instruction, self._split = env_instruction, split
-        self._seed = 0
         self._path: list[str] | None = None
         self._shown = ""
-        self.plays_all = False
 
     def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """Starts the game of `seed`, or with a `split` of the first seed after it whose start belongs there.
-
-        Where there are too few for a `split`, all are played.
-        """
-        self._seed = derive_seed(self._seed, "next") if seed is None else seed
-        self.plays_all = False
-        for candidate in candidate_seeds(self._seed, f"textarena's {self._id}", self._split):
-            with self._alone(), _takes(self._id, self._kwargs):
-                self._game.reset(num_players=1, seed=candidate)
-            start = fingerprint(self._game.state.game_state)
-            if in_split(start, self._split):
-                break
-        else:
-            self.plays_all = True
-        self._path = [start]
+        self._start(f"textarena's {self._id}", seed, self._split, self._begin)
         rules, news = self._news()
         self._shown = news or "The game begins."
         return self._shown, {"env_instruction": rules if self._instruction is None else self._instruction}
+
+    def _begin(self, seed: int) -> str:
+        with self._alone(), _takes(self._id, self._kwargs):
+            self._game.reset(num_players=1, seed=seed)
+        self._path = [fingerprint(self._game.state.game_state)]
+        return self._path[0]
 
     def step(self, action: str) -> Step:
         if self._path is None:

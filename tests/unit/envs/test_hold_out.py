@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from itertools import islice
 
 import numpy as np
 import pytest
 
-from turnwise.envs.hold_out import MAX_DRAWS, candidate_seeds, fingerprint, in_split
+from turnwise.envs.hold_out import MAX_DRAWS, HeldOutEnv, fingerprint, in_split
 
 VALUE = "{'words': {'b', 'a', 'c'}, 'grid': ((1, 2), ('x', None)), 'left': 0.5}"
 
@@ -62,9 +61,22 @@ def test_a_quarter_validates_and_nothing_is_in_both() -> None:
     assert all(in_split(content, "train") != in_split(content, "val") and in_split(content, None) for content in contents)
 
 
+class Small(HeldOutEnv):
+    def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, object]]:
+        self.seeds: list[int] = []
+        self._start("A small Env", seed, "val" if in_split("one", "train") else "train", self.begin)
+
+    def begin(self, seed: int) -> str:
+        self.seeds.append(seed)
+        return "one"
+
+    def step(self, action: str) -> tuple[str, dict[str, object]]: ...
+
+
 def test_the_first_candidate_is_the_seed_and_so_is_the_last_with_a_note(caplog: pytest.LogCaptureFixture) -> None:
-    seeds = list(islice(candidate_seeds(7, "Env", "val"), MAX_DRAWS))
-    assert seeds[0] == 7 and len(set(seeds)) == MAX_DRAWS and not caplog.messages
+    env = Small()
     for _ in range(2):
-        assert list(candidate_seeds(7, "A small Env", "val")) == [*seeds, 7]
+        env.reset(seed=7)
+        assert env.plays_all and env.seeds[0] == env.seeds[-1] == 7
+        assert len(env.seeds) == MAX_DRAWS + 1 and len(set(env.seeds)) == MAX_DRAWS
     assert caplog.messages == ["A small Env has too few tasks to hold any out: training and validation play the same tasks"]

@@ -14,7 +14,7 @@ from turnwise.envs.checks import findings
 from turnwise.envs.checks.findings import CheckedEpisode, Finding, Verdict
 from turnwise.envs.checks.session import BrokenCall, CallResult, CallTimes, CheckedEnv, Timings, first_difference
 from turnwise.envs.contract import is_picture
-from turnwise.envs.hold_out import SharesTasks
+from turnwise.envs.hold_out import HeldOutEnv
 from turnwise.envs.players import ExpertPlayer, RandomPlayer
 from turnwise.protocols import Env, HasExpert
 from turnwise.types import Reduction, Split, derive_seed
@@ -153,7 +153,7 @@ class _Examination:
         for split, call_results in starts.items():
             with self._opened(split) as env:
                 call_results += (env.reset(seed) for seed in self._seeds(split))
-                plays_all |= isinstance(env.env, SharesTasks) and env.env.plays_all
+                plays_all |= isinstance(env.env, HeldOutEnv) and env.env.plays_all
         yield findings.starts(starts["train"])
         yield findings.splits(starts["train"], starts["val"], self._takes_split, self._settings.is_split_given, plays_all)
 

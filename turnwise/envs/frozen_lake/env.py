@@ -6,13 +6,13 @@ costs microseconds and needs no other library.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.envs.arguments import check_choice, check_format_penalty, check_type, words_by_number
-from turnwise.envs.base import Step, TextEnv
+from turnwise.envs.arguments import check_type
+from turnwise.envs.base import Step
 from turnwise.envs.frozen_lake.map import (
     Rows,
     check_map_arguments,
@@ -23,19 +23,16 @@ from turnwise.envs.frozen_lake.map import (
     shortest_path,
 )
 from turnwise.envs.frozen_lake.picture import draw_lake
+from turnwise.envs.grid import GridEnv, ObservationKind as ObservationKind, RenderMode
 from turnwise.errors import EnvironmentFault
-from turnwise.types import Media, Observation, Reduction, Split, derive_seed
-
-ObservationKind = Literal["grid", "coordinates", "both"]
-RenderMode = Literal["text", "rgb_array"]
+from turnwise.types import Observation, Split, derive_seed
 
 GRID_VOCAB = MappingProxyType(
     {"P": "player", "_": "ice", "O": "hole", "G": "goal", "X": "player in a hole", "√": "player on the goal"}
 )
-ACTIONS = MappingProxyType({0: "Left", 1: "Down", 2: "Right", 3: "Up"})
 
 
-class FrozenLakeEnv(TextEnv):
+class FrozenLakeEnv(GridEnv):
     """A lake of `size` × `size` cells, drawn anew from each seed; the reward is 1 on the goal and 0 before.
 
     An action that isn't one of the four words (in any case) moves nothing, costs `format_penalty` (≤ 0) and the episode
@@ -65,9 +62,8 @@ class FrozenLakeEnv(TextEnv):
     (('_ P\\nO G', 0.0), ('_ _\\nO √', 1.0, True))
     """
 
-    metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
-        {"success": "last", "action_is_valid": "mean", "action_is_effective": "mean", "format_penalty": "mean"}
-    )
+    name, scene = "FrozenLake", "lake"
+    words = MappingProxyType({0: "Left", 1: "Down", 2: "Right", 3: "Up"})
 
     def __init__(
         self,
@@ -83,27 +79,17 @@ class FrozenLakeEnv(TextEnv):
         action_lookup: Mapping[Any, str] | None = None,
         env_instruction: str | None = None,
     ) -> None:
-        check_choice("FrozenLake", "render_mode", render_mode, get_args(RenderMode))
-        check_choice("FrozenLake", "observation", observation, get_args(ObservationKind))
-        check_choice("FrozenLake", "split", split, (*get_args(Split), None))
-        check_format_penalty(format_penalty)
+        super().__init__(render_mode, observation, format_penalty, split, action_lookup)
         check_map_arguments(size, p)
         check_type("FrozenLake", "is_slippery", is_slippery, bool, "true or false")
         self._vocab = _checked_vocab(GRID_VOCAB if grid_vocab is None else grid_vocab)
         player, ice, hole, goal, player_in_hole, player_on_goal = self._vocab
         self._alone = {"S": ice, "F": ice, "H": hole, "G": goal}
         self._with_player = {"S": player, "F": player, "H": player_in_hole, "G": player_on_goal}
-        self.actions = words_by_number("action_lookup", ACTIONS if action_lookup is None else action_lookup, tuple(ACTIONS))
-        """The four words, by gymnasium's numbers."""
-        self._numbers = {word.lower(): number for number, word in enumerate(self.actions)}
         self.is_slippery = is_slippery
-        self._size, self._p, self._split = size, p, split
+        self._size, self._p = size, p
         self._fixed_rows = None if map_rows is None else check_rows(map_rows)
-        self._render_mode, self._observation_kind = render_mode, observation
-        self.shows_pictures = render_mode == "rgb_array"
-        self._format_penalty = float(format_penalty)
-        self._instruction = self._rules() if env_instruction is None else env_instruction
-        self._seed = 0
+        self._instruction = self._own_rules() if env_instruction is None else env_instruction
         self._slips: np.random.Generator | None = None
         self.rows: Rows = ()
         """The map of the current episode."""
@@ -127,21 +113,12 @@ class FrozenLakeEnv(TextEnv):
     def step(self, action: str) -> Step:
         if not self.rows:
             raise EnvironmentFault("FrozenLakeEnv.step came before reset; call reset(seed=…) first")
-        number = self._numbers.get(action.strip().lower())
-        before = self.position
+        number, before = self._numbers.get(action.strip().lower()), self.position
         if number is not None and self._letters[before] not in "GH":
             self.position = self._moves[before][self._slipped(number)]
-        letter = self._letters[self.position]
-        is_new = self.position != before
-        penalty = self._format_penalty if number is None else 0.0
-        metrics = {
-            "success": float(letter == "G"),
-            "action_is_valid": float(number is not None),
-            "action_is_effective": float(is_new),
-            "format_penalty": penalty,
-        }
-        info = {"metrics": metrics, "action": None if number is None else self.actions[number]}
-        return self._observe(), float(is_new and letter == "G") + penalty, letter in "GH", False, info
+        letter, is_new = self._letters[self.position], self.position != before
+        reward, is_success, is_over = float(is_new and letter == "G"), letter == "G", letter in "GH"
+        return self._step(number, reward, is_success=is_success, is_effective=is_new, is_over=is_over)
 
     def state_key(self) -> str:
         """The map and the position: the full state, however little the observation shows."""
@@ -159,22 +136,10 @@ class FrozenLakeEnv(TextEnv):
             return number
         return (number - 1 + int(3 * self._slips.random())) % 4
 
-    def _observe(self) -> str | Observation:
-        if self._render_mode == "rgb_array":
-            return Observation("The picture shows the lake.", (Media("image", self.render()),))
-        match self._observation_kind:
-            case "grid":
-                return self._grid()
-            case "coordinates":
-                return self._coordinates()
-            case "both":
-                return f"{self._grid()}\n{self._coordinates()}"
-
-    def _grid(self) -> str:
+    def _cells(self) -> tuple[list[str], int]:
         cells = [self._alone[letter] for letter in self._letters]
         cells[self.position] = self._with_player[self._letters[self.position]]
-        width = len(self.rows[0])
-        return "\n".join(" ".join(cells[start : start + width]) for start in range(0, len(cells), width))
+        return cells, len(self.rows[0])
 
     def _coordinates(self) -> str:
         """Player, goal and holes as `symbol row,column`, the player first; ice is what isn't named."""
@@ -184,16 +149,11 @@ class FrozenLakeEnv(TextEnv):
         row, column = divmod(position, len(self.rows[0]))
         return f"{row},{column}"
 
-    def _rules(self) -> str:
-        lines = ["You are on a frozen lake. Walk to the goal and don't step into a hole."]
-        if self._render_mode == "text":
-            lines.append("Symbols: " + ", ".join(f"{symbol} {meaning}" for symbol, meaning in self._vocab.items()) + ".")
-        if self._render_mode == "text" and self._observation_kind != "grid":
-            lines.append("A symbol with row,column stands at that place, counted from 0 at the top left; the rest is ice.")
-        lines.append(f"Actions: {', '.join(self.actions)}. Each moves you by one cell; the edge of the lake holds you.")
-        if self.is_slippery:
-            lines.append("The ice is slippery: two times in three you slide to one side of where you wanted to go.")
-        return "\n".join(lines)
+    def _own_rules(self) -> str:
+        goal = "You are on a frozen lake. Walk to the goal and don't step into a hole."
+        rules = self._rules(goal, self._vocab.items(), "; the rest is ice.", "; the edge of the lake holds you.")
+        slides = "\nThe ice is slippery: two times in three you slide to one side of where you wanted to go."
+        return rules + slides if self.is_slippery else rules
 
 
 def _checked_vocab(vocab: Mapping[str, str]) -> dict[str, str]:

@@ -4,28 +4,27 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.entry_points import load_function
 from turnwise.envs.arguments import check_choice, check_count, check_format_penalty, check_type
-from turnwise.envs.base import Step, TextEnv
+from turnwise.envs.base import Step
+from turnwise.envs.grid import RenderMode
 from turnwise.envs.gymnasium.actions import action_words
-from turnwise.envs.gymnasium.known import Renderer, known_of
-from turnwise.envs.hold_out import candidate_seeds, fingerprint, in_split
+from turnwise.envs.gymnasium.known import known_class
+from turnwise.envs.hold_out import HeldOutEnv, fingerprint
 from turnwise.envs.packages import needs, silenced
 from turnwise.errors import EnvironmentFault, nearest
-from turnwise.types import Media, Observation, Reduction, Split, derive_seed
-
-RenderMode = Literal["text", "rgb_array"]
+from turnwise.types import Media, Observation, Reduction, Split
 
 OUTCOMES = ("reward", "terminated", "truncated")
 _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)
 
 
-class GymnasiumEnv(TextEnv):
+class GymnasiumEnv(HeldOutEnv):
     """The environment `id` of gymnasium's registry. Its results stay as they are, except that observations become text.
 
     An action that isn't one of the words (in any case) doesn't reach the environment: it costs `format_penalty` (≤ 0), the
@@ -87,7 +86,7 @@ class GymnasiumEnv(TextEnv):
 
         self._id = id
         self._env, draws = make.make_gymnasium(id, kwargs or {}, "ansi" if renderer == "ansi" else "rgb_array")
-        known = known_of(self._env)
+        known = known_class(self._env)
         self._draw = make.draw if draws and renderer != "ansi" else None
         if not draws and (renderer == "ansi" or render_mode == "rgb_array"):
             modes = self._env.metadata.get("render_modes", [])
@@ -101,7 +100,7 @@ class GymnasiumEnv(TextEnv):
         self._numbers = {word.lower(): number for number, word in self._words.items()}
         self._shows_text = render_mode == "text" or renderer is not None
         self.shows_pictures = render_mode == "rgb_array"
-        self._render: Renderer | None = _renderer(id, renderer, known.renderers)
+        self._render = _renderer(id, renderer, known.renderers)
         self._describe = spaces.describe
         if self._render is None and self._shows_text:
             spaces.check_observations(self._env.observation_space, f"gymnasium's {id}")
@@ -110,29 +109,22 @@ class GymnasiumEnv(TextEnv):
         self._format_penalty = float(format_penalty)
         rules = f"{known.rules}\n" if known.rules else ""
         self._instruction = f"{rules}Actions: {', '.join(self.actions)}." if env_instruction is None else env_instruction
-        self._key, self._split, self._seed = known.state_key, split, 0
+        self._split = split
+        self._key = load_function(known.state_key, "state_key", EnvironmentFault, ["env"]) if known.state_key else None
         self._sees_number = spaces.is_number(self._env.observation_space)
         self._quiet: Callable[[], AbstractContextManager[None]] = silenced if known.prints else nullcontext
         self._observation: Any = None
         self._shown: str | Observation | None = None
-        self.plays_all = False
 
     def reset(self, *, seed: int | None = None) -> tuple[str | Observation, dict[str, Any]]:
-        """Starts the episode of `seed`, or with a `split` of the first seed after it whose start belongs there.
-
-        Where there are too few for a `split`, all are played.
-        """
-        self._seed = derive_seed(self._seed, "next") if seed is None else seed
-        self.plays_all = False
-        for candidate in candidate_seeds(self._seed, f"gymnasium's {self._id}", self._split):
-            with self._quiet():
-                self._observation, _ = self._env.reset(seed=candidate)
-            if in_split(str(self.state_key()), self._split):
-                break
-        else:
-            self.plays_all = True
+        self._start(f"gymnasium's {self._id}", seed, self._split, self._begin)
         self._shown = self._observe()
         return self._shown, {"env_instruction": self._instruction}
+
+    def _begin(self, seed: int) -> str:
+        with self._quiet():
+            self._observation, _ = self._env.reset(seed=seed)
+        return str(self.state_key())
 
     def step(self, action: str) -> Step:
         if self._shown is None:
@@ -198,18 +190,15 @@ class GymnasiumEnv(TextEnv):
         return self._render(self._observation, self._env)
 
 
-def _renderer(env_id: str, name: str | None, known: Mapping[str, Renderer]) -> Renderer | None:
+def _renderer(env_id: str, name: str | None, known: Mapping[str, str]) -> Callable[[Any, Any], str] | None:
     """The function that a config's `renderer` means, None for the space's own text."""
-    if name is None:
-        return next(iter(known.values()), None)
+    name = next(iter(known), "space") if name is None else name
     if name == "space":
         return None
     if name == "ansi":
         return _ansi
-    if name in known:
-        return known[name]
-    if ":" in name:
-        return load_function(name, "renderer", EnvironmentFault, ["observation", "env"])
+    if ":" in (entry := known.get(name, name)):
+        return load_function(entry, "renderer", EnvironmentFault, ["observation", "env"])
     names = ("space", "ansi", *known)
     raise EnvironmentFault(
         f"unknown renderer {name!r} for gymnasium's {env_id}; there are {', '.join(names)}, and module:function."

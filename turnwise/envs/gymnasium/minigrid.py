@@ -8,15 +8,6 @@ from numpy.typing import NDArray
 
 from turnwise.envs.hold_out import fingerprint
 
-ACTIONS = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
-"""Turn left, turn right, walk one cell ahead; take the object ahead, put the carried one there, open or close it."""
-
-RULES = """\
-You see a grid from above. # wall, . floor, ? out of sight, G goal, ~ lava. A letter with a colour is an object: k key, b ball,
-x box, d closed door, l locked door, o open door; r red, g green, b blue, p purple, y yellow, e grey.
-^ > v < is you and where you look; in a view that turns with you that is up. left and right turn you, forward walks; pickup,
-drop and toggle (a door, a box) act on the cell ahead."""
-
 UNSEEN, EMPTY, WALL, FLOOR, DOOR, KEY, BALL, BOX, GOAL, LAVA, AGENT = range(11)
 PLAIN = {UNSEEN: "?", EMPTY: ".", WALL: "#", FLOOR: ".", GOAL: "G", LAVA: "~", AGENT: "."}
 OBJECTS = {KEY: "k", BALL: "b", BOX: "x"}

@@ -6,13 +6,14 @@ a step, no other library.
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.envs.arguments import check_choice, check_format_penalty, words_by_number
-from turnwise.envs.base import Step, TextEnv
+from turnwise.envs.arguments import words_by_number
+from turnwise.envs.base import Step
+from turnwise.envs.grid import GridEnv, ObservationKind, RenderMode
 from turnwise.envs.sokoban.picture import draw_room
 from turnwise.envs.sokoban.room import (
     BOX,
@@ -31,19 +32,14 @@ from turnwise.envs.sokoban.room import (
 )
 from turnwise.envs.sokoban.solver import shortest_solution
 from turnwise.errors import EnvironmentFault
-from turnwise.types import Media, Observation, Reduction, Split, derive_seed
-
-ObservationKind = Literal["grid", "coordinates", "both"]
-RenderMode = Literal["text", "rgb_array"]
+from turnwise.types import Observation, Split, derive_seed
 
 GRID_LOOKUP = MappingProxyType({0: "#", 1: "_", 2: "O", 3: "√", 4: "X", 5: "P", 6: "S"})
 MEANINGS = ("wall", "floor", "target", "box on target", "box", "player", "player on target")
-ACTIONS = MappingProxyType({1: "Up", 2: "Down", 3: "Left", 4: "Right"})
-
 STEP_REWARD, TARGET_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 
 
-class SokobanEnv(TextEnv):
+class SokobanEnv(GridEnv):
     """A room with boxes, drawn anew from each seed so that it can be solved; it ends when every box is on a target.
 
     Each step pays −0.1, +1 for a box that comes onto a target, −1 for one that leaves it, and +10 when all are there. An
@@ -77,9 +73,8 @@ class SokobanEnv(TextEnv):
     (-0.1, (10.9, True))
     """
 
-    metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
-        {"success": "last", "action_is_valid": "mean", "action_is_effective": "mean", "format_penalty": "mean"}
-    )
+    name, scene = "Sokoban", "room"
+    words = MappingProxyType({1: "Up", 2: "Down", 3: "Left", 4: "Right"})
 
     def __init__(
         self,
@@ -96,27 +91,17 @@ class SokobanEnv(TextEnv):
         action_lookup: Mapping[Any, str] | None = None,
         env_instruction: str | None = None,
     ) -> None:
-        check_choice("Sokoban", "render_mode", render_mode, get_args(RenderMode))
-        check_choice("Sokoban", "observation", observation, get_args(ObservationKind))
-        check_choice("Sokoban", "split", split, (*get_args(Split), None))
-        check_format_penalty(format_penalty)
+        super().__init__(render_mode, observation, format_penalty, split, action_lookup)
         self._symbols = words_by_number(
             "grid_lookup", GRID_LOOKUP if grid_lookup is None else grid_lookup, tuple(GRID_LOOKUP), is_case_sensitive=True
         )
         self._meanings = self._checked_meanings(grid_vocab)
-        self.actions = words_by_number("action_lookup", ACTIONS if action_lookup is None else action_lookup, tuple(ACTIONS))
-        """The four words: up, down, left, right."""
-        self._numbers = {word.lower(): number for number, word in enumerate(self.actions)}
         check_room_arguments(dim_room, num_boxes, search_depth)
         height, width = dim_room
         self._dim_room = (height, width)
-        self._num_boxes, self._search_depth, self._split = num_boxes, search_depth, split
+        self._num_boxes, self._search_depth = num_boxes, search_depth
         self._fixed_room = None if room_rows is None else read_room(room_rows)
-        self._render_mode, self._observation_kind = render_mode, observation
-        self.shows_pictures = render_mode == "rgb_array"
-        self._format_penalty = float(format_penalty)
-        self._instruction = self._rules() if env_instruction is None else env_instruction
-        self._seed = 0
+        self._instruction = self._own_rules() if env_instruction is None else env_instruction
         self._layout: Layout | None = None
         self._room_id = self._scenery = ""
         self._plan: dict[State, int] = {}
@@ -155,17 +140,10 @@ class SokobanEnv(TextEnv):
         number = self._numbers.get(action.strip().lower())
         if number is not None and not was_solved:
             self.state = move(layout, before, number)
+        is_solved, is_effective = self.is_solved, self.state != before
         gained = len(self.state.boxes & layout.targets) - len(before.boxes & layout.targets)
-        reward = STEP_REWARD + TARGET_REWARD * gained + SOLVED_REWARD * (self.is_solved and not was_solved)
-        penalty = self._format_penalty if number is None else 0.0
-        metrics = {
-            "success": float(self.is_solved),
-            "action_is_valid": float(number is not None),
-            "action_is_effective": float(self.state != before),
-            "format_penalty": penalty,
-        }
-        info = {"metrics": metrics, "action": None if number is None else self.actions[number]}
-        return self._observe(), reward + penalty, self.is_solved, False, info
+        reward = STEP_REWARD + TARGET_REWARD * gained + SOLVED_REWARD * (is_solved and not was_solved)
+        return self._step(number, reward, is_success=is_solved, is_effective=is_effective, is_over=is_solved)
 
     def state_key(self) -> str:
         """Walls, targets, player and boxes: the full state, however it is shown."""
@@ -183,21 +161,8 @@ class SokobanEnv(TextEnv):
     def render(self) -> NDArray[np.uint8]:
         return draw_room(cell_numbers(self.layout, self.state), self.layout.width)
 
-    def _observe(self) -> str | Observation:
-        if self._render_mode == "rgb_array":
-            return Observation("The picture shows the room.", (Media("image", self.render()),))
-        match self._observation_kind:
-            case "grid":
-                return self._grid()
-            case "coordinates":
-                return self._coordinates()
-            case "both":
-                return f"{self._grid()}\n{self._coordinates()}"
-
-    def _grid(self) -> str:
-        cells = [self._symbols[number] for number in cell_numbers(self.layout, self.state)]
-        width = self.layout.width
-        return "\n".join(" ".join(cells[start : start + width]) for start in range(0, len(cells), width))
+    def _cells(self) -> tuple[list[str], int]:
+        return [self._symbols[number] for number in cell_numbers(self.layout, self.state)], self.layout.width
 
     def _coordinates(self) -> str:
         """Inner walls, targets, boxes and player as `symbol row,column`, also where two of them share a place.
@@ -210,21 +175,13 @@ class SokobanEnv(TextEnv):
         width = self.layout.width
         return " ".join(f"{self._symbols[number]}{cell // width},{cell % width}" for cell in sorted(cells))
 
-    def _rules(self) -> str:
-        lines = ["You push boxes in a room. Bring every box onto a target; boxes can't be pulled."]
-        if self._render_mode == "text":
-            symbols = zip(self._symbols, self._meanings, strict=True)
-            lines.append("Symbols: " + ", ".join(f"{symbol} {meaning}" for symbol, meaning in symbols) + ".")
-        if self._render_mode == "text" and self._observation_kind != "grid":
-            lines.append(
-                "A symbol with row,column stands at that place, counted from 0 at the top left. "
-                "The walls around the room aren't named; the rest is floor."
-            )
-        lines.append(
-            f"Actions: {', '.join(self.actions)}. Each moves you by one cell, and pushes the box that stands there "
-            f"if the cell behind it is free."
+    def _own_rules(self) -> str:
+        return self._rules(
+            "You push boxes in a room. Bring every box onto a target; boxes can't be pulled.",
+            zip(self._symbols, self._meanings, strict=True),
+            ". The walls around the room aren't named; the rest is floor.",
+            ", and pushes the box that stands there if the cell behind it is free.",
         )
-        return "\n".join(lines)
 
     def _checked_meanings(self, vocab: Mapping[str, str] | None) -> tuple[str, ...]:
         if vocab is None:

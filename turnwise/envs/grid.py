@@ -1,0 +1,116 @@
+"""What the grid worlds share: four words as actions, a text or a picture as observation, and the tiles of pictures."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.envs.arguments import check_choice, check_format_penalty, words_by_number
+from turnwise.envs.base import Step, TextEnv
+from turnwise.types import Media, Observation, Reduction, Split
+
+ObservationKind = Literal["grid", "coordinates", "both"]
+RenderMode = Literal["text", "rgb_array"]
+Cell = TypeVar("Cell")
+
+TILE = 32
+"""Pixels of a cell's side."""
+FACE = (246, 214, 180)
+y: NDArray[np.float64]
+x: NDArray[np.float64]
+y, x = np.mgrid[0:TILE, 0:TILE] / (TILE - 1) - 0.5
+
+
+def disc(left: float, top: float, radius: float) -> NDArray[np.bool_]:
+    """The pixels of a disc in a tile, whose sides are 1 and whose middle is 0."""
+    return (x - left) ** 2 + (y - top) ** 2 <= radius**2
+
+
+def box(left: float, top: float, right: float, bottom: float) -> NDArray[np.bool_]:
+    """The pixels of a box in a tile."""
+    return (x >= left) & (x <= right) & (y >= top) & (y <= bottom)
+
+
+PLAYER_COAT, PLAYER_FACE = disc(0, 0.36, 0.27) & (y <= 0.38), disc(0, -0.06, 0.17)
+
+
+def draw(cells: Sequence[Cell], width: int, paint: Callable[[NDArray[np.uint8], int, Cell], None]) -> NDArray[np.uint8]:
+    """A picture, uint8 [TILE · rows, TILE · columns, 3], whose tiles `paint(tile, index, cell)` paints."""
+    picture = np.empty((TILE * len(cells) // width, TILE * width, 3), np.uint8)
+    for index, cell in enumerate(cells):
+        row, column = divmod(index, width)
+        paint(picture[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE], index, cell)
+    return picture
+
+
+class GridEnv(TextEnv):
+    """A world of cells. An action is one of four words, in any case; anything else moves nothing and costs `format_penalty`."""
+
+    name: ClassVar[str]
+    scene: ClassVar[str]
+    words: ClassVar[Mapping[int, str]]
+    """Number → word of each action."""
+    metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType(
+        {"success": "last", "action_is_valid": "mean", "action_is_effective": "mean", "format_penalty": "mean"}
+    )
+
+    def __init__(
+        self,
+        render_mode: RenderMode,
+        observation: ObservationKind,
+        format_penalty: float,
+        split: Split | None,
+        action_lookup: Mapping[Any, str] | None,
+    ) -> None:
+        check_choice(self.name, "render_mode", render_mode, get_args(RenderMode))
+        check_choice(self.name, "observation", observation, get_args(ObservationKind))
+        check_choice(self.name, "split", split, (*get_args(Split), None))
+        check_format_penalty(format_penalty)
+        lookup = self.words if action_lookup is None else action_lookup
+        self.actions = words_by_number("action_lookup", lookup, tuple(self.words))
+        self.shows_pictures = render_mode == "rgb_array"
+        self._numbers = {word.lower(): number for number, word in enumerate(self.actions)}
+        self._observation_kind, self._split = observation, split
+        self._format_penalty = float(format_penalty)
+        self._seed = 0
+
+    @abstractmethod
+    def _cells(self) -> tuple[Sequence[str], int]:
+        """The symbol of each cell, row after row, and the number of columns."""
+
+    @abstractmethod
+    def _coordinates(self) -> str: ...
+
+    def _observe(self) -> str | Observation:
+        if self.shows_pictures:
+            return Observation(f"The picture shows the {self.scene}.", (Media("image", self.render()),))
+        if self._observation_kind == "coordinates":
+            return self._coordinates()
+        cells, width = self._cells()
+        grid = "\n".join(" ".join(cells[start : start + width]) for start in range(0, len(cells), width))
+        return grid if self._observation_kind == "grid" else f"{grid}\n{self._coordinates()}"
+
+    def _step(self, number: int | None, reward: float, *, is_success: bool, is_effective: bool, is_over: bool) -> Step:
+        """What `step` returns for the action of this number, None for a word that is no action."""
+        penalty = self._format_penalty if number is None else 0.0
+        metrics = {
+            "success": float(is_success),
+            "action_is_valid": float(number is not None),
+            "action_is_effective": float(is_effective),
+            "format_penalty": penalty,
+        }
+        info = {"metrics": metrics, "action": None if number is None else self.actions[number]}
+        return self._observe(), reward + penalty, is_over, False, info
+
+    def _rules(self, goal: str, symbols: Iterable[tuple[str, str]], unnamed: str, moves: str) -> str:
+        """The rules that open the first prompt; `unnamed` says what coordinates leave out, `moves` what a move meets."""
+        lines = [goal]
+        if not self.shows_pictures:
+            lines.append("Symbols: " + ", ".join(f"{symbol} {meaning}" for symbol, meaning in symbols) + ".")
+            if self._observation_kind != "grid":
+                lines.append(f"A symbol with row,column stands at that place, counted from 0 at the top left{unnamed}")
+        lines.append(f"Actions: {', '.join(self.actions)}. Each moves you by one cell{moves}")
+        return "\n".join(lines)
