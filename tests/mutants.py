@@ -4,7 +4,8 @@ A mutant is a piece of the package's code and what stands there instead (`mutant
 however the lines are broken. Each is applied to a copy of the package in a temporary folder, and its tests run against the copy
 in a process of their own, forked off one that has imported the libraries; as many at a time as there are cores.
 A mutant that its tests let pass has survived: a test is missing. Beside one that was killed stands the test that failed.
-`--check` only looks whether every piece is in the source.
+`--check` only looks whether every piece is in the source. `--changed REVISION` chooses the mutants that are new since then, and
+those whose file or tests have changed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +25,7 @@ import tokenize
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -84,6 +87,7 @@ def _text(marked: str) -> str:
     return "\n".join(line[4:] for line in marked.splitlines())
 
 
+@cache  # Several mutants change one file.
 def _tokens(code: str) -> list[tokenize.TokenInfo]:
     """The tokens of a piece of code, without line breaks, indentation, comments, and commas before a closing bracket."""
     tokens: list[tokenize.TokenInfo] = []
@@ -129,6 +133,18 @@ def _is_there(test: str) -> bool:
     file, _, name = test.partition("::")
     function = name.partition("[")[0].rpartition("::")[2]
     return (ROOT / file).is_file() and f"def {function}" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def changed(mutants: Sequence[Mutant], revision: str) -> list[Mutant]:
+    """The mutants that are new since the revision, or whose file or tests have changed; all where git doesn't know it."""
+    difference, table = (
+        subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
+        for command in (["diff", "--name-only", revision], ["show", f"{revision}:tests/mutants.txt"])
+    )
+    if difference.returncode or table.returncode:
+        return list(mutants)
+    files, old = set(difference.stdout.split()), set(read_mutants(table.stdout))
+    return [m for m in mutants if m not in old or files & {f"turnwise/{m.file}", *(t.partition("::")[0] for t in m.tests)}]
 
 
 def run(mutants: Sequence[Mutant]) -> list[str]:
@@ -260,9 +276,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of names; all where none is given")
     parser.add_argument("--check", action="store_true", help="run nothing")
+    parser.add_argument("--changed", metavar="REVISION", help="only what has changed since")
     options = parser.parse_args(arguments)
     mutants = read_mutants((Path(__file__).parent / "mutants.txt").read_text(encoding="utf-8"))
     chosen = [mutant for mutant in mutants if not options.names or any(name in mutant.name for name in options.names)]
+    if options.changed:
+        chosen = changed(chosen, options.changed)
     problems = stale(mutants) or ([] if options.check or not chosen else run(chosen))
     print("\n".join(problems) or f"{len(chosen)} mutants: {'all pieces are there' if options.check else 'all killed'}")
     return int(bool(problems))
