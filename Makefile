@@ -5,7 +5,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-extras test-engines test-full gpu check format docs clean
+.PHONY: quickstart test test-extras engines test-engines test-full gpu check format docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python examples/frozen_lake/quickstart.py
@@ -18,7 +18,11 @@ test: $(VENV)/.installed-dev
 test-extras: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/extras --durations=8
 
-# Ray, DeepSpeed, Megatron and vLLM against plain torch, each in an environment of its own, made once outside this folder. What is
+# The environments of Ray, DeepSpeed, Megatron, vLLM and the trackers, made once outside this folder: some 10 GB.
+engines: $(VENV)/.installed-dev
+	$(BIN)/python tests/engines/environment.py
+
+# Each engine's own smoke test and a check of its numbers against plain torch; with TURNWISE_FULL=1 their long tests too. What is
 # skipped is said, with what this machine lacks.
 test-engines: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines -s -rs --durations=0 --durations-min=1

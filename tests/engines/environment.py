@@ -1,4 +1,6 @@
-"""`python tests/engines/environment.py ENGINE` prints the Python of an engine's own environment, and makes it if need be.
+"""`python tests/engines/environment.py ENGINE …` makes the environments of these engines, or of all, two at a time.
+
+It prints the minutes and MB of each that wasn't there.
 
 The environments lie outside the checkout, in TURNWISE_ENGINES (else ~/.cache/turnwise/engines): one for each engine and content
 of constraints.txt. They hold the engine and what turnwise needs, but not turnwise itself: tests put the checkout on PYTHONPATH.
@@ -17,6 +19,8 @@ import sys
 import sysconfig
 import time
 import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,35 +30,49 @@ EXTRAS = {"ray": "ray", "deepspeed": "deepspeed", "megatron": "megatron", "vllm"
 """The extra of pyproject.toml behind each engine."""
 TESTING = {"deepspeed": ["pytest", "peft", "accelerate"]}
 """What an engine's tests need beside it."""
-NEEDED_MB = 5000
-"""Free space for making an environment: the largest, and what pip unpacks beside it."""
+NEEDED_MB = 8000
+"""Free space for making two environments at a time, and for what pip unpacks beside them."""
 TRACKERS = ("wandb", "swanlab", "mlflow")
 """The extras of `trackers`."""
 
+NO_NETWORK = ("NewConnectionError", "ConnectTimeoutError", "NameResolutionError", "ProxyError")
+"""What pip writes where it finds no way to an index. A download that breaks off is another error."""
 UNUSABLE = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 """Packages that come along as builds for accelerators: `import transformers` fails beside them."""
+
+
+class LackingError(RuntimeError):
+    """This machine lacks what the engine needs: space, a processor that it is built for, or a way to a package index."""
+
+
+class InstallError(RuntimeError):
+    """pip could not make an environment, though this machine has what it needs."""
 
 
 def engine_python(engine: str) -> Path:
     """The interpreter of the engine's environment. Takes minutes where it has to be made.
 
     Raises:
-        subprocess.CalledProcessError: pip could not install it.
+        LackingError: see there.
+        InstallError: see there.
     """
     folder = _folder(engine)
+    if sentence := lacking(engine):
+        raise LackingError(sentence)
     with open(_home() / f"{engine}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             started = time.monotonic()
             _make(engine, folder)
             size = sum(file.lstat().st_size for file in folder.rglob("*")) / 1e6
-            print(
-                f"made {folder.name}: {(time.monotonic() - started) / 60:.1f} minutes, {size:.0f} MB",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"made {folder.name}: {(time.monotonic() - started) / 60:.1f} minutes, {size:.0f} MB", flush=True)
             (folder / "complete").touch()
     return folder / "bin" / "python"
+
+
+def made() -> list[str]:
+    """The engines whose environments are there."""
+    return [engine for engine in EXTRAS if (_folder(engine) / "complete").exists()]
 
 
 def lacking(engine: str) -> str | None:
@@ -83,7 +101,7 @@ def _folder(engine: str) -> Path:
 
 def _make(engine: str, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     if engine == "trackers":
@@ -92,11 +110,42 @@ def _make(engine: str, folder: Path) -> None:
         (packages / "behind.pth").write_text(sysconfig.get_path("purelib"))
     else:
         wanted = project["dependencies"] + extras[EXTRAS[engine]] + TESTING.get(engine, [])
-    pip = [folder / "bin" / "python", "-m", "pip", "-qq", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "-c", CONSTRAINTS, *wanted], check=True, stdout=sys.stderr)
+    # Only what is imported is compiled, when it is first imported: less than half of it.
+    _pip(folder, "install", "--no-compile", "-c", str(CONSTRAINTS), *wanted)
     if engine in UNUSABLE:
-        subprocess.run([*pip, "uninstall", "-y", *UNUSABLE[engine]], check=True, stdout=sys.stderr)
+        _pip(folder, "uninstall", "-y", *UNUSABLE[engine])
+
+
+def _pip(folder: Path, *arguments: str) -> None:
+    """Runs the pip of the Python at hand on the environment in the folder."""
+    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "-q", "--disable-pip-version-check"]
+    run = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    if run.returncode == 0:
+        return
+    said = run.stdout + run.stderr
+    for line in said.splitlines():
+        if any(sign in line for sign in NO_NETWORK):
+            raise LackingError(f"{folder} isn't there, and this machine reaches no package index to make it from; pip: {line}")
+    raise InstallError(f"pip could not make {folder}; the versions come from {CONSTRAINTS}. It said:\n{said}")
+
+
+def main(engines: Sequence[str]) -> int:
+    """Makes the environments that this machine can hold; 1 where pip failed on one."""
+    failed = []
+
+    def make(engine: str) -> None:
+        try:
+            engine_python(engine)
+        except LackingError as error:
+            print(f"no environment of {engine}: {error}", flush=True)
+        except InstallError as error:
+            failed.append(f"error: {error}")
+
+    with ThreadPoolExecutor(2) as pool:  # While one waits for the network, the other computes.
+        list(pool.map(make, engines))
+    print("\n".join(failed), file=sys.stderr, end="")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
-    print(engine_python(sys.argv[1]))
+    sys.exit(main(sys.argv[1:] or [*EXTRAS, "trackers"]))

@@ -11,7 +11,7 @@ import pytest
 
 ENGINES = Path(__file__).parent
 sys.path.insert(0, str(ENGINES))
-from environment import EXTRAS, engine_python, lacking  # noqa: E402
+from environment import EXTRAS, LackingError, engine_python  # noqa: E402
 
 TIMEOUT_S = 1200
 PATHS = (ENGINES, ENGINES.parent / "support", ENGINES.parents[1])
@@ -23,10 +23,12 @@ SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("vllm", "contract_vllm.py"), (
 
 @pytest.mark.parametrize(("engine", "script"), SCRIPTS)
 def test_agrees_with_plain_torch(engine, script):
-    if sentence := lacking(engine):
-        pytest.skip(sentence)
+    try:
+        python = engine_python(engine)
+    except LackingError as error:
+        pytest.skip(str(error))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "HF_HUB_OFFLINE": "1"}
-    command = [engine_python(engine), ENGINES / script]
+    command = [python, ENGINES / script]
     run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
     assert f"{engine}" in run.stdout
