@@ -220,7 +220,7 @@ class _Moments:
     def begin(self, optimizer: Any, deepspeed: ModuleType, stage: int) -> None:
         """Gives each share of the weights the state that AdamW would make at its first step. DeepSpeed, which finds a
         parameter's moments through them, looks after the first group's step, when the other groups have none yet."""
-        self._utils = deepspeed.utils
+        self._utils, self._stage = deepspeed.utils, stage
         shares = optimizer.fp32_partitioned_groups_flat if stage == 3 else optimizer.single_partition_of_fp32_groups
         for share in shares:
             moments = {name: torch.zeros_like(share) for name in _MOMENTS}
@@ -246,7 +246,17 @@ class _Moments:
         for number, (parameter, shape) in enumerate(zip(self._parameters, self._shapes, strict=True)):
             for name in _MOMENTS:
                 value = state[number][name] if number in state else torch.zeros(shape)
-                self._utils.safe_set_full_optimizer_state(parameter, value.to(parameter.device), name)
+                self._set(parameter, value.to(parameter.device), name)
+
+    def _set(self, parameter: Any, value: Tensor, name: str) -> None:
+        if self._stage < 3:
+            self._utils.safe_set_full_optimizer_state(parameter, value, name)
+            return
+        # DeepSpeed's own function fails where the ranks don't divide the number of elements: shares are padded to equal sizes.
+        size, rank = parameter.ds_tensor.numel(), dist.get_rank()
+        padded = torch.zeros(size * dist.get_world_size(), device=value.device)
+        padded[: value.numel()] = value.flatten()
+        self._utils.safe_set_local_optimizer_state(parameter, padded[rank * size : (rank + 1) * size], name)
 
 
 def _import_deepspeed(device: torch.device) -> ModuleType:
