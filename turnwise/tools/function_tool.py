@@ -2,17 +2,28 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, nearest
 from turnwise.runtime.foreign import Foreign
 from turnwise.runtime.threads import DaemonPool
 from turnwise.types import Observation, Task
 
 
-class FunctionTool:
+class StatelessTool:
+    """The parts of a `protocols.Tool` that keeps nothing between calls, and rewards nothing."""
+
+    async def create(self, task: Task) -> None: ...
+
+    async def calc_reward(self, state: None) -> float:
+        return 0.0
+
+    async def release(self, state: None) -> None: ...
+
+
+class FunctionTool(StatelessTool):
     """A function without state. A coroutine function is awaited, another one runs in a thread. A result that is no text is
     shown as JSON.
 
@@ -37,8 +48,6 @@ class FunctionTool:
         self._name = str(function.__name__)
         self._pool = DaemonPool(self._name)
 
-    async def create(self, task: Task) -> None: ...
-
     async def execute(self, state: None, arguments: Mapping[str, Any]) -> str | Observation:
         if inspect.iscoroutinefunction(self._function):
             result = await self._function(**arguments)
@@ -46,14 +55,16 @@ class FunctionTool:
             result = await self._pool.call(partial(self._called, arguments))
         return result if isinstance(result, str | Observation) else json.dumps(result, ensure_ascii=False)
 
-    async def calc_reward(self, state: None) -> float:
-        return 0.0
-
-    async def release(self, state: None) -> None: ...
-
     def _called(self, arguments: Mapping[str, Any]) -> Any:
         with Foreign(self._name):
             return self._function(**arguments)
+
+
+def check_keys(tool: str, config: Mapping[str, Any], known: Iterable[str]) -> None:
+    names = list(known)
+    for key in config:
+        if key not in names:
+            raise ConfigError(f"{tool}: config has no key {key!r}; it has {', '.join(names)}.{nearest(key, names)}")
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:

@@ -1,31 +1,17 @@
 """The published tool and the published user of GSM8K: the model gives an answer and is told whether it is right."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from turnwise.data.reward_functions import gsm8k_score
 from turnwise.errors import EnvironmentFault
 from turnwise.types import Message, Task
 
-SCHEMA: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "calc_gsm8k_reward",
-        "description": "A tool for calculating the reward of gsm8k. (1.0 if parsed answer is correct, 0.0 if parsed answer is "
-        "incorrect or not correctly parsed)",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "answer": {
-                    "type": "string",
-                    "description": "The model's answer to the GSM8K math problem, must be a digits",
-                }
-            },
-            "required": ["answer"],
-        },
-    },
-}
+SCHEMA: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+"""The published schema."""
 UNIMPROVED = -0.05
 """Reward of a submission that is no better than the one before."""
 

@@ -4,8 +4,8 @@ It is started as `python -I -S jail.py FOLDER {"…": …}` with the limits, and
 Its first line of output says how it is isolated, or why it can't be; what follows is the output of the code.
 
 Landlock (kernel 6.2 or newer) opens the standard library, shared libraries and the folder itself, and nothing else. Seccomp
-allows the system calls below, so that there is no network, no other process, no signal to one, and no way to ask for more
-rights.
+allows the system calls of `jail.json`, so that there is no network, no other process, no signal to one, and no way to ask for
+more rights.
 """
 
 import builtins
@@ -38,28 +38,11 @@ ALL_ACCESS = (1 << 15) - 1
 
 MACHINES = {"x86_64": 0, "aarch64": 1}
 ARCHITECTURES = (0xC000003E, 0xC00000B7)
-ALLOWED = """
-read:0:63 write:1:64 close:3:57 fstat:5:80 newfstatat:262:79 stat:4:- lstat:6:- poll:7:- lseek:8:62 mmap:9:222
-mprotect:10:226 munmap:11:215 brk:12:214 rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139 pread64:17:67
-pwrite64:18:68 readv:19:65 writev:20:66 access:21:- pipe:22:- pipe2:293:59 select:23:- sched_yield:24:124 mremap:25:216
-msync:26:227 madvise:28:233 dup:32:23 dup2:33:- dup3:292:24 pause:34:- nanosleep:35:101 getitimer:36:102 alarm:37:-
-setitimer:38:103 getpid:39:172 sendfile:40:71 exit:60:93 uname:63:160 fsync:74:82 fdatasync:75:83 ftruncate:77:46
-getdents64:217:61 getcwd:79:17 chdir:80:49 fchdir:81:50 open:2:- openat:257:56 rename:82:- renameat:264:38 renameat2:316:276
-unlink:87:- unlinkat:263:35 symlink:88:- symlinkat:266:36 readlink:89:- readlinkat:267:78 umask:95:166 gettimeofday:96:169
-getrlimit:97:163 getrusage:98:165 sysinfo:99:179 times:100:153 time:201:- getuid:102:174 getgid:104:176 geteuid:107:175
-getegid:108:177 getppid:110:173 getgroups:115:158 sigaltstack:131:132 statfs:137:43 fstatfs:138:44 gettid:186:178
-futex:202:98 sched_getaffinity:204:123 epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232:- epoll_pwait:281:22
-eventfd2:290:19 faccessat:269:48 faccessat2:439:439 pselect6:270:72 ppoll:271:73 set_robust_list:273:99 getrandom:318:278
-copy_file_range:326:285 statx:332:291 rseq:334:293 clock_gettime:228:113 clock_getres:229:114 clock_nanosleep:230:115
-exit_group:231:94 restart_syscall:219:128 membarrier:324:283 recvfrom:45:207
-"""
-"""System calls by name, with their numbers on x86_64 and aarch64. Source: asm/unistd_64.h, asm-generic/unistd.h of Linux."""
-ONLY_WITH = """
-socketpair:53:199:0:1 sendto:44:206:5:0 prctl:157:167:0:15 prlimit64:302:261:0:0 fcntl:72:25:1:0,1,2,3,4,5,6,7,1030
-ioctl:16:29:1:0x5401,0x5421,0x5450,0x5451 kill:62:129:0:pid tgkill:234:131:0:pid
-"""
-"""Calls allowed for some values of one argument: unix pairs, messages without an address, a thread's name, own limits,
-fcntl without owners of signals, ioctl of terminals' kind and of non-blocking and inherited files, signals to itself."""
+with open(os.path.join(os.path.dirname(__file__), "jail.json"), encoding="utf-8") as file:
+    CALLS = json.load(file)
+"""`allowed`: system calls with their numbers on `MACHINES`. `only_with`: calls allowed for some values of one argument: unix
+pairs, messages without an address, a thread's name, own limits, fcntl without owners of signals, ioctl of terminals' kind and
+of non-blocking and inherited files, signals to itself."""
 CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000
 
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
@@ -155,13 +138,12 @@ def rules_of_files() -> int:
 def filter_of_calls(column: int) -> bytes:
     """The filter as instructions of classic BPF: code, jump if true, jump if false, operand."""
     program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[column]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
-    for item in ALLOWED.split():
-        if (number := item.split(":")[1 + column]) != "-":
-            program += [(EQUAL, 0, 1, int(number)), (RETURN, 0, 0, ALLOW)]
-    for item in ONLY_WITH.split():
-        _, *numbers, argument, values = item.split(":")
-        tests = [(EQUAL, 0, 1, os.getpid() if value == "pid" else int(value, 0)) for value in values.split(",")]
-        program += [(EQUAL, 0, 2 + 2 * len(tests), int(numbers[column])), (LOAD, 0, 0, 16 + 8 * int(argument))]
+    for numbers in CALLS["allowed"].values():
+        if (number := numbers[column]) is not None:
+            program += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+    for call in CALLS["only_with"].values():
+        tests = [(EQUAL, 0, 1, os.getpid() if value == "pid" else value) for value in call["values"]]
+        program += [(EQUAL, 0, 2 + 2 * len(tests), call["numbers"][column]), (LOAD, 0, 0, 16 + 8 * call["argument"])]
         program += [line for test in tests for line in (test, (RETURN, 0, 0, ALLOW))]
         program.append((RETURN, 0, 0, ERRNO | EACCES))
     program += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, 16), (ANY_BIT, 0, 1, CLONE_THREAD), (RETURN, 0, 0, ALLOW)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from turnwise.errors import ConfigError, EnvironmentFault, NotAvailableError, ToolError, nearest
 from turnwise.runtime.threads import DaemonThread
-from turnwise.types import Task
+from turnwise.tools.function_tool import StatelessTool, check_keys
 
 CONNECT_S = 60.0
 """Seconds that a server has to start and to name its tools."""
@@ -32,9 +32,8 @@ class McpServer:
     """
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
+        check_keys("mcp", config, KEYS)
         for key, value in config.items():
-            if key not in KEYS:
-                raise ConfigError(f"mcp: config has no key {key!r}; it has {', '.join(KEYS)}.{nearest(key, KEYS)}")
             texts = [value] if isinstance(value, str) else [*value, *(value.values() if isinstance(value, dict) else [])]
             if not isinstance(value, KEYS[key]) or not value or not all(isinstance(text, str) for text in texts):
                 raise ConfigError(f"mcp: config.{key} is {value!r}; it must be a {KEYS[key].__name__} of texts")
@@ -56,15 +55,13 @@ class McpServer:
         return iter(self._tools)
 
 
-class McpTool:
+class McpTool(StatelessTool):
     """A tool of a server. What goes wrong in the tool is the result, which the model reads."""
 
     def __init__(self, connection: _Connection, tool: Any) -> None:
         function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
         self.schema: Mapping[str, Any] = {"type": "function", "function": function}
         self._connection, self._name = connection, tool.name
-
-    async def create(self, task: Task) -> None: ...
 
     async def execute(self, state: None, arguments: Mapping[str, Any]) -> str:
         result = await asyncio.wrap_future(self._connection.start(self._connection.call(self._name, dict(arguments))))
@@ -73,11 +70,6 @@ class McpTool:
         if result.is_error:
             raise ToolError(text)
         return text
-
-    async def calc_reward(self, state: None) -> float:
-        return 0.0
-
-    async def release(self, state: None) -> None: ...
 
 
 class _Connection:

@@ -5,28 +5,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from turnwise.errors import ConfigError, nearest
+from turnwise.errors import ConfigError
+from turnwise.tools.function_tool import FunctionTool, check_keys
 from turnwise.tools.sandbox import Limits, isolation, run_python
-from turnwise.types import Task
 
 log = logging.getLogger(__name__)
 
-SCHEMA: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "python",
-        "description": "Runs a Python program and returns what it prints. Only the standard library is there, and no network; "
-        "each call begins anew.",
-        "parameters": {
-            "type": "object",
-            "properties": {"code": {"type": "string", "description": "The program."}},
-            "required": ["code"],
-        },
-    },
-}
 
-
-class PythonTool:
+class PythonTool(FunctionTool):
     """Runs each call in a fresh process. What goes wrong in the code is the result, which the model reads.
 
     Its config has the keys of `sandbox.Limits`.
@@ -37,24 +23,19 @@ class PythonTool:
     """
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
-        self.schema = tool_schema or SCHEMA
-        names = [field.name for field in fields(Limits)]
-        for key in config:
-            if key not in names:
-                raise ConfigError(f"tool python: config has no key {key!r}; it has {', '.join(names)}.{nearest(key, names)}")
+        check_keys("tool python", config, [field.name for field in fields(Limits)])
         try:
             self._limits = Limits(**config)
         except ConfigError as fault:
             raise ConfigError(f"tool python: config.{fault}") from None
         log.info("The tool python isolates the model's programs by %s", isolation())
+        super().__init__(self.python, tool_schema)
 
-    async def create(self, task: Task) -> None: ...
+    async def python(self, code: str) -> str:
+        """Runs a Python program and returns what it prints. It has the standard library, no network, and begins anew each time.
 
-    async def execute(self, state: None, arguments: Mapping[str, Any]) -> str:
-        result = await run_python(arguments["code"], self._limits)
+        Args:
+            code: The program.
+        """
+        result = await run_python(code, self._limits)
         return result.text or "The program printed nothing."
-
-    async def calc_reward(self, state: None) -> float:
-        return 0.0
-
-    async def release(self, state: None) -> None: ...

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.errors import ConfigError, DataError, NotAvailableError, nearest
+from turnwise.errors import ConfigError, DataError, NotAvailableError
 from turnwise.jsonl import read_jsonl
-from turnwise.tools.function_tool import FunctionTool
+from turnwise.tools.function_tool import FunctionTool, check_keys
 
 NUMBERS = {"k": 3, "max_document_length": 2000}
 """Most documents of a result, and most characters that are shown of each."""
@@ -26,10 +26,7 @@ class SearchTool(FunctionTool):
     """
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
-        names = ["documents", *NUMBERS]
-        for key in config:
-            if key not in names:
-                raise ConfigError(f"tool search: config has no key {key!r}; it has {', '.join(names)}.{nearest(key, names)}")
+        check_keys("tool search", config, ["documents", *NUMBERS])
         self._numbers = NUMBERS | {key: config[key] for key in NUMBERS if key in config}
         for key, value in self._numbers.items():
             if type(value) is not int or value < 1:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -320,6 +321,7 @@ LAUNCHER = Path(jail.__file__).read_text(encoding="utf-8")
 )  # fmt: skip
 def test_what_cannot_be_isolated_is_refused(launcher, message, tmp_path, monkeypatch):
     (tmp_path / "jail.py").write_text(launcher)
+    shutil.copy(Path(jail.__file__).with_suffix(".json"), tmp_path)
     monkeypatch.setattr("turnwise.tools.sandbox.JAIL", tmp_path / "jail.py")
     if "0.3 s" in message:
         monkeypatch.setattr("turnwise.tools.sandbox.START_S", 0.3)
