@@ -133,7 +133,6 @@ def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
 
 
 def _patterns(name: str, files: dict[str, int], allow_code: bool, allow_pickle: bool) -> list[str]:
-    """Which files are fetched."""
     patterns = [*_TEXT, *_WEIGHTS, *(["*.py"] if allow_code else [])]
     if not any(Path(file).match(pattern) for file in files if "/" not in file for pattern in _WEIGHTS):
         if not allow_pickle:

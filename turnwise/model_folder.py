@@ -206,7 +206,6 @@ def _check_pickles(folder: Path, trust: Trust) -> None:
 
 
 def _shapes(folder: Path, index: Mapping[str, Any] | None) -> Shapes:
-    """The shape of every tensor in the safetensors files, if any."""
     if (folder / _WEIGHTS).is_file():
         return _header(folder / _WEIGHTS)
     if index is None:
@@ -223,7 +222,6 @@ def _shapes(folder: Path, index: Mapping[str, Any] | None) -> Shapes:
 
 
 def _header(file: Path) -> Shapes:
-    """Name and shape of each tensor of a safetensors file."""
     from safetensors import SafetensorError, safe_open  # a command that names no model here has no need of it
 
     try:

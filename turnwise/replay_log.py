@@ -196,7 +196,6 @@ def _decode(event: dict[str, Any]) -> EngineSteps | int:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The events of a record."""
     try:
         events = [event for _, event in read_jsonl(path)]
     except DataError as fault:

@@ -179,8 +179,6 @@ async def _episode(make_env: MakeEnv, settings: EnvAgentSettings, converse: Conv
 
 
 class _Contexts:
-    """Opens the conversations of one episode."""
-
     def __init__(self, open_one: Callable[[SamplingParams], RecordedConversation]) -> None:
         self.opened: list[RecordedConversation] = []
         self._open = open_one

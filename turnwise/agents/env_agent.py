@@ -130,7 +130,6 @@ class EnvAgent:
     async def _take_turn(
         self, session: EnvSession, turn_idx: int, observation: Observation, turn: Turn, text: str
     ) -> StepResult:
-        """Hands the parsed action to the environment and writes the result into the turn."""
         turn.observation, turn.media = observation.text, observation.media
         turn.state_key = session.state_key(observation)
         turn.action = parse_action(text, self._settings.action_pattern)

@@ -70,7 +70,6 @@ class EnvPrompt:
         return [{"role": "system", "content": self._system}, user] if opens_context and self._system else [user]
 
     def _of_step(self, observation: Observation, turn_idx: int, earlier: Sequence[Turn]) -> dict[str, str]:
-        """The values of `STEP_PLACEHOLDERS`."""
         length = len(earlier) if self._history_length is None else min(self._history_length, len(earlier))
         first = len(earlier) - length
         return {

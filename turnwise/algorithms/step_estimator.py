@@ -131,7 +131,6 @@ class GiGPO(StepEstimator):
         return advantages, [*metrics, *measured, *bucket_metrics(tokens, groups_of(groups)[owner], buckets)]
 
     def _episode_advantages(self, groups: Sequence[Group], tokens: ResponseTokens) -> tuple[Array, list[Metric]]:
-        """A^E of the trajectories [T]."""
         penalties = np.array([trajectory.score_kl_penalty for trajectory in tokens.trajectories], dtype=np.float64)
         ids = group_ids(groups, self.normalizer.grouping)
         normalized = self.normalizer(scores_of(groups) - penalties, ids, weights_of(groups))

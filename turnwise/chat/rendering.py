@@ -103,11 +103,7 @@ class Renderer:
         return SENTINEL in text and "'type'" not in text
 
     def _takes_parts_here(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> bool:
-        """Whether the texts of messages of this shape have to be lists of parts.
-
-        Raises:
-            ChatTemplateError: in neither form do they show.
-        """
+        """Whether the texts of messages of this shape must be lists of parts; ChatTemplateError if they show in neither form."""
         key = (bool(prefix), tuple(map(_shape, messages)), json.dumps(tools, default=str) if tools else "")
         if key not in self._shapes:
             if len(self._shapes) >= _MAX_SHAPES:

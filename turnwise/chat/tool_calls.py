@@ -305,7 +305,6 @@ def _python_call(code: str) -> ToolCall:
 
 
 def _types(name: str, tools: Tools) -> Mapping[str, Any]:
-    """The JSON type of each parameter of a tool."""
     for schema in tools:
         if schema["function"]["name"] == name:
             properties = schema["function"].get("parameters", {}).get("properties", {})

@@ -79,11 +79,7 @@ class RequestServer(ABC):
 
     @abstractmethod
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
-        """
-        Raises:
-            ServerError: the engine refuses this request.
-            ConnectionError: the engine has ended.
-        """
+        """Raises ServerError if the engine refuses this request, ConnectionError if it has ended."""
 
     @abstractmethod
     async def _abort(self, engine_id: str) -> None: ...
@@ -153,7 +149,6 @@ class RequestServer(ABC):
             raise ServerError(f"{self.name} is closed; conversation {request_id!r} can't be served")
 
     async def _abort_all(self, request_ids: Iterable[str]) -> None:
-        """Returns when all of them have ended."""
         asked = [self._running[request_id] for request_id in request_ids if request_id in self._running]
         while left := [running for running in asked if not running.ended.done()]:
             for running in left:
@@ -162,10 +157,6 @@ class RequestServer(ABC):
             await asyncio.wait([running.ended for running in left], timeout=_AGAIN_S)
 
     def _completion(self, request: Request, sampled: Sampled, version: int, generate_s: float) -> Completion:
-        """
-        Raises:
-            ServerError: a log-prob is missing.
-        """
         token_ids, logprobs = np.array(sampled.token_ids, np.int64), np.array(sampled.logprobs, np.float32)
         if request.sampling.is_greedy:
             logprobs = np.zeros(len(token_ids), np.float32)
@@ -220,14 +211,10 @@ class EngineServer(RequestServer):
 
     @abstractmethod
     async def _load(self, folder: Path) -> None:
-        """
-        Raises:
-            ModelError: the weights don't fit.
-        """
+        """Raises ModelError if the weights don't fit."""
 
     @abstractmethod
-    async def _label(self, version: str) -> None:
-        """Names the weights."""
+    async def _label(self, version: str) -> None: ...
 
     @abstractmethod
     async def _end(self) -> None: ...
@@ -277,7 +264,6 @@ class EngineServer(RequestServer):
     def _describe(
         self, engine: str, max_concurrency: int, cache_bytes: int, sleeps: Iterable[MemoryKind], sampling_mask: bool
     ) -> None:
-        """Notes what is served, once the engine is there."""
         own: Any = {"num_trainable": 0, "dtype": self._policy.dtype, "attention": engine, "device": self._device}
         self._served = ServerInfo(
             model=replace(loaded_model(self._model), **own),
@@ -290,11 +276,7 @@ class EngineServer(RequestServer):
         )
 
     def _check_weights(self, shapes: Mapping[str, torch.Size]) -> None:
-        """Engines ignore a weight that doesn't come.
-
-        Raises:
-            ModelError: a weight of the model is missing, unknown or of another shape.
-        """
+        """Raises ModelError for a missing, unknown or misshapen weight: engines ignore one that doesn't come."""
         known, needed = self._model.state_dict(), dict(self._model.named_parameters())
         wrong = [name for name, shape in shapes.items() if name not in known or known[name].shape != shape]
         if missing := wrong or [name for name in needed if name not in shapes]:

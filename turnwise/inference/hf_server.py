@@ -52,7 +52,6 @@ class HFServer(HoldsModel, RequestServer):
         self._ending.add(engine_id)
 
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
-        """Samples until the request is over, one request at a time."""
         try:
             async with self._turn:
                 cache: Any = None

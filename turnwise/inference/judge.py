@@ -90,10 +90,7 @@ class Judge:
     async def __call__(
         self, completions: Sequence[str], messages: Sequence[Sequence[Message]], ground_truth: Sequence[Any] | None = None
     ) -> list[float]:
-        """
-        Raises:
-            RewardFault: the judge doesn't answer, or its reply holds no score.
-        """
+        """Raises RewardFault if the judge doesn't answer, or its reply holds no score."""
         truths = ground_truth if self._shows_ground_truth else None
         if self._shows_ground_truth and truths is None:
             raise RewardFault("judge: shows_ground_truth is set, and the row has no column ground_truth; leave it out")

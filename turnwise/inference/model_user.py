@@ -34,8 +34,6 @@ class _Settings(BaseModel):
 
 
 class _Role(NamedTuple):
-    """What the model is in one conversation."""
-
     instance_id: str
     instruction: str
 

@@ -172,7 +172,6 @@ class LLMServerManager:
     async def _ask_of(
         self, request_id: str, replica: int | None, what: str, ask: Callable[[InferenceServer], Awaitable[None]]
     ) -> None:
-        """Asks something of a conversation's replica, if that is alive."""
         if replica in self._servers:
             await self._ask(replica, self._servers[replica], f"conversation {request_id!r}", what, ask)
 

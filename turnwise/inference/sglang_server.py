@@ -178,11 +178,7 @@ class SGLangServer(EngineServer):
             _kill(self._process[0])
 
     async def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
-        """
-        Raises:
-            ConnectionError: the server has ended.
-            ServerError: it refuses.
-        """
+        """Raises ConnectionError if the server has ended, ServerError if it refuses."""
         try:
             return await self._http.ask(path, body, is_read=path == "/generate")
         except NoAnswerError as error:
@@ -212,7 +208,6 @@ def _is_ready(http: HttpJson) -> bool:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends the server with the processes that it has started."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sent)

@@ -100,10 +100,6 @@ def _compiled_and_loaded(compiler: list[str]) -> ctypes.CDLL:
 
 
 def _loaded(library: Path) -> ctypes.CDLL:
-    """
-    Raises:
-        ImportError: it was compiled, and the system refuses to load it.
-    """
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:

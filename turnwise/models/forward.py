@@ -54,11 +54,7 @@ class PackedForward(ABC):
         """Tokens of all calls since somebody set this to 0."""
 
     def __call__(self, batch: Batch, outputs: Set[Output]) -> ModelOutputs:
-        """Tensors [N] aligned with the tokens of `batch`.
-
-        Raises:
-            NotAvailableError: outputs that a model with another head gives.
-        """
+        """Tensors [N] aligned with the tokens of `batch`; a NotAvailableError for outputs of another head."""
         if unknown := outputs - self.gives:
             raise NotAvailableError(
                 f"{type(self.model).__name__} gives {' and '.join(sorted(self.gives))}, but no {' or '.join(sorted(unknown))}: "

@@ -106,7 +106,6 @@ def gate_up(layer: Any) -> tuple[nn.Linear, nn.Linear]:
 
 
 def _are_together(tensors: Sequence[Tensor]) -> bool:
-    """Whether the contiguous tensors follow each other without a gap in one storage."""
     first = tensors[0]
     offset = first.storage_offset()
     for tensor in tensors:

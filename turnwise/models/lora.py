@@ -316,7 +316,6 @@ def _may_be_base(folder: Path, fingerprint: str) -> bool:
 
 
 def _fingerprint(model: PreTrainedModel) -> str:
-    """A fingerprint of a model: names, shapes and some values of all parameters."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()

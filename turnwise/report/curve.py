@@ -130,7 +130,6 @@ def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, flo
 
 
 def _draw_intervals(axes: "Axes", points: Sequence[tuple[float, float, float]]) -> None:
-    """The interval of each `(step, share of successes, episodes)`, as a band."""
     bounds = [wilson_interval(round(value * count), round(count)) for _, value, count in points]
     low, high = zip(*bounds, strict=True)
     axes.fill_between([step for step, _, _ in points], low, high, color=_HELD_OUT, alpha=0.15, linewidth=0)

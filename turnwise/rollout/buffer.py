@@ -210,7 +210,6 @@ class GroupBuffer:
 
     @property
     def _room(self) -> int:
-        """Number of places in all."""
         settings, size = self.settings, self.num_groups
         num_ahead = settings.async_generation_ratio
         if settings.num_batches is not None:

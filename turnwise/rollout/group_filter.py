@@ -30,7 +30,6 @@ class GroupFilter:
     keep: Callable[[Group], bool]
 
     def __call__(self, group: Group) -> bool:
-        """Whether the group is kept."""
         try:
             is_kept = self.keep(group)
         except Exception as fault:  # boundary: a user's function may raise anything

@@ -101,15 +101,12 @@ def read_groups(path: Path) -> Recording:
 
 
 class _Line(NamedTuple):
-    """One line of a journal: its trajectory, or what is wrong with it."""
-
     number: int
     content: tuple[RecordKey, Trajectory] | None
     fault: str = ""
 
 
 def _lines(path: Path) -> Iterator[_Line]:
-    """Every line of a journal, readable or not."""
     if not path.is_file():
         found = "is a folder; name the rollouts.jsonl in it" if path.is_dir() else "there is no such file"
         raise DataError(f"{path}: {found}")

@@ -77,7 +77,6 @@ def validation_metrics(groups: Sequence[Group]) -> list[Metric]:
 
 
 def _sample_metrics(samples: Sequence[Sample]) -> list[Metric]:
-    """Lengths, and mean log-probs of the trained tokens if a forward pass has computed them."""
     prompts = [s.turn_spans[0].start if s.turn_spans else s.num_tokens for s in samples]
     metrics = [
         *_spread("tokens/response_length", [sum(span.stop - span.start for span in s.turn_spans) for s in samples]),

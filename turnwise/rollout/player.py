@@ -144,10 +144,7 @@ class GroupPlayer:
 
 
 async def _quickest(episodes: Sequence[Episode], num_wanted: int) -> None:
-    """Waits until enough episodes have ended well, or all have ended.
-
-    Raises: what an episode raised.
-    """
+    """Waits until enough episodes have ended well, or all have ended; raises what an episode raised."""
     num_well, pending = 0, set(episodes)
     while pending and num_well < num_wanted:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

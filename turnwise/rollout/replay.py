@@ -64,7 +64,6 @@ class RolloutReplay:
         self.num_episodes = num_episodes
 
     def _digest(self, num_episodes: int) -> str:
-        """A hash of the tokens and scores up to the position."""
         digest = hashlib.sha256()
         for group in self._groups[: num_episodes // self._group_size]:
             for trajectory in group.trajectories:

@@ -173,10 +173,7 @@ class RolloutScheduler:
         return part
 
     async def _selected(self, parts: Sequence[Sequence[int]], is_streamed: bool) -> bool:
-        """Waits until the batch has a part besides these, and says whether it is the last.
-
-        Raises: what ended a group.
-        """
+        """Waits until the batch has a part besides these, and says whether it is the last; raises what ended a group."""
         recorded = None if self._is_fixed else self._replay_log.batch(self._buffer.step)
         num_known = sum(map(len, parts))
         self._admit()
@@ -193,7 +190,6 @@ class RolloutScheduler:
         raise self._fault
 
     async def _take(self, parts: list[list[int]]) -> None:
-        """Takes the groups of a whole batch out of the buffer."""
         stale = self._buffer.close_step()
         await cancel(self._running.pop(index) for index in stale if index in self._running)
         for index in stale:
@@ -221,7 +217,6 @@ class RolloutScheduler:
         return self._tasks.version if recorded is None else recorded
 
     def _admit(self) -> None:
-        """Starts as many groups as there is room for."""
         while self._fault is None and self._version_at(self._buffer.next_index) <= self._tasks.version:
             if (index := self._buffer.admit()) is None:
                 return
@@ -290,7 +285,6 @@ class RolloutScheduler:
         return self.group_size + self.settings.has_greedy_sibling
 
     def _rejection(self, group: Group) -> Rejection | None:
-        """Why a played group is replaced."""
         if not self._is_fixed and any(trajectory.error is not None for trajectory in played_of(group)):
             return "failed"
         return "filtered" if self._keep and not self._keep(group) else None
@@ -319,7 +313,6 @@ class RolloutScheduler:
             )
 
     async def _stop(self) -> None:
-        """Ends the playing groups."""
         running, self._running = self._running, {}
         await cancel(running.values())
 

@@ -272,7 +272,6 @@ class CurriculumTasks:
         self._limits.cache_clear()
 
     def _limits_of(self, version: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Cumulative weights of tags and of rows."""
         of_rows = np.ones(len(self._rows.rows) if self._rows else 0)
         for key in self._history[version]:
             if key.startswith("row "):

@@ -103,8 +103,6 @@ class _NotedLoop:
 
 
 class _NotedContexts:
-    """The contexts of one episode."""
-
     def __init__(self, journal: TurnJournal, task: Task, sibling: int, open_conversation: OpenConversation) -> None:
         self._journal, self._task, self._sibling, self._open = journal, task, sibling, open_conversation
         self._num_contexts = self._num_asked = self._num_sampled = 0

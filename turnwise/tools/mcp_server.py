@@ -95,7 +95,6 @@ class _Connection:
         return str(self._how.get("url") or " ".join(self._how["command"]))
 
     def start(self, call: Any) -> Any:
-        """A future of a coroutine in the connection's loop."""
         return asyncio.run_coroutine_threadsafe(call, self._loop)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:

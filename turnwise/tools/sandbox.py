@@ -159,7 +159,6 @@ def isolation() -> str:
 
 @asynccontextmanager
 async def _launched(folder: str, limits: Limits) -> AsyncIterator[_Process]:
-    """A process of the launcher, which is ended at the end."""
     given = {
         "memory": limits.memory_mb * MEBIBYTE,
         "file": limits.disk_mb * MEBIBYTE // 4,
@@ -242,7 +241,6 @@ def _size(folder: str) -> int:
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:
-    """Waits for an event, and no longer than that."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -203,7 +203,6 @@ class ToolSession:
         return ToolResult(readable(text))
 
     async def _answer(self, offered: OfferedTool, method: str, *arguments: Any) -> Any:
-        """The result of a tool's method."""
         what = f"{offered.name}.{method}"
         waiter = f"an episode of {self._task.tag}"
         own = offered.timeout_s

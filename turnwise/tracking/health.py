@@ -373,7 +373,6 @@ def _mean_of(row: Row, start: str, end: str) -> float:
 
 
 def _quote(groups: Sequence[Group]) -> str:
-    """One answer without a valid action, cut."""
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     failed = [turn for turn in turns if turn.action is None or turn.metrics.get("action_is_valid", 1.0) < 0.5]
     if not failed:

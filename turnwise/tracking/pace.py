@@ -109,7 +109,6 @@ class Pace:
 
     @property
     def _num_tokens(self) -> int:
-        """Tokens of the phase so far."""
         work = self._stopwatch.work
         return self._stopwatch.num_sampled - self._num_sampled if work.unit == "episodes" else work.tokens
 
@@ -121,7 +120,6 @@ class Pace:
         return elapsed * max(1 / done - 1, 0.0) if done and elapsed >= 1.0 else None
 
     def _first_step_s(self, now: float) -> float | None:
-        """Estimated seconds of the step up to the end of its current phase."""
         left = self._phase_left(now)
         if self._step_began is None or left is None or self.phase in _BESIDE_STEPS:
             return None

@@ -131,7 +131,6 @@ class RunLog:
         self._totals = {} if self._stopwatch is None else dict(self._stopwatch.totals)
 
     def _add_shares(self, step: int, stopwatch: Stopwatch, began: float) -> None:
-        """How the time since the end of the previous step was spent."""
         stopwatch.add("steps", f"step {step}", began)
         totals = {track: seconds - self._totals.get(track, 0.0) for track, seconds in stopwatch.totals.items()}
         now = Stopwatch.now()

@@ -134,7 +134,6 @@ class _Examination:
 
     @property
     def num_calls(self) -> int:
-        """Calls of `reset` and `step` so far."""
         return sum(len(self._clock[method].wall_s) for method in ("reset", "step"))
 
     @property
@@ -143,7 +142,6 @@ class _Examination:
         return [*self._random, *self._scripted]
 
     def _starts(self) -> Iterator[Finding]:
-        """The class itself, and the starts of both splits."""
         # Only the first constructor pays for imports, so they don't count as an episode's cost.
         with self._opened(clock=CallTimes(Timings)) as first:
             self.name = first.name
@@ -183,7 +181,6 @@ class _Examination:
             yield Finding("scripted play", "skipped", "the environment has no expert_action()")
 
     def _same_again(self) -> Iterator[Finding]:
-        """Repeats each episode, in a new environment and in a used one."""
         num_replayed = 0
         with self._opened() as used:
             for episode in self._in_time(self._replayable()):
@@ -197,7 +194,6 @@ class _Examination:
         yield Finding("same seed", "ok", f"{num_replayed} episodes come out the same, in new environments and after a reset")
 
     def _side_by_side(self) -> Iterator[Finding]:
-        """Siblings of a group, stepped in turns as in training."""
         num_groups = 0
         for episode in self._in_time(self._replayable()):
             with ExitStack() as opened:
@@ -231,7 +227,6 @@ class _Examination:
         yield findings.unreadable(answers, self.played)
 
     def _readings(self) -> Iterator[Finding]:
-        """All that can be read off the episodes."""
         played, settings = self.played or self._replayable(), self._settings
         if self.played:
             yield findings.rewards(played)

@@ -100,7 +100,6 @@ def _grouped(pieces: _Pieces) -> Iterator[_Pieces]:
 
 
 def _cut(pieces: _Pieces) -> Iterator[_Pieces]:
-    """Pieces of at most `_PIECE` tokens, one by one."""
     for index in range(len(pieces.slots)):
         row = pieces[np.array([index])]
         for begin in range(0, int(row.counts[0]), _PIECE):

@@ -181,7 +181,6 @@ class Engine:
             budget -= self._prefill.plan_row(slot, budget)
 
     def _admit(self) -> tuple[int, Request] | None:
-        """The next request to start and its slot, or None while there is none or no room."""
         if self.admissions is None:
             admitted = self._scheduler.admit()
         elif len(self.admitted) < len(self.admissions):

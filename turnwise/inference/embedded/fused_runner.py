@@ -83,7 +83,6 @@ class FusedRunner:
         self.name = "fused" if self._native is None else "fused (own kernels)"
 
     def _native_forward(self) -> NativeForward | None:
-        """All layers in one call, if there are kernels and the model is small."""
         parameters = list(self._model.parameters())
         is_plain = self._model.device.type == "cpu" and {parameter.dtype for parameter in parameters} == {torch.float32}
         is_small = sum(parameter.nbytes for parameter in parameters) <= MAX_PACKED_BYTES
@@ -160,7 +159,6 @@ class FusedRunner:
 
 
 def _add_linear(hidden: Tensor, x: Tensor, linear: FusedLinear) -> None:
-    """hidden += linear(x), in place."""
     if linear.bias is not None:
         hidden += linear.bias
     hidden.addmm_(x, linear.weight.t())

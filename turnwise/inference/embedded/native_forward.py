@@ -118,11 +118,7 @@ class NativeForward:
         return self._kept[-1].data_ptr()
 
     def __call__(self, step: PackedStep) -> Tensor:
-        """Logits [C, V] after the contexts that end with this step.
-
-        Raises:
-            IndexError: the cache has no such slot or position, or the model no such token.
-        """
+        """Logits [C, V] after the contexts that end with this step. An IndexError says what cache or model lack."""
         cache, num_tokens = self._cache, len(step.token_ids)
         if step.token_ids.min() < 0 or step.token_ids.max() >= self._num_embeddings:
             raise IndexError(f"a step has token ids beyond the {self._num_embeddings} that the model embeds")

@@ -80,7 +80,6 @@ def _processed(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray, ke
 
 
 def _draw(scores: Tensor, is_greedy: NDArray[np.bool_], numbers: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Draws the tokens by torch's operations."""
     if is_greedy.all():
         return _checked(scores).argmax(-1).cpu().numpy(), np.zeros(len(scores), np.float32)
     probs = torch.softmax(scores, -1)

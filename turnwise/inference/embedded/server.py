@@ -203,11 +203,7 @@ class EmbeddedServer(HoldsModel):
         return admissions is not None and all(self._engine.is_waiting(request_id) for request_id, _ in admissions)
 
     async def _update_is_due(self) -> None:
-        """Waits until the steps before the next weight update are made.
-
-        Raises:
-            DataError: the record ends before the update.
-        """
+        """Waits until the steps before the next weight update are made; a DataError says that the record ends before it."""
         while self._replay_log.update is None:
             self._has_stepped.clear()
             await self._has_stepped.wait()

@@ -79,12 +79,10 @@ class SharedPrefixes:
                 self._borrow(heir, other, int(self.splits[other]))
 
     def _borrow(self, base: int, slot: int, split: int) -> None:
-        """Makes the slot read its first `split` positions from `base`."""
         self.splits[slot] = split
         self.bases[slot] = base if split else slot
 
     def _borrowers(self, base: int, longer_than: int) -> list[int]:
-        """The slots that read more than this many positions from `base`."""
         borrowers: list[int] = ((self.bases == base) & (self.splits > longer_than)).nonzero()[0].tolist()
         return borrowers
 
