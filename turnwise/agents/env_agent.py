@@ -19,11 +19,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EnvAgentSettings:
-    """How the episodes of one environment tag are played.
-
-    Raises:
-        ConfigError: a limit below 1, or a pattern that is no regular expression.
-    """
+    """How the episodes of one environment tag are played. Raises ConfigError if a limit is below 1, or the pattern is no
+    regular expression."""
 
     tag: str
     max_steps: int = 20

@@ -23,10 +23,7 @@ from turnwise.types import Batch, Metric, Sample
 def importance_ratio(batch: Batch, granularity: Granularity) -> Tensor:
     """ρ [N] of a batch of tensors: exp(old − sampled) of each token, or of its turn's mean (`segment`), its sequence's mean
     (`geometric`) or its sequence's sum. Exponents are clamped to ±20. Entries outside the response mask are meaningless.
-
-    Raises:
-        ValueError: the forward pass for the old log-probs hasn't run.
-    """
+    Raises ValueError if the forward pass for the old log-probs hasn't run."""
     if batch.old_logprobs is None:
         raise ValueError("train_infer_correction needs old_logprobs on every sample before the loss is prepared")
     exponent = Spans.of(batch).over(batch.old_logprobs - batch.rollout_logprobs, granularity)

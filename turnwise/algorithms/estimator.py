@@ -22,12 +22,9 @@ from turnwise.types import Group, Metric
 class Estimator(ABC):
     """A `protocols.Algorithm` with the policy's loss, the KL in the reward and the normalisation; a subclass defines `credit`.
 
-    `loss` is a separate object, which can be sent to the ranks of a strategy alone. `running` holds the statistics of the whole
-    run if `reward_normalization` uses them, else None.
-
-    Raises:
-        ConfigError: settings that contradict the estimator, such as a normalisation without a mean where it compares with one.
-    """
+    `loss` is a separate object, which can be sent to the ranks of a strategy alone. `running` holds the statistics of the
+    whole run if `reward_normalization` uses them, else None. Raises ConfigError if settings contradict the estimator, such
+    as a normalisation without a mean where it compares with one."""
 
     spec: ClassVar[EstimatorSpec] = EstimatorSpec()
     """Its line in `spec.ESTIMATORS`: the defaults, and what it needs."""

@@ -88,11 +88,8 @@ class KLController:
 def penalize_kl(tokens: ResponseTokens, settings: AlgorithmSettings, controller: KLController) -> tuple[Array, list[Metric]]:
     """β·KL_t(old, ref) of each token [R], to be subtracted from its reward; 0 without `add_token_level_kl`. Steers β.
 
-    The KL is logged only if both log-probs exist: a number made from zeros would look like a KL.
-
-    Raises:
-        ValueError: the penalty is on and a forward pass that it needs hasn't run.
-    """
+    The KL is logged only if both log-probs exist: a number made from zeros would look like a KL. Raises ValueError if the
+    penalty is on and a forward pass that it needs hasn't run."""
     full = [sample.old_logprobs if sample.old_full_logprobs is None else sample.old_full_logprobs for sample in tokens.samples]
     old = tokens.gather(full)
     ref = tokens.gather([sample.ref_logprobs for sample in tokens.samples])

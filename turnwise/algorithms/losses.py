@@ -88,12 +88,9 @@ class PolicyLoss:
     batch, old is the current log-prob without its gradient: a ratio of 1, right only while the policy that sampled is the
     one being trained. Ratio and policy loss are over the kept ids of each token that has some, KL and entropy over the whole
     vocabulary. The mismatch between sampler and trainer is measured on every batch that has `rollout_logprobs`; with
-    `use_rollout_log_probs`, where old is the sampler's own, it is measured from the current log-probs, which earlier optimiser
-    steps on the same samples have already changed.
-
-    Raises:
-        ConfigError: a name or parameter that doesn't exist, or settings that contradict each other.
-    """
+    `use_rollout_log_probs`, where old is the sampler's own, it is measured from the current log-probs, which earlier
+    optimiser steps on the same samples have already changed. Raises ConfigError if a name or parameter doesn't exist, or
+    settings contradict each other."""
 
     outputs: frozenset[Output]
 
@@ -117,11 +114,8 @@ class PolicyLoss:
         return not (self.kl_coef or self.entropy_coef or has_own_term)
 
     def prepare(self, step_batch: Batch, seed: int) -> tuple[TokenAnnotations, list[Metric]]:
-        """Importance weights, masks and chosen tokens of an optimiser step, from its batch of numpy arrays.
-
-        Raises:
-            ValueError: they need `old_logprobs`, which are missing.
-        """
+        """Importance weights, masks and chosen tokens of an optimiser step, from its batch of numpy arrays. Raises ValueError
+        if they need `old_logprobs`, which are missing."""
         batch = step_batch.map(torch.as_tensor)
         kept, weights = kept_tokens(batch, self.correction), importance_weights(batch, self.correction)
         metrics = correction_metrics(batch, kept, weights)

@@ -151,11 +151,8 @@ def group_statistics(scores: Scores, ids: NDArray[np.int64], weights: Scores) ->
 
 
 def resolve_normalizer(asked: RewardNormalization, default: Defaults | Literal["own"]) -> Normalizer:
-    """`asked` with its gaps filled by `default`, an estimator's `(grouping, method)`.
-
-    Raises:
-        ConfigError: a normalisation where an estimator has its `own`.
-    """
+    """`asked` with its gaps filled by `default`, an estimator's `(grouping, method)`. Raises ConfigError if a normalisation is
+    asked for where an estimator has its `own`."""
     as_it_is: Defaults = ("traj_group_id", "identity")
     default_grouping, default_method = as_it_is if default == "own" else default
     method = asked.method or default_method

@@ -73,23 +73,16 @@ class GRPO(ScoreEstimator):
     """A = (s − μ) / (σ + 1e-6) over the siblings of a task, on every trained token; then the clipped loss (Shao et al.
     2024, arXiv:2402.03300, section 4.1).
 
-    `method: mean` with `loss_agg_mode: seq-mean-token-sum-norm` is Dr. GRPO (Liu et al. 2025, arXiv:2503.20783).
-
-    Raises:
-        ConfigError: a `reward_normalization` that takes no mean.
-    """
+    `method: mean` with `loss_agg_mode: seq-mean-token-sum-norm` is Dr. GRPO (Liu et al. 2025, arXiv:2503.20783). Raises
+    ConfigError if `reward_normalization` takes no mean."""
 
     spec = ESTIMATORS["grpo"]
 
 
 class GRPOPassK(ScoreEstimator):
     """GRPO for pass@k: A = (s_max − s_second) / (σ + 1e-6) for the best run of a group; 0 for the others, and where the best
-    are equal (Tang et al. 2025, arXiv:2503.19595). A run's score is its trajectories' mean; one that weighs nothing is neither
-    best nor second.
-
-    Raises:
-        ConfigError: a group of one, which has no second.
-    """
+    are equal (Tang et al. 2025, arXiv:2503.19595). A run's score is its trajectories' mean; one that weighs nothing is
+    neither best nor second. Raises ConfigError for a group of one, which has no second."""
 
     spec = ESTIMATORS["grpo_passk"]
 

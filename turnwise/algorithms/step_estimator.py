@@ -61,11 +61,8 @@ class StepReinforce(StepEstimator):
 def state_buckets(tokens: ResponseTokens, groups: Index) -> Index:
     """The bucket of each turn [K]: turns share a number if they have the same entry of `groups` [K] and an equal `state_key`.
 
-    Groups of other tasks never share a bucket, however alike their states look.
-
-    Raises:
-        ValueError: a turn has no `state_key`.
-    """
+    Groups of other tasks never share a bucket, however alike their states look. Raises ValueError if a turn has no
+    `state_key`."""
     buckets: dict[tuple[int, Hashable], int] = {}
     found = []
     for turn, group in zip(credited_turns(tokens), groups.tolist(), strict=True):
@@ -108,11 +105,8 @@ class GiGPO(StepEstimator):
 
     A^E: scores normalised over the trajectories of a group, as in GRPO. A^S: step returns normalised by the same method over
     the turns of one task group that were taken in the same state; 0 for a turn that is alone in its state. Both are held to
-    ±`reward_clip`. `reward_normalization.grouping` is A^E's: a bucket never leaves its group.
-
-    Raises:
-        ConfigError: a `reward_normalization` that takes no mean.
-    """
+    ±`reward_clip`. `reward_normalization.grouping` is A^E's: a bucket never leaves its group. Raises ConfigError if
+    `reward_normalization` takes no mean."""
 
     spec = ESTIMATORS["gigpo"]
 

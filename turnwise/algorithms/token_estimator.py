@@ -101,12 +101,9 @@ class ReMax(TokenEstimator):
     """A_t = Σ_{k≥t} γ^{k−t} r_k − the score of the group's greedy sibling, which isn't trained on (Li et al. 2023,
     arXiv:2310.10505).
 
-    That score is clipped by `reward_clip` like the rewards, so that equal episodes have an advantage of 0. No KL is subtracted
-    from it: the greedy episode has no log-probs.
-
-    Raises:
-        ConfigError: `whiten_rewards`, after which rewards and that score could not be compared.
-    """
+    That score is clipped by `reward_clip` like the rewards, so that equal episodes have an advantage of 0. No KL is
+    subtracted from it: the greedy episode has no log-probs. Raises ConfigError with `whiten_rewards`, after which rewards
+    and that score could not be compared."""
 
     spec = ESTIMATORS["remax"]
 

@@ -215,11 +215,8 @@ VARIANTS: dict[str, Variant] = {
 
 
 def find_variant(name: str, parameters: Mapping[str, Any]) -> Variant:
-    """The loss of a `pg_variant`, built in or a user's `module:function`.
-
-    Raises:
-        ConfigError: there is no such variant, or it can't be called with these parameters.
-    """
+    """The loss of a `pg_variant`, built in or a user's `module:function`. Raises ConfigError if there is no such variant, or it
+    can't be called with these parameters."""
     if name in VARIANTS:
         return VARIANTS[name]
     return load_function(name, "pg_variant", ConfigError, ["inputs"], parameters)

@@ -11,10 +11,8 @@ _OPTIONAL = ("old_logprobs", "old_full_logprobs", "ref_logprobs", "values", "adv
 
 
 def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
-    """The samples one after another, in their order, without padding.
-
-    Raises:
-        ValueError: no samples, an array that only some samples have, or a mask that covers a sample's first token.
+    """The samples one after another, in their order, without padding. Raises ValueError if there are no samples, only some of
+    them have an array, or a mask covers a sample's first token.
 
     >>> sample = Sample(np.array([5, 6, 7]), np.array([False, False, True]), np.zeros(3, np.float32), ())
     >>> pack([sample, sample], Denominators(2, 2, 8)).position_ids

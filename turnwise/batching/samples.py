@@ -9,13 +9,10 @@ from turnwise.types import IntArray, KeptIds, Media, Sample, Trajectory, Turn, T
 def build_samples(trajectory: Trajectory) -> list[Sample]:
     """One Sample per context, in the order in which contexts end.
 
-    A context is a chain of turns, from one that starts a context to one that no turn continues. If several contexts share turns
-    (history branched), the first trains on them and the others only read them. Every turn that a sample trains on has a span;
-    turns without sampled tokens and greedy turns have none.
-
-    Raises:
-        RolloutError: a turn continues one that comes later, or a context starts with a sampled token.
-    """
+    A context is a chain of turns, from one that starts a context to one that no turn continues. If several contexts share
+    turns (history branched), the first trains on them and the others only read them. Every turn that a sample trains on has
+    a span; turns without sampled tokens and greedy turns have none. Raises RolloutError if a turn continues one that comes
+    later, or a context starts with a sampled token."""
     turns = trajectory.turns
     parents = [_parent(turns, index) for index in range(len(turns))]
     continued = {parent for parent in parents if parent is not None}

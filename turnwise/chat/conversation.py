@@ -77,14 +77,10 @@ class TokenConversation:
         """Adds the messages, samples a response and returns it as an assistant message. With tools and a parser it has
         `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call that can't be read.
 
-        Returns None, and adds and samples nothing, if the context has no room for the messages and one token: a context ends on
-        sampled tokens. Nothing is added if the server refuses the request.
-
-        Raises:
-            ChatTemplateError: the template refuses the messages.
-            RolloutError: the episode's first prompt leaves no room in its context, or the conversation is closed.
-            ServerError: the server can't serve the request, or its answer breaks the contract.
-        """
+        Returns None, and adds and samples nothing, if the context has no room for the messages and one token: a context ends
+        on sampled tokens. Nothing is added if the server refuses the request. Raises ChatTemplateError if the template
+        refuses the messages; RolloutError if the episode's first prompt leaves no room in its context, or the conversation
+        is closed; ServerError if the server can't serve the request, or its answer breaks the contract."""
         if self._is_closed:
             raise RolloutError(f"{self.request_id!r} is closed: open another context to say more")
         room, num_characters = self.remaining_tokens(), num_characters_of(new_messages)
@@ -133,11 +129,8 @@ class TokenConversation:
             self._is_closed = True
 
     def verify(self) -> None:
-        """Checks that the ids of the turns, concatenated, are those that the server saw last, with its response.
-
-        Raises:
-            RolloutError: a turn was changed, lost or put in another place.
-        """
+        """Checks that the ids of the turns, concatenated, are those that the server saw last, with its response. Raises
+        RolloutError if a turn was changed, lost or put in another place."""
         recorded = np.concatenate([np.zeros(0, np.int64), *(ids for t in self.turns for ids in (t.prompt_ids, t.response_ids))])
         seen = np.array(self._context_ids, np.int64)
         if np.array_equal(recorded, seen):
@@ -283,11 +276,8 @@ class TokenContexts:
         return conversation
 
     def verify(self) -> None:
-        """Checks of every context, closed ones too, that its turns add up to what the server saw.
-
-        Raises:
-            RolloutError: a turn was changed after it was sampled.
-        """
+        """Checks of every context, closed ones too, that its turns add up to what the server saw. Raises RolloutError if a turn
+        was changed after it was sampled."""
         for conversation in self._conversations:
             conversation.verify()
 

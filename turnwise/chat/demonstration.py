@@ -20,13 +20,9 @@ def encode_demonstration(
     """A Sample [N] of a conversation, whose mask is 1 on each assistant's text and the end-of-turn token behind it.
 
     It is encoded turn by turn, like a rollout in which the model says exactly these texts and ends its turns. So it teaches
-    tokens that sampling can produce.
-
-    Raises:
-        DataError: no assistant message, one without text or calls, an unknown role, an assistant's message at
-            the start or behind another, messages behind the last assistant's, or more characters than fit into `max_length`
-            tokens.
-        ChatTemplateError: the template refuses the messages.
+    tokens that sampling can produce. Raises DataError if there is no assistant message, one has no text or calls, a role is
+    unknown, an assistant's message stands at the start or behind another, others stand behind the last one, or there are
+    more characters than fit into `max_length` tokens; ChatTemplateError if the template refuses the messages.
 
     >>> from turnwise.testing.fakes import byte_tokenizer
     >>> template = ChatTemplate(byte_tokenizer())

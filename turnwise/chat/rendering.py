@@ -36,11 +36,8 @@ _MAX_SHAPES = 1024
 
 
 class Renderer:
-    """Renders messages with a tokenizer's chat template, or with the Jinja text `chat_template`.
-
-    Raises:
-        ChatTemplateError: the template isn't valid Jinja, or never reads one of `template_kwargs`.
-    """
+    """Renders messages with a tokenizer's chat template, or with the Jinja text `chat_template`. Raises ChatTemplateError if
+    the template isn't valid Jinja, or never reads one of `template_kwargs`."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None, template_kwargs: Mapping[str, Any]
@@ -73,19 +70,13 @@ class Renderer:
         return {**self._tokenizer.special_tokens_map, **self._kwargs}
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, opens_answer: bool = True) -> str:
-        """The messages as text, with the header of the next response unless `opens_answer` is False.
-
-        Raises:
-            ChatTemplateError: the template refuses them.
-        """
+        """The messages as text, with the header of the next response unless `opens_answer` is False. Raises ChatTemplateError
+        if the template refuses them."""
         return self._render(messages, list(tools) or self._no_tools, opens_answer)
 
     def shown(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools = ()) -> str:
-        """The text of the messages; with a `prefix` that ends with the sentinel, only the text after the sentinel.
-
-        Raises:
-            ChatTemplateError: the template refuses the messages, or doesn't show all that they and the tools hold.
-        """
+        """The text of the messages; with a `prefix` that ends with the sentinel, only the text after the sentinel. Raises
+        ChatTemplateError if the template refuses the messages, or doesn't show all that they and the tools hold."""
         if self._takes_parts_here(prefix, messages, tools):
             messages = [_as_parts(message) for message in messages]
         text = self._after(prefix, messages, tools)
@@ -103,7 +94,7 @@ class Renderer:
         return SENTINEL in text and "'type'" not in text
 
     def _takes_parts_here(self, prefix: Sequence[Message], messages: Sequence[Message], tools: Tools) -> bool:
-        """Whether the texts of messages of this shape must be lists of parts; ChatTemplateError if they show in neither form."""
+        """Whether the texts of messages of this shape must be lists of parts; ChatTemplateError if neither form shows."""
         key = (bool(prefix), tuple(map(_shape, messages)), json.dumps(tools, default=str) if tools else "")
         if key not in self._shapes:
             if len(self._shapes) >= _MAX_SHAPES:

@@ -51,12 +51,10 @@ class _Ends(NamedTuple):
 class ChatTemplate:
     """The chat template of a Hugging Face tokenizer, rendered without ever touching what is already in the context.
 
-    `chat_template` replaces the tokenizer's own Jinja text. `template_kwargs` are variables that the template reads at
-    every render (`enable_thinking=False`, `date_string="26 Jul 2024"`). `eos_token_ids` are further tokens that end a
-    response, such as the `eos_token_id` list of a model's generation config.
-
-    Raises:
-        ChatTemplateError: the tokenizer has no chat template and none is given, or it never reads one of `template_kwargs`.
+    `chat_template` replaces the tokenizer's own Jinja text. `template_kwargs` are variables that the template reads at every
+    render (`enable_thinking=False`, `date_string="26 Jul 2024"`). `eos_token_ids` are further tokens that end a response,
+    such as the `eos_token_id` list of a model's generation config. Raises ChatTemplateError if the tokenizer has no chat
+    template and none is given, or it never reads one of `template_kwargs`.
 
     >>> from turnwise.testing.fakes import byte_tokenizer
     >>> tokenizer = byte_tokenizer()
@@ -111,11 +109,8 @@ class ChatTemplate:
         return _opened(self._header) != ""
 
     def start(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Ids of the first prompt: the messages, and the header of the next response.
-
-        Raises:
-            ChatTemplateError: the template refuses the messages or doesn't show them, or there are none.
-        """
+        """Ids of the first prompt: the messages, and the header of the next response. Raises ChatTemplateError if the template
+        refuses the messages or doesn't show them, or there are none."""
         if not messages:
             raise ChatTemplateError("a context can't start with no message: give at least a user's")
         return self._ids((), messages, tools)
@@ -125,11 +120,8 @@ class ChatTemplate:
 
         A response that ends with the token by which the template ends the turn is closed already, and that token is not
         repeated. Any other response (cut by its budget, ended by another stop token or by a stop string) is closed with it.
-
-        Raises:
-            ChatTemplateError: the template refuses the messages after an assistant's or doesn't show them, or drops the
-                assistant's text.
-        """
+        Raises ChatTemplateError if the template refuses the messages after an assistant's or doesn't show them, or drops the
+        assistant's text."""
         prefix = self._prefix
         if new_messages and new_messages[0].get("role") == "tool" and self._results_need_call:
             prefix = self._called(new_messages[0])
@@ -152,12 +144,9 @@ class ChatTemplate:
         return tail[tail.index(last) + 1 :] if is_begun else tail
 
     def respond(self, content: str) -> list[int]:
-        """Ids of a response as the model would sample it in saying `content`, up to and including the end-of-turn token.
-
-        Raises:
-            ChatTemplateError: the prompt ends within thinking, and neither `content` nor the template shows the end of
-            thinking.
-        """
+        """Ids of a response as the model would sample it in saying `content`, up to and including the end-of-turn token. Raises
+        ChatTemplateError if the prompt ends within thinking, and neither `content` nor the template shows the end of
+        thinking."""
         lead_in, opened = self._lead_in, _opened(self._header)
         if opened and content.lstrip().startswith(opened.strip()):
             content = content.lstrip().removeprefix(opened.strip()).removeprefix(opened[len(opened.rstrip()) :])
@@ -174,10 +163,8 @@ class ChatTemplate:
 
     def respond_with_calls(self, message: Message) -> list[int]:
         """Ids of an assistant's message with `tool_calls` as the template writes it, up to and including the end-of-turn token.
-
-        Raises:
-            ChatTemplateError: the template doesn't show the calls, or writes them elsewhere than behind a response's header.
-        """
+        Raises ChatTemplateError if the template doesn't show the calls, or writes them elsewhere than behind a response's
+        header."""
         user, header, said = self._prefix[0], self._header, self._ends.said
         self.renderer.shown((), [user, message])
         # Some templates add empty thinking to the last message of a conversation; others refuse a user behind a call.

@@ -35,11 +35,8 @@ _JSON = json.JSONDecoder(strict=False, parse_constant=_no_number)
 
 
 def find_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
-    """The parser of that name, registered or `module:Class`; None is the one whose form the chat template writes.
-
-    Raises:
-        ConfigError: there is no such parser, or the template shows none of the forms.
-    """
+    """The parser of that name, registered or `module:Class`; None is the one whose form the chat template writes. Raises
+    ConfigError if there is no such parser, or the template shows none of the forms."""
     source = "\n".join(template.renderer.sources())
     found = name or next((form for form, (_, sign) in TOOL_PARSERS.items() if sign and sign in source), None)
     if found is None:
@@ -102,11 +99,8 @@ class MarkedCallParser(ABC):
 
     @abstractmethod
     def read(self, text: str, mark: re.Match[str], tools: Tools) -> tuple[Sequence[ToolCall | _Unreadable], int]:
-        """The calls behind an opening mark, with the faults of single ones, and the position after them.
-
-        Raises:
-            _Unreadable: the text isn't of the form.
-        """
+        """The calls behind an opening mark, with the faults of single ones, and the position after them. Raises _Unreadable if
+        the text isn't of the form."""
 
     def _after_closing(self, text: str, position: int) -> int:
         end = _skip_space(text, position)

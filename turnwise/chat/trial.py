@@ -22,11 +22,8 @@ _PROGRAM = Path(__file__).with_name("trial_program.py")
 
 
 def tried(template: ChatTemplate) -> ChatTemplate:
-    """Returns the template after it has rendered conversations of every kind and of 100 turns in a process of its own.
-
-    Raises:
-        ChatTemplateError: it doesn't come to an end there, or takes all memory; the message names its file.
-    """
+    """Returns the template after it has rendered conversations of every kind and of 100 turns in a process of its own. Raises
+    ChatTemplateError if it doesn't come to an end there, or takes all memory; the message names its file."""
     renderer = template.renderer
     asked: dict[str, object] = {
         "sources": [GENERATION_TAG.sub("", source) for source in renderer.sources()],

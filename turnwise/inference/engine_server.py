@@ -285,11 +285,7 @@ class EngineServer(RequestServer):
 
 
 def own_folder(policy: PolicyInfo, name: str) -> str:
-    """The folder from which the engine of that name loads the policy.
-
-    Raises:
-        NotAvailableError: the policy is an adapter.
-    """
+    """The folder from which the engine of that name loads the policy. Raises NotAvailableError if the policy is an adapter."""
     if base_of_adapter(policy.path) is not None:
         raise NotAvailableError(
             f"{name} can't load the adapter in {policy.path}; merge it with turnwise export, or sample with "
@@ -316,10 +312,7 @@ def write_folder(weights: NamedTensors) -> tuple[Path, int]:
 
 
 def require_version(name: str, found: str, lowest: str, highest: str) -> None:
-    """
-    Raises:
-        NotAvailableError: the engine is older or newer than those that this version of turnwise was checked with.
-    """
+    """Raises NotAvailableError if the engine is older or newer than those that this version of turnwise was checked with."""
     bounds = [tuple(map(int, bound.split("."))) for bound in (lowest, highest)]
     parts = [int("".join(itertools.takewhile(str.isdigit, part)) or 0) for part in found.split("+")[0].split(".")]
     if not all((bounds[0] <= tuple(parts[: len(bounds[0])]), tuple(parts[: len(bounds[1])]) <= bounds[1])):

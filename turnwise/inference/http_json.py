@@ -25,10 +25,7 @@ class BusyError(ServerError):
 
 class HttpJson:
     """A server that is asked and answers in JSON. An `api_key` is sent as a bearer token; `key_name` is where it comes from.
-
-    Raises:
-        ConfigError: `base_url` isn't http(s).
-    """
+    Raises ConfigError if `base_url` isn't http(s)."""
 
     def __init__(self, base_url: str, timeout_s: float | None = None, api_key: str = "", key_name: str = "") -> None:
         parts = urlsplit(base_url)
@@ -45,12 +42,8 @@ class HttpJson:
         return await self._threads.call(self.ask_now, path, body, is_read)
 
     def ask_now(self, path: str, body: Mapping[str, Any] | None = None, is_read: bool = True) -> Any:
-        """The answer to a POST, or to a GET where there is no body. None if it isn't to be read.
-
-        Raises:
-            NoAnswerError: nobody answers.
-            ServerError: the server refuses, or answers with something else.
-        """
+        """The answer to a POST, or to a GET where there is no body. None if it isn't to be read. Raises NoAnswerError if nobody
+        answers; ServerError if the server refuses, or answers with something else."""
         url, content = self.url + path, None if body is None else json.dumps(body).encode()
         try:
             with urlopen(Request(url, content, self._headers), timeout=self._timeout_s) as response:

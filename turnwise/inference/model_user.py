@@ -40,11 +40,8 @@ class _Role(NamedTuple):
 
 class ModelUser:
     """A model plays the user: its own messages are those of the user, and it reads the policy's final answers. It scores
-    nothing. The environment variable OPENAI_API_KEY is its key.
-
-    Raises:
-        ConfigError: `config` lacks a key, has an unknown one, or a value of another type.
-    """
+    nothing. The environment variable OPENAI_API_KEY is its key. Raises ConfigError if `config` lacks a key, has an unknown
+    one, or a value of another type."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         try:

@@ -34,11 +34,8 @@ class OpenAIChat:
         self._model = model
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
-        """The model's answer to a conversation, with its calls of `tools`.
-
-        Raises:
-            ServerError: there is no answer, or none that can be read, or the messages hold pictures.
-        """
+        """The model's answer to a conversation, with its calls of `tools`. Raises ServerError if there is no answer, or none
+        that can be read, or the messages hold pictures."""
         if not all(isinstance(message["content"], str) for message in messages):
             raise ServerError(f"{self.url} is asked by text alone; use an environment that renders text")
         started = time.perf_counter()

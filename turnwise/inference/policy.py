@@ -33,11 +33,8 @@ class HoldsModel:
         return cls(model, reads_trainer=reads_trainer, **own, **options)  # type: ignore[call-arg]
 
     async def receive(self, weights: NamedTensors) -> int:
-        """Writes the tensors into the model in place; the number of bytes written.
-
-        Raises:
-            ModelError: a name or shape doesn't fit the model, or one of its tensors got no value.
-        """
+        """Writes the tensors into the model in place; the number of bytes written. Raises ModelError if a name or shape doesn't
+        fit the model, or one of its tensors got no value."""
         targets = self.model.state_dict()
         written: set[int] = set()
         num_bytes = 0

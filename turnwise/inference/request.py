@@ -100,11 +100,7 @@ def check_request(
     max_length: int,
     can_decode: bool,
 ) -> Request:
-    """The request.
-
-    Raises:
-        ServerError: the request can't be served.
-    """
+    """The request. Raises ServerError if the request can't be served."""
     prompt, partial = np.array(prompt_ids, np.int64), np.array(partial_ids, np.int64)
     request = Request(request_id, prompt, sampling, partial)
     problem = _prompt_problem(prompt, vocab_size, max_length) or _sampling_problem(sampling)

@@ -34,12 +34,8 @@ class ServedChat:
         self._numbers = count()
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
-        """The model's answer to a conversation.
-
-        Raises:
-            ServerError: the conversation leaves no room for an answer, or the server can't serve it.
-            ChatTemplateError: the model's chat template refuses the messages.
-        """
+        """The model's answer to a conversation. Raises ServerError if the conversation leaves no room for an answer, or the
+        server can't serve it; ChatTemplateError if the model's chat template refuses the messages."""
         name = f"{self.url} {next(self._numbers)}"
         conversation = TokenConversation(
             self._template, self._server, name, sampling, self._max_length, tools=tools, opens_episode=False

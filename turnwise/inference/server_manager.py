@@ -30,11 +30,8 @@ class LLMServerManager:
     retried elsewhere with the same prompt and seed. `request_s` bounds every wait for a replica, in seconds: one that doesn't
     answer ends the run, and isn't asked for anything more. `max_conversations` bounds the memory of who is where.
 
-    Every method raises DeadlineError where a replica takes longer than `request_s`.
-
-    Raises:
-        ServerError: no server is given.
-    """
+    Every method raises DeadlineError where a replica takes longer than `request_s`. Raises ServerError if no server is
+    given."""
 
     def __init__(
         self,
@@ -68,12 +65,8 @@ class LLMServerManager:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
-        """See `InferenceServer.generate`. A response that a weight update interrupts goes on or starts over (`suspend`).
-
-        Raises:
-            ServerError: the request can't be served.
-            ReplicasDeadError: no replica is left.
-        """
+        """See `InferenceServer.generate`. A response that a weight update interrupts goes on or starts over (`suspend`). Raises
+        ServerError if the request can't be served; ReplicasDeadError if no replica is left."""
         if self.take_turn is not None:
             await self.take_turn()
         pieces: list[Completion] = []
@@ -265,12 +258,8 @@ class ManagerTransfer:
         self._timeout_s = timeout_s
 
     async def update(self, version: int) -> list[Metric]:
-        """Suspends the servers, transfers, bumps their version to `version` and resumes them.
-
-        Raises:
-            ModelError: a name or shape doesn't fit a server's model, or one of its tensors got no value.
-            DeadlineError: past `timeout_s`.
-        """
+        """Suspends the servers, transfers, bumps their version to `version` and resumes them. Raises ModelError if a name or
+        shape doesn't fit a server's model, or one of its tensors got no value; DeadlineError past `timeout_s`."""
         started = time.perf_counter()
         waiter, awaited = "the pipeline", f"the weights of version {version} to reach the inference servers"
         async with self._watchdog.waiting(waiter, awaited, self._timeout_s, "deadlines.weights_s"):

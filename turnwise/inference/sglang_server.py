@@ -41,12 +41,8 @@ class SGLangServer(EngineServer):
     """Samples with the server that `http` asks. `process` is that server with its log, if it was started here.
 
     It draws with each request's seed only with its option `enable_deterministic_inference`: then token by token, so that a
-    response goes on as it would have done.
-
-    Raises:
-        NotAvailableError: SGLang is too old or too new.
-        ServerError: nobody answers.
-    """
+    response goes on as it would have done. Raises NotAvailableError if SGLang is too old or too new; ServerError if nobody
+    answers."""
 
     name = "SGLang"
 
@@ -64,11 +60,8 @@ class SGLangServer(EngineServer):
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`. `options` are those of `sglang.launch_server`, or the `url` of a running one.
-
-        Raises:
-            ConfigError: the server doesn't start, its port is in use, or it has options beside its `url`.
-        """
+        """A `protocols.ServerFactory`. `options` are those of `sglang.launch_server`, or the `url` of a running one. Raises
+        ConfigError if the server doesn't start, its port is in use, or it has options beside its `url`."""
         where = "actor_infer.strategy_args.strategy_config"
         if "url" in options:
             url = options.pop("url")

@@ -61,12 +61,8 @@ class VLLMServer(EngineServer):
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:
-        """A `protocols.ServerFactory`. `options` are those of `vllm.AsyncEngineArgs`.
-
-        Raises:
-            ConfigError: vLLM doesn't know an option, or doesn't start with them.
-            NotAvailableError: vLLM isn't installed, or is too old or too new.
-        """
+        """A `protocols.ServerFactory`. `options` are those of `vllm.AsyncEngineArgs`. Raises ConfigError if vLLM doesn't know
+        an option, or doesn't start with them; NotAvailableError if vLLM isn't installed, or is too old or too new."""
         vllm = load_vllm()
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -198,10 +194,7 @@ class WeightReader:
 
 
 def load_vllm() -> ModuleType:
-    """
-    Raises:
-        NotAvailableError: vLLM isn't installed, or is too old or too new.
-    """
+    """Raises NotAvailableError if vLLM isn't installed, or is too old or too new."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:

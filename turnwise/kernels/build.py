@@ -34,11 +34,7 @@ _LOCK = Lock()
 
 
 def load_kernels() -> ctypes.CDLL | None:
-    """The compiled kernels, or None; the reason is logged once.
-
-    Raises:
-        ConfigError: `TURNWISE_KERNELS` is neither on nor off.
-    """
+    """The compiled kernels, or None, and why in the log. Raises ConfigError if `TURNWISE_KERNELS` is neither on nor off."""
     with _LOCK:
         return _load()
 
@@ -136,12 +132,9 @@ def _is_open(folder: Path) -> bool:
 
 
 def compiled(sources: Path, compiler: list[str], folder: Path) -> Path:
-    """The shared library of the C files in `sources`, compiled unless this machine's is in `folder` already.
-
-    Raises:
-        OSError: the folder can't be written, or there is no such compiler.
-        subprocess.SubprocessError: the compiler refused, or took more than a minute.
-    """
+    """The shared library of the C files in `sources`, compiled unless this machine's is in `folder` already. Raises OSError if
+    the folder can't be written, or there is no such compiler; subprocess.SubprocessError if the compiler refused, or took
+    more than a minute."""
     files = sorted(sources.glob("*.[ch]"))
     texts = [path.read_text(encoding="utf-8") for path in files]
     facts = [*texts, " ".join(_FLAGS), *_machine(), _run([*compiler, "--version"])]

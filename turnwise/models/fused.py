@@ -72,11 +72,8 @@ def fuse_projections(model: PreTrainedModel) -> None:
     """Makes q/k/v and gate/up weights and biases of every layer views of one tensor, in place; again is harmless.
 
     Parameters stay the same objects with the same values, so optimisers made before go on working. Moving the model to
-    another device or dtype, and copying it, undo the fusion: call this again.
-
-    Raises:
-        ModelError: the model hasn't the shape that this is for.
-    """
+    another device or dtype, and copying it, undo the fusion: call this again. Raises ModelError if the model hasn't the
+    shape that this is for."""
     obstacle = fast_path_obstacle(model)
     if obstacle is not None:
         raise ModelError(f"projections can't be fused: {obstacle}. Models of another shape run their own forward pass.")
@@ -135,11 +132,8 @@ def joined(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def fused(linears: Sequence[nn.Linear]) -> FusedLinear:
-    """Projections of one input (`qkv` or `gate_up` of a layer) as one.
-
-    Raises:
-        ModelError: `fuse_projections` wasn't called, or the model was moved or copied since.
-    """
+    """Projections of one input (`qkv` or `gate_up` of a layer) as one. Raises ModelError if `fuse_projections` wasn't called,
+    or the model was moved or copied since."""
     biases = [linear.bias for linear in linears if linear.bias is not None]
     weight, bias = joined([linear.weight for linear in linears]), joined(biases) if biases else None
     if weight is None or (biases and bias is None):

@@ -42,11 +42,7 @@ _MANY_WITHOUT_TOKEN = 0.05
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """The dtype that a config names.
-
-    Raises:
-        ModelError: unknown name.
-    """
+    """The dtype that a config names. Raises ModelError if the name is unknown."""
     if name not in DTYPES:
         raise ModelError(f"dtype {name!r} is unknown; allowed are {', '.join(DTYPES)}.{nearest(name, DTYPES)}")
     return DTYPES[name]
@@ -63,13 +59,9 @@ def load_model(
     """A causal language model in evaluation mode, with weights of `dtype` on `device`; from a folder or the hub.
     The folder of a LoRA adapter gives its base model with the adapter merged, in fp32 whatever the `dtype` then is.
 
-    `auto` trains packed sequences without padding where the architecture allows it; `sdpa` and `eager` pad; `fa2` is
-    flash attention 2 and needs CUDA.
-
-    Raises:
-        ModelError: no such folder, unreadable config, no causal language model, missing weights, or an attention that
-            can't run here.
-    """
+    `auto` trains packed sequences without padding where the architecture allows it; `sdpa` and `eager` pad; `fa2` is flash
+    attention 2 and needs CUDA. Raises ModelError if there is no such folder, no causal language model in it, its config is
+    unreadable, weights are missing, or the attention can't run here."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -99,10 +91,7 @@ def load_pretrained(
     trust: Trust = NOTHING,
 ) -> tuple[PreTrainedModel, list[str]]:
     """A model of a class of transformers, as `load_model` gives it, and the sorted names of tensors that its weights lack.
-
-    Raises:
-        ModelError: the folder doesn't fit the class, or an attention that can't run here.
-    """
+    Raises ModelError if the folder doesn't fit the class, or the attention can't run here."""
     implementation = _attention(attn_implementation)
     what = "causal language model" if kind is AutoModelForCausalLM else kind.__name__
     has_tensors = any(Path(path).glob("*.safetensors"))
@@ -131,21 +120,14 @@ def load_pretrained(
 
 
 def require_weights(path: str | Path, missing: Sequence[str]) -> None:
-    """Refuses a model whose folder lacks tensors.
-
-    Raises:
-        ModelError: the folder lacks tensors.
-    """
+    """Raises ModelError if the folder lacks tensors."""
     if missing:
         raise ModelError(f"{path}: the weights lack {len(missing)} tensors of the model ({', '.join(missing[:3])}, …)")
 
 
 def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder; an adapter's without one is that of its base model.
-
-    Raises:
-        ModelError: no such folder, no tokenizer in it, no chat template, or more tokens than the model has rows.
-    """
+    """The tokenizer of a model folder; an adapter's without one is that of its base model. Raises ModelError if there is no
+    such folder, no tokenizer in it, no chat template, or there are more tokens than the model has rows."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     has_files = any((folder / name).is_file() for name in _TOKENIZER_FILES)
@@ -188,11 +170,8 @@ def _check_vocabulary(path: str | Path, trust: Trust, ids: Collection[int]) -> N
 
 
 def policy_info(path: str, dtype: str, max_context: int, attention: str = "auto", trust: Trust = NOTHING) -> PolicyInfo:
-    """The description of a policy, read from its folder without its weights.
-
-    Raises:
-        ModelError: no such folder, or an unreadable config.
-    """
+    """The description of a policy, read from its folder without its weights. Raises ModelError if there is no such folder, or
+    its config is unreadable."""
     folder = base_folder(path, trust)
     config = load_config(folder, trust)
     with told_as_one_sentence(path, "has no usable generation config (generation_config.json)"):
@@ -230,11 +209,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 
 def export_model(path: str | Path, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Writes a model, checkpoint or adapter as a plain Hugging Face folder: its adapter merged, with its tokenizer, and nothing
-    of its training. Returns the model.
-
-    Raises:
-        ModelError: there is no model at `path`.
-    """
+    of its training. Returns the model. Raises ModelError if there is no model at `path`."""
     tokenizer, model = load_tokenizer(path), load_model(path, dtype=dtype)
     save_model(model, tokenizer, folder)
     return model
@@ -242,11 +217,7 @@ def export_model(path: str | Path, folder: Path, dtype: torch.dtype = torch.floa
 
 def write_weights(model: PreTrainedModel, folder: Path, parameters: Mapping[str, Tensor] | None = None) -> None:
     """Writes config and safetensors into an existing folder: tied weights once, views of fused storage as own tensors. The
-    model's own `parameters` are written, unless others are given.
-
-    Raises:
-        OSError: they can't be written.
-    """
+    model's own `parameters` are written, unless others are given. Raises OSError if they can't be written."""
     tensors: dict[str, Tensor] = dict(parameters or model.named_parameters())
     persistent = model.state_dict().keys()
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
@@ -333,11 +304,8 @@ def _attention(name: str) -> str | None:
 
 
 def load_config(path: str | Path, trust: Trust = NOTHING) -> PreTrainedConfig:
-    """The config.json of a model folder, or of an adapter's base model.
-
-    Raises:
-        ModelError: no such folder, or transformers can't use it.
-    """
+    """The config.json of a model folder, or of an adapter's base model. Raises ModelError if there is no such folder, or
+    transformers can't use it."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:

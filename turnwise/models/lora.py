@@ -30,11 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 def frozen_names(model: nn.Module, prefixes: Sequence[str]) -> frozenset[str]:
-    """Names of the parameters that start with one of the prefixes, and those of tied ones, which are the same tensor.
-
-    Raises:
-        ConfigError: a prefix with which no name starts.
-    """
+    """Names of the parameters that start with one of the prefixes, and those of tied ones, which are the same tensor. Raises
+    ConfigError if no name starts with a prefix."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in parameters):
@@ -52,11 +49,8 @@ def frozen_names(model: nn.Module, prefixes: Sequence[str]) -> frozenset[str]:
 
 
 def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
-    """Takes the parameters whose names start with one of the prefixes out of training.
-
-    Raises:
-        ConfigError: a prefix with which no name starts, or nothing is left to train.
-    """
+    """Takes the parameters whose names start with one of the prefixes out of training. Raises ConfigError if no name starts
+    with a prefix, or nothing is left to train."""
     frozen = frozen_names(model, prefixes)
     for name, parameter in model.named_parameters():
         if name in frozen:
@@ -103,12 +97,8 @@ class Adapters:
     """Adapters in a model, which is changed in place: its own parameters are frozen from here on, but for the `head` of a value
     model, which is trained whole and saved with the adapters.
 
-    `base` is where the model without adapters lies; it goes into the adapter's folder.
-
-    Raises:
-        ConfigError: a target that is no linear module, or nothing is left to get adapters.
-        NotAvailableError: peft isn't installed.
-    """
+    `base` is where the model without adapters lies; it goes into the adapter's folder. Raises ConfigError if a target is no
+    linear module, or nothing is left to get adapters; NotAvailableError if peft isn't installed."""
 
     def __init__(self, model: PreTrainedModel, settings: LoRASettings, base: str = "", head: nn.Linear | None = None) -> None:
         peft = _import_peft()
@@ -187,10 +177,7 @@ class Adapters:
 
     def save(self, folder: Path) -> None:
         """Writes a peft adapter folder: adapter_config.json and adapter_model.safetensors, and what tells its base from others.
-
-        Raises:
-            OSError: it can't be written.
-        """
+        Raises OSError if it can't be written."""
         values = {key: sorted(value) if isinstance(value, set) else value for key, value in self._config.to_dict().items()}
         if self._head:
             values |= {"task_type": _VALUE_TASK, "modules_to_save": [self._head_name]}
@@ -204,11 +191,8 @@ class Adapters:
             raise OSError(f"{folder}: {_first_line(error)}") from error
 
     def load(self, folder: Path) -> None:
-        """Copies saved values into the live tensors.
-
-        Raises:
-            ModelError: the folder holds no adapters, or other ones, or those of another base model.
-        """
+        """Copies saved values into the live tensors. Raises ModelError if the folder holds no adapters, or other ones, or those
+        of another base model."""
         if not (folder / ADAPTER_WEIGHTS).is_file():
             raise ModelError(f"{folder}: holds all parameters of a model and no adapters; go on with it without lora_rank")
         if not _may_be_base(folder, self._base_fingerprint):
@@ -251,12 +235,8 @@ def is_value_adapter(folder: Path) -> bool:
 
 def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Adds the adapters of a peft folder to the model's own weights, in place; it is a plain model again. A value model also
-    gets the head of the folder.
-
-    Raises:
-        ModelError: the folder doesn't fit the model, or its adapters were trained on other weights.
-        NotAvailableError: peft isn't installed.
-    """
+    gets the head of the folder. Raises ModelError if the folder doesn't fit the model, or its adapters were trained on other
+    weights; NotAvailableError if peft isn't installed."""
     peft = _import_peft()
     if not _may_be_base(folder, _fingerprint(model)):
         raise ModelError(

@@ -110,10 +110,7 @@ def packed_attention(
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Attention of query [1, Hq, N, D] over key and value [1, Hkv, N, D], each sequence over itself; returns [1, N, Hq, D].
-
-    Raises:
-        ModelError: the architecture asks for soft-capped logits, attention sinks or a position bias.
-    """
+    Raises ModelError if the architecture asks for soft-capped logits, attention sinks or a position bias."""
     if softcap is not None or s_aux is not None or position_bias is not None:
         raise ModelError(
             f"{type(module).__name__} needs soft-capped logits, sinks or a position bias; set attn_implementation: eager"

@@ -14,11 +14,8 @@ from turnwise.types import FloatArray, Sample
 
 
 def plain_model(config: PreTrainedConfig, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> PreTrainedModel:
-    """A model of its own with a copy of the named weights in `dtype`, on the device on which they lie.
-
-    Raises:
-        ModelError: a name or shape doesn't fit the config.
-    """
+    """A model of its own with a copy of the named weights in `dtype`, on the device on which they lie. Raises ModelError if a
+    name or shape doesn't fit the config."""
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForCausalLM.from_config(deepcopy(config), dtype=dtype, attn_implementation="sdpa").eval()
     own = dict(model.named_parameters())
@@ -35,10 +32,7 @@ def plain_model(config: PreTrainedConfig, weights: Iterable[tuple[str, Tensor]],
 @torch.no_grad()
 def plain_logprobs(model: PreTrainedModel, samples: Sequence[Sample], temperature: float) -> list[FloatArray]:
     """For each sample the log-probs [N] of its tokens at a temperature, over their kept ids if they have some, 0 for the first.
-
-    Raises:
-        ModelError: a token id that the model's vocabulary doesn't have.
-    """
+    Raises ModelError if the model's vocabulary lacks a token id."""
     results = []
     for sample in samples:
         if sample.token_ids.max() >= model.config.vocab_size:

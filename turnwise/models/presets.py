@@ -32,11 +32,7 @@ attention learnt several times more slowly."""
 
 
 def preset(size: str) -> ModelPreset:
-    """The preset of that name.
-
-    Raises:
-        ModelError: there is no such preset.
-    """
+    """The preset of that name. Raises ModelError if there is no such preset."""
     if size not in PRESETS:
         raise ModelError(f"model size {size!r} is unknown; sizes are {', '.join(PRESETS)}.{nearest(size, PRESETS)}")
     return PRESETS[size]

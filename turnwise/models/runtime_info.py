@@ -36,11 +36,7 @@ def loaded_model(model: PreTrainedModel, *heads: nn.Module) -> LoadedModel:
 
 
 def bare_model(policy: PolicyInfo) -> PreTrainedModel:
-    """The model of a policy without its weights, on torch's meta device.
-
-    Raises:
-        ModelError: its folder is unreadable.
-    """
+    """The model of a policy without its weights, on torch's meta device. Raises ModelError if its folder is unreadable."""
     config = load_config(policy.path, policy.trust)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=policy.trust.remote_code)

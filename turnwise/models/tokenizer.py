@@ -58,10 +58,7 @@ token even where it is rare (the goal reached, once an episode) and made of seve
 def train_tokenizer(corpus: Iterable[str], vocab_size: int, is_filled: bool = False) -> PreTrainedTokenizerFast:
     """A tokenizer with at most `vocab_size` tokens and a ChatML template that shows tools; equal corpora give equal ones. A
     filled one has exactly so many: strings of letters that no text is encoded to make up for what the corpus doesn't give.
-
-    Raises:
-        ModelError: `vocab_size` doesn't hold the 256 bytes and the special tokens.
-    """
+    Raises ModelError if `vocab_size` doesn't hold the 256 bytes and the special tokens."""
     texts = list(corpus)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     num_fixed = len(alphabet) + len(SPECIAL_TOKENS) + len(MARKER_TOKENS)

@@ -25,13 +25,10 @@ def load_value_model(
 ) -> PreTrainedModel:
     """A value model in evaluation mode with fp32 weights, from a folder or the hub.
 
-    A folder without a value head (a causal language model) gives its backbone and gets a head that is 0 everywhere: the first
-    advantages are the returns themselves, and nothing is random. The scalar head of a reward model is kept. An adapter is
-    merged into its base model: a critic's brings its head.
-
-    Raises:
-        ModelError: no such folder, no decoder, a head of several labels, or missing weights.
-    """
+    A folder without a value head (a causal language model) gives its backbone and gets a head that is 0 everywhere: the
+    first advantages are the returns themselves, and nothing is random. The scalar head of a reward model is kept. An adapter
+    is merged into its base model: a critic's brings its head. Raises ModelError if there is no such folder, no decoder in
+    it, its head has several labels, or weights are missing."""
     folder = trust.folder(path)
     base = base_of_adapter(folder)
     if base is not None:
@@ -60,11 +57,8 @@ def load_value_model(
 
 
 def value_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' class for token classification of an architecture, or the same put together where it has none.
-
-    Raises:
-        ModelError: it is no decoder.
-    """
+    """transformers' class for token classification of an architecture, or the same put together where it has none. Raises
+    ModelError if it is no decoder."""
     decoders, known = AutoModelForCausalLM._model_mapping, AutoModelForTokenClassification._model_mapping
     if type(config) not in decoders:
         raise ModelError(

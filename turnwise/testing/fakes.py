@@ -102,11 +102,7 @@ class ScriptedServer:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
     ) -> Completion:
-        """The next scripted response.
-
-        Raises:
-            ServerError: the script is at its end, or the budget isn't positive.
-        """
+        """The next scripted response. Raises ServerError if the script is at its end, or the budget isn't positive."""
         request = SeenRequest(tuple(prompt_ids), sampling, request_id, tuple(media))
         self.requests.append(request)
         if sampling.max_new_tokens < 1:

@@ -25,10 +25,8 @@ class StatelessTool:
 
 class FunctionTool(StatelessTool):
     """A function without state. A coroutine function is awaited, another one runs in a thread. A result that is no text is
-    shown as JSON.
-
-    Raises:
-        ConfigError: the function lacks type hints, or Google's form of docstring, which describes each parameter.
+    shown as JSON. Raises ConfigError if the function lacks type hints, or Google's form of docstring, which describes each
+    parameter.
 
     >>> def add(a: int, b: int) -> int:
     ...     '''Adds two numbers.
@@ -68,11 +66,7 @@ def check_keys(tool: str, config: Mapping[str, Any], known: Iterable[str]) -> No
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """OpenAI's schema of a function.
-
-    Raises:
-        ConfigError: its signature or docstring doesn't say enough.
-    """
+    """OpenAI's schema of a function. Raises ConfigError if its signature or docstring doesn't say enough."""
     # Imported here, since `turnwise config` reads the settings of tools without it.
     from transformers.utils import get_json_schema
     from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException

@@ -23,13 +23,9 @@ class McpServer:
     """The tools of a server, in the place of one: it's iterated over.
 
     Its config has `command`, the words that start a server which talks over stdin and stdout (with `env`, variables of its
-    environment), or `url`, where one talks streamable HTTP (with `headers`), and `tools`, the names to offer; all if it is left
-    out.
-
-    Raises:
-        ConfigError: the config has another key, not one of `command` and `url`, or a name that isn't a tool of the server.
-        NotAvailableError: the server doesn't answer, or the client isn't installed.
-    """
+    environment), or `url`, where one talks streamable HTTP (with `headers`), and `tools`, the names to offer; all if it is
+    left out. Raises ConfigError if the config has another key, not one of `command` and `url`, or a name that isn't a tool
+    of the server; NotAvailableError if the server doesn't answer, or the client isn't installed."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         check_keys("mcp", config, KEYS)

@@ -34,11 +34,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one run may use. Other processes it may never start.
-
-    Raises:
-        ConfigError: a value isn't a number that is allowed.
-    """
+    """What one run may use. Other processes it may never start. Raises ConfigError for a value that isn't allowed."""
 
     timeout_s: float = 10.0
     """Seconds from the start of the program."""
@@ -114,11 +110,8 @@ class _Process:
 
 async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
     """Runs a program in a fresh process of the sandbox, which sees the standard library and an empty folder. It ends with the
-    call, also if that is cancelled.
-
-    Raises:
-        NotAvailableError: this system can't isolate a process; the message says what it lacks.
-    """
+    call, also if that is cancelled. Raises NotAvailableError if this system can't isolate a process; the message says what
+    it lacks."""
     if not sys.platform.startswith("linux"):
         raise NotAvailableError(f"Python code of a model needs Linux (Landlock and seccomp), and this is {sys.platform}")
     limits = limits or Limits()
@@ -148,11 +141,8 @@ async def run_python(code: str, limits: Limits | None = None) -> PythonResult:
 
 
 def isolation() -> str:
-    """By which means this system isolates the model's Python code, as a run of an empty program says.
-
-    Raises:
-        NotAvailableError: by none; the message says what it lacks.
-    """
+    """By which means this system isolates the model's Python code, as a run of an empty program says. Raises NotAvailableError
+    if it has none; the message says what it lacks."""
     with ThreadPoolExecutor(1) as pool:  # an event loop of its own, whether or not the caller is in one
         return pool.submit(asyncio.run, run_python("")).result().isolation
 

@@ -18,12 +18,8 @@ WORD = r"(?u)\b\w+\b"
 
 class SearchTool(FunctionTool):
     """Finds the documents of `config.documents`, a JSONL file of objects with `id` and `text`. Its other keys are `NUMBERS`.
-
-    Raises:
-        ConfigError: the config has another key, lacks the file, or a number isn't positive.
-        DataError: the file has no documents, or one without `id` or `text`, or two of one id.
-        NotAvailableError: bm25s isn't installed.
-    """
+    Raises ConfigError if the config has another key, lacks the file, or a number isn't positive; DataError if the file has
+    no documents, or one without `id` or `text`, or two of one id; NotAvailableError if bm25s isn't installed."""
 
     def __init__(self, config: Mapping[str, Any], tool_schema: Mapping[str, Any] | None) -> None:
         check_keys("tool search", config, ["documents", *NUMBERS])

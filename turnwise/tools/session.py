@@ -45,11 +45,7 @@ class ToolResult(NamedTuple):
 
 @dataclass(slots=True)
 class OfferedTool:
-    """A tool and the limits of its calls, which all episodes of a split share.
-
-    Raises:
-        ConfigError: its schema isn't one.
-    """
+    """A tool and the limits of its calls, which all episodes of a split share. Raises ConfigError if its schema isn't one."""
 
     tool: Tool
     timeout_s: float | None = None
@@ -94,11 +90,7 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolBox:
-    """The tools that episodes may open.
-
-    Raises:
-        ConfigError: two tools have one name.
-    """
+    """The tools that episodes may open. Raises ConfigError if two tools have one name."""
 
     tools: Sequence[OfferedTool]
     timeout_s: float | None = None
@@ -158,12 +150,8 @@ class ToolSession:
         await self._stack.__aexit__(*exception)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """The answer to a call of the model, whose mistakes are answered with an error that it can read.
-
-        Raises:
-            ToolFault: the tool took too long, or returned what is no text.
-            Exception: the tool raised it.
-        """
+        """The answer to a call of the model, whose mistakes are answered with an error that it can read. Raises ToolFault if
+        the tool took too long, or returned what is no text; Exception whatever the tool raises."""
         offered = self._tools.get(name)
         if offered is None:
             return ToolResult(f"Unknown function {name!r}. Available tools: {', '.join(self._tools) or 'none'}", is_error=True)
@@ -178,11 +166,7 @@ class ToolSession:
         return result
 
     async def rewards(self) -> dict[str, float]:
-        """The reward that each tool gives this episode, where it isn't 0.
-
-        Raises:
-            ToolFault: a reward is no finite number.
-        """
+        """The reward that each tool gives this episode, where it isn't 0. Raises ToolFault if a reward is no finite number."""
         found: dict[str, float] = {}
         for name, offered in self._tools.items():
             found[name] = finite(await self._answer(offered, "calc_reward", self._states[name]), f"{name}.calc_reward")
@@ -251,11 +235,8 @@ class Interactions:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def open(self, task: Task, sibling: int, max_turns: int | None = None) -> InteractionSession:
-        """The user that the row names, with at most `max_turns` messages; nobody if it names none.
-
-        Raises:
-            ToolFault: there is no such user.
-        """
+        """The user that the row names, with at most `max_turns` messages; nobody if it names none. Raises ToolFault if there is
+        no such user."""
         kwargs = interaction_kwargs(task.payload)
         name = str(kwargs.get("name", ""))
         if name and name not in self.by_name:
@@ -305,12 +286,8 @@ class InteractionSession:
 
     async def reply(self, messages: Sequence[Message], turn: Turn) -> list[Message]:
         """The user's next message, after the conversation up to the answer of `turn`, which gets its score as a reward. Empty
-        if the user ends the conversation, isn't there, or has said as much as it may, which is the `limit`.
-
-        Raises:
-            ToolFault: the user took too long, or answered in another form.
-            EnvironmentFault: the user raised something.
-        """
+        if the user ends the conversation, isn't there, or has said as much as it may, which is the `limit`. Raises ToolFault
+        if the user took too long, or answered in another form; EnvironmentFault if the user raised something."""
         if not self.is_there:
             return []
         said = await self._ask("generate_response", self._state, list(messages), **self._kwargs)

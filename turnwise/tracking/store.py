@@ -47,10 +47,7 @@ class Store(Protocol):
 
 class StoreTracker:
     """Writes to the store that `start` makes, in a thread of its own. The first failure is said once and turns the tracker off.
-
-    Raises:
-        NotAvailableError: the store can't start, with the arguments that make it work without network and login.
-    """
+    Raises NotAvailableError if the store can't start, naming the arguments that make it work without network and login."""
 
     def __init__(self, name: str, start: Callable[[], Store]) -> None:
         self._name, self._text = name, ""

@@ -16,11 +16,7 @@ class KVCache:
 
     Slots and length start small and double as conversations need them, so that what is allocated follows what is used; never
     beyond `max_slots` slots, which is what `num_bytes` has room for, of `max_length` tokens, or the few more that make them
-    a multiple of `LANES`.
-
-    Raises:
-        ConfigError: `num_bytes` has no room for one slot of `max_length`.
-    """
+    a multiple of `LANES`. Raises ConfigError if `num_bytes` has no room for one slot of `max_length`."""
 
     def __init__(
         self,
@@ -85,10 +81,7 @@ class KVCache:
 
 
 def num_slots_within(kv_cache_bytes: int, bytes_per_token: int, max_length: int) -> int:
-    """How many sequences of `max_length` tokens fit into the bound.
-
-    Raises:
-        ConfigError: not even one does.
+    """How many sequences of `max_length` tokens fit into the bound. Raises ConfigError if not even one does.
 
     >>> num_slots_within(1_000_000, bytes_per_token=100, max_length=1000)
     10

@@ -93,11 +93,7 @@ class Engine:
         return self._scheduler.is_waiting(request_id)
 
     def add(self, request: Request) -> None:
-        """Queues a request that `check_request` has passed.
-
-        Raises:
-            ServerError: its conversation already has one in flight.
-        """
+        """Queues a request that `check_request` has passed. Raises ServerError if its conversation has one in flight."""
         self._scheduler.add(request)
 
     def step(self) -> list[Finished]:

@@ -27,12 +27,8 @@ _BLOCK_TOKENS = 1024
 class FusedRunner:
     """Forward passes of a model that `supports_fast_path`, keeping keys and values in a `KVCache`. Fuses its projections.
 
-    Own kernels run where they fit, unless `may_be_native` is False.
-
-    Raises:
-        ConfigError: `kv_cache_bytes` has no room for one sequence of `max_length` tokens.
-        ModelError: the model hasn't the shape.
-    """
+    Own kernels run where they fit, unless `may_be_native` is False. Raises ConfigError if `kv_cache_bytes` has no room for
+    one sequence of `max_length` tokens; ModelError if the model hasn't the shape."""
 
     def __init__(self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int, may_be_native: bool = True) -> None:
         self._model = model

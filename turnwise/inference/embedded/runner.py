@@ -138,11 +138,8 @@ class GenericRunner:
     """Forward passes through `model(input_ids, past_key_values)`.
 
     Caches of some architectures (windows, recurrent states) can't be cut back, so a prefix is used whole or not at all. The
-    memory bound counts as many key heads as there are query heads.
-
-    Raises:
-        ConfigError: `kv_cache_bytes` has no room for one sequence of `max_length` tokens.
-    """
+    memory bound counts as many key heads as there are query heads. Raises ConfigError if `kv_cache_bytes` has no room for
+    one sequence of `max_length` tokens."""
 
     def __init__(self, model: PreTrainedModel, *, max_length: int, kv_cache_bytes: int) -> None:
         config = model.config

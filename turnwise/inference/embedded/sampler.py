@@ -51,11 +51,8 @@ def sample(logits: Tensor, rows: NDArray, ids: IntArray, slots: IntArray) -> Dra
     """Draws a token for each row.
 
     `logits` [B, V] float32 may be overwritten; `rows` [B] has dtype `rows.ROW`; row i's context is the first
-    `rows["length"][i]` tokens of `ids[slots[i]]`. Order: repetition penalty, temperature, top-k, top-p, min-p.
-
-    Raises:
-        FloatingPointError: logits aren't finite.
-    """
+    `rows["length"][i]` tokens of `ids[slots[i]]`. Order: repetition penalty, temperature, top-k, top-p, min-p. Raises
+    FloatingPointError if logits aren't finite."""
     kept: dict[int, KeptIds] = {}
     scores = logits if rows["is_plain"].all() else _processed(logits, rows, ids, slots, kept)
     numbers = uniforms(rows["seed"], rows["length"] - rows["prompt_length"])

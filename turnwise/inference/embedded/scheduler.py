@@ -41,11 +41,7 @@ class Scheduler:
         return request_id in self._waiting or (request_id in self._slots and request_id not in self._idle)
 
     def add(self, request: Request) -> None:
-        """Queues a request.
-
-        Raises:
-            ServerError: the conversation already has one.
-        """
+        """Queues a request. Raises ServerError if the conversation already has one."""
         if self.is_active(request.request_id):
             raise ServerError(
                 f"conversation {request.request_id!r} already has a request in flight; a conversation takes one at a time, "

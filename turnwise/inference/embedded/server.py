@@ -34,11 +34,8 @@ class EmbeddedServer(HoldsModel):
     resume it afterwards. Up to `max_concurrency` requests are decoded together, in contexts of up to `max_length` tokens
     (default: the model's own). `kv_cache_bytes` bounds the cache of running and idle conversations. `decode` turns ids into
     text, for stop strings. `reads_trainer`: the model is the trainer's own. `replay_log` notes what each step admits, or
-    says it. Responses include the stop token, or the token that completed a stop string.
-
-    Raises:
-        ConfigError: `kv_cache_bytes` has no room for one sequence of `max_length` tokens.
-    """
+    says it. Responses include the stop token, or the token that completed a stop string. Raises ConfigError if
+    `kv_cache_bytes` has no room for one sequence of `max_length` tokens."""
 
     def __init__(
         self,
@@ -144,11 +141,8 @@ class EmbeddedServer(HoldsModel):
         self._drive_if_needed()
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        """Frees the cache (`kv_cache`). The weights are the trainer's own, and can't be freed here.
-
-        Raises:
-            NotAvailableError: another kind was asked for.
-        """
+        """Frees the cache (`kv_cache`). The weights are the trainer's own, and can't be freed here. Raises NotAvailableError if
+        another kind was asked for."""
         await super().sleep(kinds)
         self._engine.free_cache()
 
