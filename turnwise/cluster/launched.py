@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -86,7 +85,7 @@ class LaunchedCluster(ProcessCluster):
         if LaunchedCluster._has_run:
             raise WorkerError("the launched processes ended with the first run of this script; start it again for another run")
         LaunchedCluster._has_run = True
-        _join(0, size, self.placement.device(self.placement.devices[0]))
+        join_processes(None, 0, size, self.placement.device(self.placement.devices[0]))
         key = secrets.token_bytes(32)
         with Listener(("127.0.0.1", 0), backlog=size, authkey=key) as listener:
             dist.broadcast_object_list([listener.address, key, self.placement.groups], src=0)
@@ -109,7 +108,7 @@ def serve_launched() -> None:
     """Serves the run of the first launched process until that ends. A call that still runs then ends with this process."""
     rank, size = launched()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
-    _join(rank, size, f"cuda:{os.environ.get('LOCAL_RANK', rank)}" if torch.cuda.is_available() else "cpu")
+    join_processes(None, rank, size, f"cuda:{os.environ.get('LOCAL_RANK', rank)}" if torch.cuda.is_available() else "cpu")
     found: list[Any] = [None, None, None]
     dist.broadcast_object_list(found, src=0)
     address, key, groups = found
@@ -120,14 +119,6 @@ def serve_launched() -> None:
     for name in ("SIGINT", "SIGTERM"):
         signal.signal(signal.Signals[name], lambda *_: None)
     answer_all(_ReadAhead(connection))
-
-
-def _join(rank: int, size: int, device: str) -> None:
-    """Meets the other processes. torch waits in C++, where Python doesn't act on signals, so they end the process."""
-    with ExitStack() as restored:
-        for number in (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ():
-            restored.callback(signal.signal, number, signal.signal(number, signal.SIG_DFL))
-        join_processes(None, rank, size, device)
 
 
 class _ReadAhead(Wire):

@@ -16,11 +16,17 @@ def launched() -> tuple[int, int]:
     without a launcher.
 
     Raises:
-        ConfigError: they are on several machines.
+        ConfigError: they are on several machines, or the variables are none that a launcher sets.
     """
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    told = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
+    if None in told:
         return 0, 1
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, size = (int(text) if text and text.isdecimal() else -1 for text in told)
+    if not 0 <= rank < size:
+        raise ConfigError(
+            f"the environment has RANK={told[0]} and WORLD_SIZE={told[1]}, which no launcher sets (RANK counts from 0 up to "
+            "WORLD_SIZE - 1); unset both to train without one"
+        )
     if (here := int(os.environ.get("LOCAL_WORLD_SIZE", size))) != size:
         raise ConfigError(
             f"a launcher started {size} processes, {here} of them on this machine, and this version trains on one machine; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from turnwise.errors import WorkerError
 _JOIN_S = 120.0
 """Seconds that a process waits for the others at the start. Waits for each other's sums end by the run's own deadlines."""
 _SUM_S = 24 * 3600.0
+_POLL_S = 0.02
 
 
 _groups: dict[tuple[int, ...], Any] = {}
@@ -59,9 +61,23 @@ def join_processes(meeting: str | None, rank: int, world_size: int, device: str)
             store, *_ = next(iter(found))
         else:
             store = dist.FileStore(meeting, world_size)
-        store.set_timeout(timedelta(seconds=_JOIN_S))
+        _meet(store, rank, world_size)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_SUM_S))
     except (RuntimeError, ValueError) as error:
         port = f"port {os.environ.get('MASTER_PORT')} is taken; give the launcher another one (--master_port of torchrun, "
         why = f"{port}--main_process_port of accelerate)" if "EADDRINUSE" in str(error) else str(error)
         raise WorkerError(f"rank {rank} of {world_size} could not join the others ({backend}): {why}") from error
+
+
+def _meet(store: dist.Store, rank: int, world_size: int) -> None:
+    """Waits until all are there. torch itself would wait as long as for a sum, and heed no signal meanwhile."""
+    names = [f"rank {number}" for number in range(world_size)]
+    store.set(names[rank], "")
+    end = time.monotonic() + _JOIN_S
+    while missing := [name for name in names if not store.check([name])]:
+        if time.monotonic() > end:
+            raise WorkerError(
+                f"rank {rank} of {world_size} waited {_JOIN_S:g} s for {', '.join(missing)}; under a launcher the first "
+                "process must train (turnwise train, sft or tool train, or a script with Trainer.train()) while they live"
+            )
+        time.sleep(_POLL_S)
