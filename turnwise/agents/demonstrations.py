@@ -6,7 +6,7 @@ training.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
+from turnwise.chat.rendering import Tools
 from turnwise.envs.parsing import ANSWERS, as_answer, parse_action
 from turnwise.envs.players import Player
 from turnwise.errors import ConfigError, RolloutError, TurnwiseError
@@ -37,10 +38,11 @@ class DemonstrationResult(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """One episode as a demonstration: the messages of each context that has an answer."""
+    """One episode as a demonstration: the messages of each context that has an answer, and the tools that they may call."""
 
     conversations: list[list[Message]]
     outcome: DemonstrationResult
+    tools: Tools = ()
 
 
 class RecordedConversation(Conversation, Protocol):
@@ -49,8 +51,8 @@ class RecordedConversation(Conversation, Protocol):
     messages: list[Message]
 
 
-Converse = Callable[[Env, Task], Callable[[SamplingParams], RecordedConversation]]
-"""Opens the conversations of a task's episode, and so decides who answers."""
+Converse = Callable[[Env | None, Task], Callable[[SamplingParams, Tools], RecordedConversation]]
+"""Opens the conversations of a task's episode, and so decides who answers. A row has no environment."""
 
 
 class PlayerConversation:
@@ -122,9 +124,9 @@ def play(
 def scripted(make_player: MakePlayer, action_pattern: str | None, answer_template: str | None = None) -> Converse:
     """Lets a player answer."""
 
-    def converse(env: Env, task: Task) -> Callable[[SamplingParams], RecordedConversation]:
+    def converse(env: Env | None, task: Task) -> Callable[[SamplingParams, Tools], RecordedConversation]:
         player = make_player(env, task)
-        return lambda sampling: PlayerConversation(player, answer_template, action_pattern)
+        return lambda sampling, tools: PlayerConversation(player, answer_template, action_pattern)
 
     return converse
 
@@ -135,9 +137,16 @@ def episodes(
     """One episode per task, in the order of the tasks, `num_at_once` at a time."""
     calls = settings.calls
     with closing(WatchedRunner(calls.watchdog, calls.place_timeout_s)) as runner:
-        remaining = iter(tasks)
-        while some := list(islice(remaining, num_at_once)):
-            yield from runner.run(_gathered(make_env, settings, converse, some))
+        yield from played_by(runner, partial(_episode, make_env, settings, converse), tasks, num_at_once)
+
+
+def played_by(
+    runner: WatchedRunner, play_one: Callable[[Task], Awaitable[Episode]], tasks: Iterable[Task], num_at_once: int
+) -> Iterator[Episode]:
+    """What `play_one` makes of each task, in their order, `num_at_once` at a time."""
+    remaining = iter(tasks)
+    while some := list(islice(remaining, num_at_once)):
+        yield from runner.run(_gathered(map(play_one, some)))
 
 
 def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
@@ -151,14 +160,12 @@ def write_jsonl(path: Path, demonstrations: Iterable[Sequence[Message]]) -> int:
     return count
 
 
-def _outcome(trajectory: Trajectory) -> DemonstrationResult:
+def outcome_of(trajectory: Trajectory) -> DemonstrationResult:
+    """How the episode ended."""
     return DemonstrationResult(is_success=trajectory.metrics.get("success", trajectory.score) > 0, score=trajectory.score)
 
 
-async def _gathered(
-    make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, tasks: Sequence[Task]
-) -> Sequence[Episode]:
-    playing = (_episode(make_env, settings, converse, task) for task in tasks)
+async def _gathered(playing: Iterable[Awaitable[Episode]]) -> Sequence[Episode]:
     played = await asyncio.gather(*playing, return_exceptions=True)
     for fault in played:
         if isinstance(fault, Exception) and not isinstance(fault, TurnwiseError):
@@ -171,21 +178,29 @@ async def _gathered(
 async def _episode(make_env: MakeEnv, settings: EnvAgentSettings, converse: Converse, task: Task) -> Episode:
     with settings.calls.limit(settings.tag, "the environment's constructor"):
         env = make_env(task)
-    contexts = _Contexts(converse(env, task))
+    contexts = OpenedContexts(converse(env, task))
     sampling = SamplingParams(max_new_tokens=settings.max_tokens_per_step)
     [trajectory] = await EnvAgent(partial(_existing, env), settings).run(task, 0, contexts, sampling)
-    said = [conversation.messages for conversation in contexts.opened if conversation.messages]
-    return Episode(said, _outcome(trajectory))
+    return Episode(contexts.said, outcome_of(trajectory))
 
 
-class _Contexts:
-    def __init__(self, open_one: Callable[[SamplingParams], RecordedConversation]) -> None:
-        self.opened: list[RecordedConversation] = []
+class OpenedContexts:
+    """Opens the conversations of one episode."""
+
+    def __init__(self, open_one: Callable[[SamplingParams, Tools], RecordedConversation]) -> None:
+        self.tools: Tools = ()
+        self._opened: list[RecordedConversation] = []
         self._open = open_one
 
-    def __call__(self, sampling: SamplingParams, **_: Any) -> RecordedConversation:
-        self.opened.append(self._open(sampling))
-        return self.opened[-1]
+    def __call__(self, sampling: SamplingParams, tools: Tools = (), **_: Any) -> RecordedConversation:
+        self.tools = tools
+        self._opened.append(self._open(sampling, tools))
+        return self._opened[-1]
+
+    @property
+    def said(self) -> list[list[Message]]:
+        """The messages of each conversation that has an answer."""
+        return [conversation.messages for conversation in self._opened if conversation.messages]
 
 
 def _existing(env: Env, task: Task) -> Env:

@@ -1,27 +1,44 @@
-"""Demonstrations of any environment of a config, by a player that needs no model here."""
+"""Demonstrations of any environment of a config, or of its rows, by a player that needs no model here."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
-from turnwise.agents.demonstrations import Converse, Episode, MakePlayer, episodes, scripted
+from turnwise.agents.demonstrations import (
+    Converse,
+    Episode,
+    MakePlayer,
+    OpenedContexts,
+    episodes,
+    outcome_of,
+    played_by,
+    scripted,
+)
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.build.envs import agent_settings, env_factory
+from turnwise.build.placement import sampling_device
 from turnwise.build.play_policies import OPENAI, random_player, scripted_player
 from turnwise.build.rollouts import sampling_params
+from turnwise.build.rows import build_reward_stage, build_row_agent, row_tasks
 from turnwise.chat.conversation import TextConversation
+from turnwise.chat.rendering import Tools
 from turnwise.config import AgenticConfig
 from turnwise.entry_points import load_class
 from turnwise.envs.players import Acting, ErringPlayer, Player
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, RolloutError
 from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.protocols import Env
 from turnwise.rollout.tasks import SeededTasks, sibling_sampling
-from turnwise.types import Message, SamplingParams, Split, Task, derive_seed
+from turnwise.runtime.event_loop import WatchedRunner
+from turnwise.runtime.stopwatch import Stopwatch
+from turnwise.runtime.watchdog import Watchdog
+from turnwise.spec import ROWS_TAG
+from turnwise.types import Group, Message, SamplingParams, Split, Task, derive_seed
 
 DEMONSTRATORS = ("expert", "random", "erring")
 NUM_ASKED_AT_ONCE = 16
@@ -44,7 +61,11 @@ class Demonstrator:
 def demonstrate(
     config: AgenticConfig, tag: str, demonstrator: Demonstrator, num_episodes: int, split: Split = "train"
 ) -> Iterator[Episode]:
-    """The first episodes of a tag, on the tasks that training meets first, under the limits of training."""
+    """The first episodes of a tag, on the tasks that training meets first, under the limits of training; of `ROWS_TAG`, the
+    first rows, which a model answers."""
+    if tag == ROWS_TAG:
+        yield from _of_rows(config, demonstrator, num_episodes, split)
+        return
     settings, is_asked = agent_settings(config, tag, split), demonstrator.policy.startswith(OPENAI)
     converse = _asked(config, demonstrator, split) if is_asked else _scripted(demonstrator, settings)
     yield from episodes(
@@ -64,11 +85,35 @@ def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) 
     return [source.task(index) for index in range(num_tasks)]
 
 
-def as_row(messages: Sequence[Message]) -> str:
+def _of_rows(config: AgenticConfig, demonstrator: Demonstrator, num_rows: int, split: Split) -> Iterator[Episode]:
+    if not demonstrator.policy.startswith(OPENAI):
+        raise ConfigError(
+            f"--policy {demonstrator.policy} chooses actions of an environment, and this config plays rows of "
+            f"data.{split}_files; name a model that answers them, {OPENAI}URL"
+        )
+    converse, sampling = _asked(config, demonstrator, split), sampling_params(config, split)
+    tasks = row_tasks(config, split)[:num_rows]
+    with closing(WatchedRunner(Watchdog())) as runner:
+        score = build_reward_stage(config, None, sampling_device(config), runner.watchdog, Stopwatch())
+        names = {task.agent for task in tasks}
+        agents = {name: build_row_agent(config, split, name, runner.watchdog, Stopwatch()) for name in names}
+
+        async def answered(task: Task) -> Episode:
+            contexts = OpenedContexts(converse(None, task))
+            trajectories = await agents[task.agent].run(task, 0, contexts, sampling)
+            failed = await score(Group(task, trajectories)) if score else []
+            if failed:
+                raise RolloutError(f"{task.id}: {failed[0].error}")
+            return Episode(contexts.said, outcome_of(trajectories[0]), contexts.tools)
+
+        yield from played_by(runner, answered, tasks, NUM_ASKED_AT_ONCE)
+
+
+def as_row(messages: Sequence[Message], tools: Tools = ()) -> str:
     """A conversation as a line of JSON that `turnwise sft` reads."""
     if not all(isinstance(message["content"], str) for message in messages):
         raise ConfigError("the environment shows pictures, and demonstrations are text; set its observation to a text")
-    return json.dumps({"messages": list(messages)}, ensure_ascii=False)
+    return json.dumps({"messages": list(messages)} | ({"tools": list(tools)} if tools else {}), ensure_ascii=False)
 
 
 def _scripted(demonstrator: Demonstrator, settings: EnvAgentSettings) -> Converse:
@@ -109,7 +154,7 @@ def _asked(config: AgenticConfig, demonstrator: Demonstrator, split: Split) -> C
     )
     sampling = sampling_params(config, split)
 
-    def converse(env: Env, task: Task) -> Callable[[SamplingParams], TextConversation]:
-        return lambda limits: TextConversation(chat.complete, sibling_sampling(sampling, task, 0))
+    def converse(env: Env | None, task: Task) -> Callable[[SamplingParams, Tools], TextConversation]:
+        return lambda limits, tools: TextConversation(chat.complete, sibling_sampling(sampling, task, 0), tools)
 
     return converse

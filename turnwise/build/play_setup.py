@@ -17,11 +17,11 @@ from turnwise.build.placement import sampling_device
 from turnwise.build.play import EpisodePrinter, PlayedEpisode, play_episode
 from turnwise.build.play_policies import OPENAI, PLAYERS, PlayerServer, Say, person, player, random_player, scripted_player
 from turnwise.build.rollouts import open_served_policy, parser_of, sampling_params
-from turnwise.build.rows import build_reward_stage, build_row_agent, row_task
+from turnwise.build.rows import build_reward_stage, build_row_agent, row_tasks
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig, require, unavailable_to_play
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, DataError
 from turnwise.hub import looks_like_hub_name
 from turnwise.inference.openai_chat import OpenAIChat
 from turnwise.models.load import load_tokenizer
@@ -112,7 +112,12 @@ def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
         )
     task = Task(id=f"{choices.split}/{tag}/seed-{choices.seed}", tag=tag, split=choices.split, seed=choices.seed)
     if tag == ROWS_TAG:
-        task = row_task(config, choices.split, choices.seed)
+        tasks = row_tasks(config, choices.split)
+        if not 0 <= choices.seed < len(tasks):
+            raise DataError(
+                f"data.{choices.split}_files: there is no row {choices.seed}; they are 0 to {len(tasks) - 1} (--seed)"
+            )
+        task = tasks[choices.seed]
     with ExitStack() as on_error:
         voice = make(config, task, choices)
         on_error.callback(voice.close)

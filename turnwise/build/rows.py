@@ -130,13 +130,12 @@ def build_tasks(config: AgenticConfig, split: Split, template: ChatTemplate) -> 
     return SeededTasks(config.seed, split, tuple(manager.tags), tuple(manager.num_groups_partition), agents, rows, ROWS_TAG)
 
 
-def row_task(config: AgenticConfig, split: Split, number: int) -> Task:
-    """The task of one row, whatever its length; the first has number 0."""
-    rows, loops = load_rows(config, split), _own_loops(config)
-    if not 0 <= number < len(rows):
-        raise DataError(f"data.{split}_files: there is no row {number}; they are 0 to {len(rows) - 1} (--seed)")
-    chosen = [DataRow(_tag_of(rows[number]), _agent_of(config, rows[number], loops), rows[number].columns)]
-    return replace(RowTasks(config.seed, split, chosen, shuffle=False).task(0), id=f"{split}/row-{number}", row=number)
+def row_tasks(config: AgenticConfig, split: Split) -> list[Task]:
+    """A task of each row, whatever its length, in the order of the files."""
+    loops = _own_loops(config)
+    rows = [DataRow(_tag_of(row), _agent_of(config, row, loops), row.columns) for row in load_rows(config, split)]
+    source = RowTasks(config.seed, split, rows, shuffle=False)
+    return [replace(source.task(number), id=f"{split}/row-{number}") for number in range(len(rows))]
 
 
 def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate) -> list[DataRow]:

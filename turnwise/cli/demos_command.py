@@ -14,7 +14,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 def run(options: argparse.Namespace) -> int:
     """Plays, writes a line per conversation as soon as it is over, and prints the player's success."""
     _check_options(options)
-    target = read_target(options.env, options.overrides, tag=options.tag, max_steps=options.max_steps)
+    target = read_target(options.env, options.overrides, tag=options.tag, max_steps=options.max_steps, takes_rows=True)
     file = new_file(options.out, "--out")
     # torch takes seconds to import; a wrong command line has been refused by now.
     with ends_at_once():
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
         with file.open("w", encoding="utf-8") as lines:
             for episode in demonstrate(target.config, target.tag, demonstrator, options.episodes):
                 for conversation in episode.conversations:
-                    lines.write(as_row(conversation) + "\n")
+                    lines.write(as_row(conversation, episode.tools) + "\n")
                     num_rows += 1
                 outcomes.append(episode.outcome)
     finally:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from chat_server import ChatServer, answer
 
 from turnwise.cli.main import main
-from turnwise.data.demonstrations import read_demonstrations
+from turnwise.data.demonstrations import read_demonstrations, read_rows
 
 OWN = """
 from turnwise.envs.base import TextEnv
@@ -34,6 +36,8 @@ class Statue:
 class Broken(Door):
     def step(self, action):
         raise ValueError("the handle came off")
+def broken_reward(completions):
+    raise ValueError("no such sum")
 """
 
 
@@ -129,3 +133,50 @@ def test_a_model_behind_a_url_demonstrates(capsys: pytest.CaptureFixture[str]) -
         url = f"openai:{server.base_url}"
         assert demos("own_doors:Door", "--policy", url, "--model-name", "m", "--episodes", "20") == 0
     assert success(capsys) == 1.0 and len(read_demonstrations(["demos.jsonl"])) == 20
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> str:
+    """A config of two rows; one has a tool to call."""
+    rows = [
+        {"prompt": "2 + 3", "answer": "5", "agent_name": "single_turn_agent"},
+        {"prompt": "12 * 7", "answer": "84", "agent_name": "tool_agent"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "tools.yaml").write_text("tools: [{class_name: calculator}]")
+    data = {"train_files": "rows.jsonl", "reward": "exact_match"}
+    values = {"pretrain": "nowhere", "sequence_length": 500, "data": data, "agent": {"tool_config_path": "tools.yaml"}}
+    (tmp_path / "sums.yaml").write_text(yaml.safe_dump(values))
+    return "sums.yaml"
+
+
+def test_a_model_behind_a_url_demonstrates_rows_with_their_tools(sums: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model is right about the product alone."""
+    with ChatServer(answer("84")) as server:
+        assert demos(sums, "--policy", f"openai:{server.base_url}", "--model-name", "m") == 0
+    assert success(capsys) == 0.5
+    plain, with_tools = read_rows(["demos.jsonl"])
+    assert [message["content"] for message in plain.messages] == ["2 + 3", "84"] and not plain.tools
+    assert [tool["function"]["name"] for tool in with_tools.tools] == ["calculator"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--policy expert chooses actions of an environment, and this config plays rows of data.train_files"),
+        (["--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "m"], "127.0.0.1:9"),
+        (["--policy", "openai:http://127.0.0.1:9/v1", "--model-name", "m", "--max-steps", "3"], "agent.max_assistant_turns"),
+    ],
+)
+def test_rows_need_a_model_that_answers(
+    sums: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demos(sums, *arguments) == 2
+    assert message in capsys.readouterr().err and not Path("demos.jsonl").exists()
+
+
+def test_a_reward_that_breaks_ends_the_demonstrations_with_a_sentence(sums: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with ChatServer(answer("84")) as server:
+        broken = ["data.reward=own_doors:broken_reward"]
+        assert demos(sums, *broken, "--policy", f"openai:{server.base_url}", "--model-name", "m") == 2
+    assert "data.reward broken_reward raised ValueError: no such sum" in capsys.readouterr().err

@@ -220,8 +220,7 @@ def test_recorded_rows_are_trained_on_again(make_config) -> None:
 
 def test_a_command_for_environments_says_that_there_is_none(make_config, tmp_path: Path, capsys) -> None:
     (tmp_path / "rows.yaml").write_text(dump_yaml(make_config()))
-    options = ["--policy", "random", "--out", str(tmp_path / "demos.jsonl")]
-    assert main(["demos", str(tmp_path / "rows.yaml"), *options]) == 2
+    assert main(["check-env", str(tmp_path / "rows.yaml")]) == 2
     assert "has no custom_envs: its tasks are rows of data" in capsys.readouterr().err
 
 
