@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from itertools import count, islice, product
+from pathlib import Path
 from string import ascii_lowercase
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -16,32 +17,7 @@ MARKER_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
 
 ROLES = ("system", "user", "assistant")
 
-CHAT_TEMPLATE = """\
-{%- if tools -%}
-{{- '<|im_start|>system\\n' -}}
-{%- if messages[0]['role'] == 'system' -%}
-{{- messages[0]['content'] + '\\n' -}}
-{%- endif -%}
-{{- 'Tools:\\n' -}}
-{%- for tool in tools -%}
-{{- (tool | tojson) + '\\n' -}}
-{%- endfor -%}
-{{- 'Call a tool as <tool_call>{"name": NAME, "arguments": {NAME: VALUE}}</tool_call><|im_end|>\\n' -}}
-{%- endif -%}
-{%- for message in messages -%}
-{%- if not (tools and loop.first and message['role'] == 'system') -%}
-{{- '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') -}}
-{%- for call in message['tool_calls'] or [] -%}
-{{- '<tool_call>' + ({'name': call['function']['name'], 'arguments': call['function']['arguments']} | tojson) -}}
-{{- '</tool_call>' -}}
-{%- endfor -%}
-{{- '<|im_end|>\\n' -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
-"""
+CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8")
 """ChatML. Calls are JSON in `<tool_call>`, as Hermes 2 Pro writes them, and a result is a message of the role `tool`."""
 
 _WORDS = Regex(r" ?[^\s\p{N}]\p{N}+,\p{N}+| ?\p{Lu}?\p{Ll}+| ?\p{L}| ?\p{N}| ?[^\s\p{L}\p{N}]|\n|[^\S\n]+(?!\S)|[^\S\n]+")

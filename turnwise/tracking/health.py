@@ -9,8 +9,11 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
+
+import yaml
 
 from turnwise.types import Group
 
@@ -39,12 +42,12 @@ DRIFT_NATS, DRIFT_ESS = 0.1, 0.5
 """Mean difference of log-probs a token, and effective share of the tokens: beyond either importance ratios are noise."""
 CUT = 0.5
 """The share of responses that end at their limit."""
-RANDOM_HEADING = "A random player does as well"
 RANDOM_AFTER, RANDOM_MARGIN, RISE_MARGIN = 20, 0.05, 0.03
 """Steps before a success is compared with a random player's, and by how much it must be better; and the rise that must be ruled
 out: a run that learns slowly begins at a random player's success, too."""
 
 Row = Mapping[str, float]
+TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
 class Outcomes(NamedTuple):
@@ -120,25 +123,9 @@ class History:
 
 
 Check = Callable[[History], str | None]
+"""Returns what it observes of one possible problem, None without one; `health.yaml` has its heading and advice."""
 
 
-class Condition(NamedTuple):
-    """One possible problem: `check` returns the observation, the page explains it under `heading`, `advice` says what to do."""
-
-    name: str
-    check: Check
-    heading: str
-    advice: str
-
-
-def condition(heading: str, advice: str) -> Callable[[Check], Condition]:
-    return lambda check: Condition(check.__name__, check, heading, advice)
-
-
-@condition(
-    "All groups score alike",
-    "Start from a model that sometimes succeeds, or take other tasks, larger groups, or rewards for part of the way.",
-)
 def groups_alike(history: History) -> str | None:
     # If groups differed before, or nearly all succeed, they may be alike by chance for a while.
     last = history.last(BLOCK if history.has_differed or history.is_solved(FEW) else FEW)
@@ -153,10 +140,6 @@ def groups_alike(history: History) -> str | None:
     return f"{seen}; what moves the weights is only the KL or entropy term of the loss"
 
 
-@condition(
-    "Nearly all answers are unparsable",
-    "Teach the format first (turnwise sft), or change action_pattern and the prompt; `turnwise play` shows an episode.",
-)
 def answers_unparsable(history: History) -> str | None:
     last = history.last(FEW - 1)
     if last and all(point["usable"] < 1 - MOSTLY for point in last):
@@ -165,9 +148,6 @@ def answers_unparsable(history: History) -> str | None:
     return None
 
 
-@condition(
-    "The entropy collapsed", "Lower the learning rate or raise entropy_loss_coef, and go back to a checkpoint from before."
-)
 def entropy_collapsed(history: History) -> str | None:
     last = history.last(SOME)
     if not last or history.is_solved(SOME):
@@ -178,10 +158,6 @@ def entropy_collapsed(history: History) -> str | None:
     return None
 
 
-@condition(
-    "The entropy blew up",
-    "Lower entropy_loss_coef to a quarter (or the learning rate), and go back to a checkpoint from before.",
-)
 def entropy_blown_up(history: History) -> str | None:
     last, low = history.last(SOME), history.lowest_entropy
     bound = max(BLOWN_FACTOR * low, low + BLOWN_NATS)
@@ -190,10 +166,6 @@ def entropy_blown_up(history: History) -> str | None:
     return None
 
 
-@condition(
-    "Success was lost again",
-    "Go back to an earlier checkpoint with a lower learning rate or a KL to the reference (use_kl_loss).",
-)
 def success_lost(history: History) -> str | None:
     now, best = history.successes(-BLOCK), history.best
     if len(now) < BLOCK or not best:
@@ -204,10 +176,6 @@ def success_lost(history: History) -> str | None:
     return None
 
 
-@condition(
-    "The gradient is 0 or not finite",
-    "Look at frozen parameters and clipping where it is 0, at the learning rate, dtype and rewards where it isn't finite.",
-)
 def gradient(history: History) -> str | None:
     last = history.last(FEW)
     if not last or any(not point["actor/backward_steps"] for point in last):
@@ -219,10 +187,6 @@ def gradient(history: History) -> str | None:
     return None
 
 
-@condition(
-    "Sampler and trainer drift apart",
-    "Lower async_generation_ratio or the learning rate, use train_infer_correction, or sample in the trainer's dtype.",
-)
 def log_probs_drift(history: History) -> str | None:
     last = history.last(SOME)
     if not last or not all(
@@ -235,10 +199,6 @@ def log_probs_drift(history: History) -> str | None:
     return f"sampler and trainer differ by {seen:.3f} nats a token (ESS {_mean(last, 'actor/train_infer_ess'):.2f}){old}"
 
 
-@condition(
-    "Responses end at their length limit",
-    "Raise max_tokens_per_step (and sequence_length), or teach shorter answers that end with the end token.",
-)
 def responses_cut(history: History) -> str | None:
     last = history.last(SOME)
     if last and all(point["rollout/length_limited"] >= CUT for point in last) and not history.is_solved(SOME):
@@ -246,10 +206,6 @@ def responses_cut(history: History) -> str | None:
     return None
 
 
-@condition(
-    "Validation falls while training rises",
-    "Train on more different tasks, for fewer steps, or keep the best checkpoint (save_steps, max_ckpt_to_keep).",
-)
 def validation_falls(history: History) -> str | None:
     if len(history.validations) < 3:
         return None
@@ -268,13 +224,10 @@ def validation_falls(history: History) -> str | None:
     return f"{validation} while training success rose from {fmean(then):.2f} to {fmean(lately):.2f}"
 
 
-def _no_better_than(play: Callable[[], Outcomes | None]) -> Condition:
+def _no_better_than(play: Callable[[], Outcomes | None]) -> Check:
     """The check against a random player, which plays once, and only if success surely hasn't risen since the start."""
     played: list[Outcomes | None] = []
 
-    @condition(
-        RANDOM_HEADING, "Look at what the model is shown and rewarded for (`turnwise play`), or begin with `turnwise sft`."
-    )
     def no_better_than_random(history: History) -> str | None:
         half = history.num_steps // 2
         known, now = history.successes(0, half), history.successes(-half)
@@ -296,7 +249,7 @@ def _no_better_than(play: Callable[[], Outcomes | None]) -> Condition:
     return no_better_than_random
 
 
-CONDITIONS = (
+CHECKS: tuple[Check, ...] = (
     answers_unparsable,
     groups_alike,
     entropy_collapsed,
@@ -317,7 +270,7 @@ class Health:
     """
 
     def __init__(self, play_at_random: Callable[[], Outcomes | None] = lambda: None) -> None:
-        self._conditions = (*CONDITIONS, _no_better_than(play_at_random))
+        self._checks = (*CHECKS, _no_better_than(play_at_random))
         self._history = History()
         self._said: set[str] = set()
 
@@ -331,12 +284,14 @@ class Health:
         """The sentences that are due after a step, by condition."""
         self._history.add(row)
         sentences = {}
-        for wrong in self._conditions:
-            if wrong.name in self._said or (seen := wrong.check(self._history)) is None:
+        for check in self._checks:
+            name = check.__name__
+            if name in self._said or (seen := check(self._history)) is None:
                 continue
-            self._said.add(wrong.name)
-            shown = _quote(groups) if wrong is answers_unparsable else ""
-            sentences[wrong.name] = f'after step {step + 1}: {seen}{shown}. {wrong.advice} See {PAGE}, "{wrong.heading}"'
+            self._said.add(name)
+            shown = _quote(groups) if check is answers_unparsable else ""
+            heading, advice = TEXTS[name]["heading"], TEXTS[name]["advice"]
+            sentences[name] = f'after step {step + 1}: {seen}{shown}. {advice} See {PAGE}, "{heading}"'
         return sentences
 
 
