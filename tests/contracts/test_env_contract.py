@@ -88,7 +88,7 @@ class MedianEnv(BanditEnv):
     [
         (NaNEnv, "NaNEnv, turn 1: the reward is nan .* finite number"),
         (WrongTupleEnv, "WrongTupleEnv, turn 1: got a tuple of 4; step returns"),
-        (ForgetfulEnv, "ForgetfulEnv: seed 0 gave another episode after a reset, first at turn 0"),
+        (ForgetfulEnv, "ForgetfulEnv: seed 0 gave another episode after a reset, at the start: text"),
         (ListKeyEnv, "hashable"),
         (UndeclaredMetricEnv, "metric 'success' isn't declared"),
         (NumberObservationEnv, "NumberObservationEnv, reset: the observation is a int"),

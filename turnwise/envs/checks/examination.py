@@ -305,12 +305,10 @@ class _Examination:
 
     @contextmanager
     def _opened(self, split: Split = "train", clock: CallTimes | None = None) -> Iterator[CheckedEnv]:
-        env = CheckedEnv(partial(self._make_env, split), self._settings.timeout_s, self._clock if clock is None else clock)
-        try:
+        clock = self._clock if clock is None else clock
+        with CheckedEnv(partial(self._make_env, split), self._settings.timeout_s, clock) as env:
             yield env
             env.close()
-        finally:
-            env.end()
 
 
 def _played_again(envs: Sequence[CheckedEnv], episode: CheckedEpisode) -> list[list[CallResult]]:

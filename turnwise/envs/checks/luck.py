@@ -39,8 +39,7 @@ def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: in
 
 def _play(make: Callable[[], Env], seed: int, max_steps: int) -> bool | None:
     """One episode, None if its success is unknown."""
-    env = CheckedEnv(make, CALL_TIMEOUT_S, CallTimes(Timings))
-    try:
+    with CheckedEnv(make, CALL_TIMEOUT_S, CallTimes(Timings)) as env:
         player = RandomPlayer(env.env, derive_seed(seed, "random player"))
         if not player.actions or "success" not in env.reductions:
             return None
@@ -53,5 +52,3 @@ def _play(make: Callable[[], Env], seed: int, max_steps: int) -> bool | None:
                 break
         env.close()
         return reduce_metric(told, env.reductions["success"]) > 0.5 if told else None
-    finally:
-        env.end()

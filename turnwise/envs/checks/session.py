@@ -9,7 +9,7 @@ from concurrent.futures import TimeoutError as CallTimeout
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from turnwise.envs.contract import PROMPT_KEYS, StepResult, check_shape, read_reset, read_state_key, read_step
 from turnwise.errors import EnvironmentFault, TurnwiseError
@@ -44,22 +44,6 @@ class CallResult(NamedTuple):
     def content(self) -> Hashable:
         """The identity of a start: everything shown, and the true state if it has a name."""
         return self.prompt, self.text, self.images, self.state_key
-
-
-def start_result(observation: Observation, info: Mapping[str, Any], state_key: Hashable = None) -> CallResult:
-    """The visible result of a `reset`."""
-    images = tuple(media.data.tobytes() for media in observation.media)
-    return CallResult(observation.text, images, tuple(str(info.get(key, "")) for key in PROMPT_KEYS), state_key=state_key)
-
-
-def step_result(step: StepResult, state_key: Hashable = None) -> CallResult:
-    """The visible result of a `step`."""
-    return start_result(step.observation, step.info, state_key)._replace(
-        reward=step.reward,
-        is_terminated=step.is_terminated,
-        is_truncated=step.is_truncated,
-        metrics=tuple(sorted(step.metrics.items())),
-    )
 
 
 def first_difference(expected: Sequence[CallResult], got: Sequence[CallResult]) -> tuple[str, str] | None:
@@ -146,18 +130,36 @@ class CheckedEnv:
         self._num_steps = 0
         read = partial(read_reset, env_name=self.name)
         observation, info = self.call("reset", lambda: self.env.reset(seed=seed), read)
-        return start_result(observation, info, self._state_key())
+        return self._result(observation, info)
 
     def step(self, action: str) -> CallResult:
         self._num_steps += 1
         read = partial(read_step, env_name=self.name, turn=self._num_steps, reductions=self.reductions)
-        return step_result(self.call("step", lambda: self.env.step(action), read), self._state_key())
+        step: StepResult = self.call("step", lambda: self.env.step(action), read)
+        return self._result(step.observation, step.info)._replace(
+            reward=step.reward,
+            is_terminated=step.is_terminated,
+            is_truncated=step.is_truncated,
+            metrics=tuple(sorted(step.metrics.items())),
+        )
+
+    def _result(self, observation: Observation, info: Mapping[str, Any]) -> CallResult:
+        images = tuple(media.data.tobytes() for media in observation.media)
+        prompt = tuple(str(info.get(key, "")) for key in PROMPT_KEYS)
+        state_key: Hashable = self.call("state_key", partial(read_state_key, self.env))
+        return CallResult(observation.text, images, prompt, state_key=state_key)
 
     def render(self) -> Any:
         return self.call("render", lambda: self.env.render())
 
     def close(self) -> None:
         self.call("close", lambda: self.env.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
 
     def end(self) -> None:
         """Ends the thread; after a stuck call, only if it ever returns."""
@@ -198,9 +200,6 @@ class CheckedEnv:
         timings.wall_s.append(time.perf_counter() - started)
         timings.cpu_s.append(time.thread_time() - cpu_started)
         return result
-
-    def _state_key(self) -> Hashable:
-        return self.call("state_key", partial(read_state_key, self.env))
 
 
 async def _awaited(result: Any) -> Any:
