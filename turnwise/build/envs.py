@@ -36,7 +36,9 @@ def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[Ke
     if config.adv_estimator not in ESTIMATORS or config.pg_variant not in PG_VARIANTS:
         yield ("pg_variant" if config.pg_variant not in PG_VARIANTS else "adv_estimator",), partial(_try_algorithm, config)
     if config.data.reward or config.data.train_files:
-        yield from _rows_plug_ins(config, may_miss)
+        from turnwise.build.rows import rows_plug_ins  # imports torch
+
+        yield from rows_plug_ins(config, may_miss)
     for split in get_args(Split):
         for tag in config.env_manager(split).env_tags:
             env = config.custom_envs[tag]
@@ -45,12 +47,6 @@ def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[Ke
                 yield ("custom_envs", tag, "agent_name"), partial(_try_agent, config, tag, split)
                 key = "env_config" if env.env_config else "env_type"
                 yield ("custom_envs", tag, key), partial(_try_environment, config, tag, split)
-
-
-def _rows_plug_ins(config: AgenticConfig, may_miss: bool) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
-    from turnwise.build.rows import rows_plug_ins
-
-    yield from rows_plug_ins(config, may_miss)
 
 
 def plug_in_problems(config: AgenticConfig, may_miss: bool = False) -> Iterator[Problem]:

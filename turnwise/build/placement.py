@@ -28,8 +28,7 @@ TransferTurn = Callable[[], Awaitable[None]] | None
 if TYPE_CHECKING:
     import torch
 
-_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""One of these files is there if Linux has a driver of accelerators."""
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # one of these files is there if Linux has a driver of accelerators
 
 
 def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -> Placement:

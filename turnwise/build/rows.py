@@ -40,8 +40,7 @@ from turnwise.types import Split, Task, Trajectory
 logger = logging.getLogger(__name__)
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
-_TEMPLATE_BYTES = 256
-"""More than a template adds around a message: a prompt that is short even so isn't encoded to be measured."""
+_TEMPLATE_BYTES = 256  # more than a template adds around a message: a prompt that is short even so isn't encoded to be measured
 
 
 def rows_plug_ins(

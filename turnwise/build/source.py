@@ -20,8 +20,7 @@ from turnwise.types import Group, Trajectory, Turn
 logger = logging.getLogger(__name__)
 
 _ROUNDING = 1e-6
-_NUM_DECODED = 256
-"""Number of turns decoded to see whether this tokenizer sampled them."""
+_NUM_DECODED = 256  # number of turns decoded to see whether this tokenizer sampled them
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,14 +29,11 @@ def build_tools(config: AgenticConfig, watchdog: Watchdog | None = None, stopwat
     """The tools that `agent` of a config names; none if it names no file."""
     agent = config.agent
     key = f"class_name of {agent.tool_config_path}"
-    tools = [offered for entry in _entries(agent.tool_config_path) for offered in _of_entry(entry, key)]
+    entries = read_tool_file(agent.tool_config_path) if agent.tool_config_path else []
+    tools = [offered for entry in entries for offered in _of_entry(entry, key)]
     if agent.function_tool_path:
         tools += [OfferedTool(FunctionTool(function)) for function in _functions(agent.function_tool_path)]
     return ToolBox(tools, agent.tool_timeout_s, watchdog or Watchdog(), stopwatch or Stopwatch())
-
-
-def _entries(path: str | None) -> list[ToolEntry]:
-    return read_tool_file(path) if path else []
 
 
 def _of_entry(entry: ToolEntry, key: str) -> list[OfferedTool]:

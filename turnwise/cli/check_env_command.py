@@ -19,8 +19,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 from turnwise.runtime.threads import DaemonThread
 
 EXIT_FINDINGS = 1
-_MAX_SHOWN = 300
-"""Characters shown of one result."""
+_MAX_SHOWN = 300  # characters shown of one result
 MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("ERROR", "bold red"), "skipped": ("–", "dim")}
 
 

@@ -28,8 +28,7 @@ _METRICS = (
 )
 _WHERE = ("output_dir", "logging_dir", "resume_from_checkpoint", "checkpoint_config.output_dir", "render_save_dir")
 """Settings that say where a run is, not what it does."""
-_MAX_WIDTH = 24
-"""Characters of a setting's value."""
+_MAX_WIDTH = 24  # characters of a setting's value
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -12,13 +12,12 @@ WIDTH = 128
 """Characters of a line of text that goes into a file or a pipe."""
 
 
-def open_console(file: TextIO | None = None, no_color: bool = False) -> Console:
+def open_console(no_color: bool = False) -> Console:
     """A console that writes texts as they are. Without colours (`no_color`, NO_COLOR, no terminal) nothing is lost but them."""
     from rich.console import Console
 
-    file = file or sys.stdout
-    width = None if file.isatty() else WIDTH
-    return Console(file=file, width=width, no_color=no_color or None, highlight=False, markup=False, emoji=False)
+    width = None if sys.stdout.isatty() else WIDTH
+    return Console(file=sys.stdout, width=width, no_color=no_color or None, highlight=False, markup=False, emoji=False)
 
 
 def printable(text: str) -> str:

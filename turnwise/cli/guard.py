@@ -27,8 +27,7 @@ _EXIT_TRACEBACK, _EXIT_UNPRINTED = 1, 120
 """Exit statuses of Python: after an error that nobody caught, and if it couldn't write what was printed."""
 _TIMERS = ("SIGALRM", "SIGVTALRM", "SIGPROF")
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
-_ECHO_S = 0.5
-"""A signal that was sent to the whole process group reaches both processes within it."""
+_ECHO_S = 0.5  # A signal that was sent to the whole process group reaches both processes within it
 _NUDGE, _NUDGES_S = signal.Signals.__members__.get("SIGURG", 0), (0.5, 2.0, 10.0)
 """The child is nudged after each signal. A signal that comes just before the main thread begins to wait, or that the system
 gives to another thread, doesn't end that wait, and Python runs its handler only afterwards."""
@@ -119,10 +118,8 @@ class _Guard:
 
     def __init__(self, child: int, heard: int) -> None:
         self._child, self._heard = child, heard
-        self._passed: Counter[int] = Counter()
-        """Signals that the child is to hear from here."""
-        self._reached: dict[int, float] = {}
-        """Time at which the child got a signal from elsewhere."""
+        self._passed: Counter[int] = Counter()  # signals that the child is to hear from here
+        self._reached: dict[int, float] = {}  # time at which the child got a signal from elsewhere
         self._due: list[tuple[float, int]] = []
         """Times at which signals are passed on, unless the child gets them before; nudges included."""
 

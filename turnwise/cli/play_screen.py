@@ -24,12 +24,9 @@ if TYPE_CHECKING:
     from turnwise.build.play import PlayedEpisode, ShownPrompt
     from turnwise.build.play_setup import EpisodeSetup
 
-_LABEL, _COUNT = 7, 6
-"""Characters of the gutter's two columns."""
-_SHOWN_IDS, _CUT_IDS = 60, 24
-"""Length up to which ids are shown whole, and the number shown of longer lists."""
-_STRIP = 96
-"""Cells that picture the tokens of a context."""
+_LABEL, _COUNT = 7, 6  # characters of the gutter's two columns
+_SHOWN_IDS, _CUT_IDS = 60, 24  # length up to which ids are shown whole, and the number shown of longer lists
+_STRIP = 96  # cells that picture the tokens of a context
 _RULE = 96
 
 ENDS = {
@@ -47,8 +44,7 @@ class PlayScreen:
         self._console = console
         self._setup = setup
         self._shows_ids = shows_ids
-        self._left = (0, 0)
-        """Tokens of the context and of the response that the last answer left."""
+        self._left = (0, 0)  # tokens of the context and of the response that the last answer left
 
     def begin(self, policy: str) -> None:
         setup, of_episode = self._setup, self._setup.limits

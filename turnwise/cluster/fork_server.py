@@ -22,12 +22,9 @@ from multiprocessing.connection import Connection, wait
 from turnwise.errors import NotAvailableError, WorkerError
 
 _FORK, _REAP = b"f", b"r"
-_NUMBER = 8
-"""Bytes of a number in a message."""
-_END_S = 5.0
-"""Seconds until a fork server ends by itself after its connection is closed."""
-_ANSWER_S = 600.0
-"""Seconds to wait for a fork server's answer, imports included."""
+_NUMBER = 8  # bytes of a number in a message
+_END_S = 5.0  # seconds until a fork server ends by itself after its connection is closed
+_ANSWER_S = 600.0  # seconds to wait for a fork server's answer, imports included
 _IS_STARTER_THERE_S = 1.0
 """Seconds between two looks at the starter. A closed connection tells sooner, unless a fork of the starter holds its end."""
 _SENT_TO_ALL = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -44,8 +41,7 @@ class ForkServer:
         self._control, theirs = socket.socketpair()
         self._control.settimeout(_ANSWER_S)
         self._lock = threading.Lock()
-        self._exit_codes: dict[int, int] = {}
-        """Exit code by process that was waited for; the system tells it once."""
+        self._exit_codes: dict[int, int] = {}  # exit code by process that was waited for; the system tells it once
         code = (
             f"import sys; sys.path[:] = {[folder for folder in sys.path if isinstance(folder, str)]!r}\n"
             f"from turnwise.cluster.fork_server import main; main({theirs.fileno()}, {os.getpid()}, {list(modules)!r})"
@@ -118,8 +114,7 @@ class ForkServer:
         return int.from_bytes(data, "big")
 
 
-_fork_servers: dict[int, ForkServer] = {}
-"""Fork servers by starting process: a fork of that process needs its own."""
+_fork_servers: dict[int, ForkServer] = {}  # fork servers by starting process: a fork of that process needs its own
 
 
 def prepare_processes(modules: Sequence[str] = ()) -> ForkServer:

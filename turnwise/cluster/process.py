@@ -28,10 +28,8 @@ from turnwise.runtime.watchdog import Watchdog
 logger = logging.getLogger(__name__)
 
 RunAsync = Callable[[Coroutine[Any, Any, Any]], Any]
-_END_S = 60.0
-"""Seconds that the end of a run waits for the thread that talked to a dead process."""
-_STACK_S = 5.0
-"""Seconds to wait for the stacks of a process."""
+_END_S = 60.0  # seconds that the end of a run waits for the thread that talked to a dead process
+_STACK_S = 5.0  # seconds to wait for the stacks of a process
 _POLL_S = 0.05
 
 
@@ -49,10 +47,8 @@ class TrainerProcess(ABC):
         self._watchdog = watchdog
         self._stopwatch = stopwatch
         self._deadline_s = deadline_s
-        self._busy_with = ""
-        """The call that was sent to the process and isn't answered yet."""
-        self._late = ""
-        """A call that was past its deadline."""
+        self._busy_with = ""  # the call that was sent to the process and isn't answered yet
+        self._late = ""  # A call that was past its deadline
         self._has_ended = False
         self._thread = DaemonThread(name)
 

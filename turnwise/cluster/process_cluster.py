@@ -24,8 +24,7 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 
-_OTHERS_S = 5.0
-"""Seconds that other ranks have to fail too, after the first one."""
+_OTHERS_S = 5.0  # seconds that other ranks have to fail too, after the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +122,7 @@ class ProcessCluster:
     """
 
     neighbours: Mapping[str, Any] = MappingProxyType({})
-    _folder: TemporaryDirectory[str] | None = None
-    """Where the processes find each other."""
+    _folder: TemporaryDirectory[str] | None = None  # where the processes find each other
 
     def __init__(
         self,

@@ -11,8 +11,7 @@ from turnwise.config.schema import AgenticConfig
 from turnwise.config.vocabulary import vocabulary
 
 PUBLISHED = "ROLL"
-_SHORTEST = 6
-"""Letters of a name that, alone, is taken for the end of another system's dotted key."""
+_SHORTEST = 6  # letters of a name that, alone, is taken for the end of another system's dotted key
 
 
 def unknown_leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:

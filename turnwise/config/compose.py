@@ -29,6 +29,8 @@ class Composed:
     values: dict[str, Any]
     interpolated: frozenset[str]
     """Top-level keys that another value refers to."""
+    files: tuple[Path, ...] = ()
+    """The files whose keys stand at the top level, the composed one last."""
 
 
 def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
@@ -50,7 +52,7 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
     from yaml import YAMLError
 
     folder = path.resolve().parent
-    _require_readable(path, folder, overrides)
+    files = _readable_files(path, folder, overrides)
     of_hydra = [override for override in overrides if _shapes_the_defaults(override, folder)]
     try:
         with warnings.catch_warnings():
@@ -73,7 +75,7 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
         raise ConfigError(f"{display(path)} can't be read: {_in_one_line(cause)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds a {type(values).__name__} at its top level; a config is a mapping of keys")
-    return Composed({str(key): value for key, value in values.items()}, frozenset(_references(written)))
+    return Composed({str(key): value for key, value in values.items()}, frozenset(_references(written)), files)
 
 
 def find_config(config_path: str, config_name: str, script_folder: Path | None = None) -> Path:
@@ -95,9 +97,10 @@ def find_config(config_path: str, config_name: str, script_folder: Path | None =
     raise ConfigError(f"there is no config {config_name!r} in {config_path!r}; looked for {tried}")
 
 
-def _require_readable(path: Path, folder: Path, overrides: Sequence[str]) -> None:
-    """Reads every file that Hydra is going to read: it bounds nothing, and names no line of a file that isn't UTF-8."""
-    waiting, seen, folders = [path], set(), {folder}
+def _readable_files(path: Path, folder: Path, overrides: Sequence[str]) -> tuple[Path, ...]:
+    """The files of `Composed`, after reading every file that Hydra is going to read: it bounds nothing, and names no line of a
+    file that isn't UTF-8."""
+    waiting, seen, folders, outermost = [path], set(), {folder}, {path: None}
     for override in overrides:
         key, separator, value = override.lstrip("+~").partition("=")
         if not all(key.split(".")) or not (separator or override.startswith("~")):
@@ -119,7 +122,11 @@ def _require_readable(path: Path, folder: Path, overrides: Sequence[str]) -> Non
         if file == path:
             folders |= _searched(content)
         for group, option in _included(content.get("defaults") if isinstance(content, dict) else None):
-            waiting += [base / group / f"{option}.yaml" for base in {file.parent, *folders}]
+            found = [(base / group / f"{option}.yaml").resolve() for base in {file.parent, *folders}]
+            waiting += found
+            if not group and file in outermost:
+                outermost |= dict.fromkeys(filter(Path.is_file, found))
+    return tuple(reversed(outermost))
 
 
 def _searched(content: Any) -> set[Path]:

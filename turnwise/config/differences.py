@@ -21,8 +21,7 @@ _WITHOUT_EFFECT = {
     "critic.model_args.model_name_or_path": "the weights are the checkpoint's",
 }
 """Settings of the start that the checkpoint has taken over."""
-_EXPECTED = ("resume_from_checkpoint", "exp_name", "output_dir")
-"""Settings that say where a run is, not what it does."""
+_EXPECTED = ("resume_from_checkpoint", "exp_name", "output_dir")  # settings that say where a run is, not what it does
 
 
 class Difference(NamedTuple):

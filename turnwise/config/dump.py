@@ -8,19 +8,10 @@ import yaml
 
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
+from turnwise.config.without_effect import UNREAD
 
-_MAX_INLINE = 300
-"""Most characters of a mapping that is written on one line."""
+_MAX_INLINE = 300  # most characters of a mapping that is written on one line
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs", "args")
-_TRAIN_KEYS = ("use_dynamic_batching_in_train", "max_tokens_per_microbatch_in_train")
-_INFER_KEYS = ("use_dynamic_batching_in_infer", "max_tokens_per_microbatch_in_infer")
-_UNUSED_IN_ROLE = {
-    "actor_train": ("generating_args",),
-    "critic": ("generating_args",),
-    "actor_infer": ("training_args", *_TRAIN_KEYS, *_INFER_KEYS, "use_sequence_packing"),
-    "reference": ("generating_args", *_TRAIN_KEYS),
-    "reward": ("training_args", *_TRAIN_KEYS),
-}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -57,11 +48,9 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
         if name not in config.active_roles:
             del values[name]
             continue
-        for key in _UNUSED_IN_ROLE[name]:
-            del values[name][key]
-        if name == "reference":
-            size = values[name]["training_args"]["per_device_train_batch_size"]
-            values[name]["training_args"] = {"per_device_train_batch_size": size}
+        for key in (key for keys in UNREAD[name].values() for key in keys):
+            section, _, last = key.rpartition(".")
+            (values[name][section] if section else values[name]).pop(last, None)
     splits: tuple[Split, ...] = ("train", "val")
     for split in splits:
         # As resolved, so that values from actor_infer stay the same when this is loaded again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -23,13 +24,15 @@ def display(path: Path) -> str:
 
 
 class KeyLocations:
-    """Places of the keys of a YAML file, of the files in its defaults list and of overrides. Read only for messages."""
+    """Places of the keys of YAML files, where later ones come before earlier ones, and of overrides. Read only for messages."""
 
-    def __init__(self, path: Path, overrides: Sequence[str] = ()) -> None:
-        self._path = path
+    def __init__(self, files: Sequence[Path], overrides: Sequence[str] = ()) -> None:
+        self._file = display(files[-1])
         self._places: dict[KeyPath, str] = {}
         self._links: dict[KeyPath, KeyPath] = {}
-        self._read(path, set())
+        for file in files:
+            with suppress(yaml.YAMLError, UnicodeDecodeError):
+                self._walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader), (), display(file))
         for override in overrides:
             key, place = tuple(override.lstrip("+~").partition("=")[0].split(".")), f"override {override!r}"
             for length in range(1, len(key)):
@@ -47,19 +50,7 @@ class KeyLocations:
             if not tail or head not in self._links:
                 break
             key = self._links[head] + tail
-        return self._places.get(head, display(self._path))
-
-    def _read(self, path: Path, seen: set[Path]) -> None:
-        if path in seen or not path.is_file():
-            return
-        seen.add(path)
-        try:
-            root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-        except (yaml.YAMLError, UnicodeDecodeError):
-            return
-        for name in _defaults(root):
-            self._read((path.parent / f"{name.partition('@')[0]}.yaml").resolve(), seen)
-        self._walk(root, (), display(path))
+        return self._places.get(head, self._file)
 
     def _walk(self, node: yaml.Node | None, prefix: KeyPath, file: str) -> None:
         if isinstance(node, yaml.MappingNode):
@@ -76,12 +67,3 @@ class KeyLocations:
                 self._walk(item, (*prefix, index), file)
         elif isinstance(node, yaml.ScalarNode) and (match := _INTERPOLATION.fullmatch(node.value.strip())):
             self._links[prefix] = tuple(match.group(1).split("."))
-
-
-def _defaults(root: yaml.Node | None) -> list[str]:
-    if not isinstance(root, yaml.MappingNode):
-        return []
-    for key, value in root.value:
-        if key.value == "defaults" and isinstance(value, yaml.SequenceNode):
-            return [item.value for item in value.value if isinstance(item, yaml.ScalarNode) and item.value != "_self_"]
-    return []

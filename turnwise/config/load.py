@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -31,8 +31,7 @@ C = TypeVar("C", AgenticConfig, SFTConfig, default=AgenticConfig)
 Kind = type[AgenticConfig] | type[SFTConfig]
 MAX_CHARACTERS = 100_000
 """Characters of one text: more than any context holds."""
-_LIKENESS = 0.75
-"""Keys share many of their parts: at less than this another setting is as likely meant."""
+_LIKENESS = 0.75  # keys share many of their parts: at less than this another setting is as likely meant
 Purpose = Literal["train", "play", "show"]
 Examine = Callable[[Any], Iterable[Problem]]
 
@@ -102,7 +101,7 @@ def _load(
     _merge_values(composed.values, deepcopy(dict(values)))
     composed.values.setdefault("exp_name", path.stem)
     kind = choose(composed.values)
-    return _parse(composed, kind, strict, display(path), lambda: KeyLocations(path, overrides).of, purpose, examine)
+    return _parse(composed, kind, strict, display(path), lambda: KeyLocations(composed.files, overrides).of, purpose, examine)
 
 
 def _merge_values(values: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -197,14 +196,11 @@ def _validate(kind: type[C], translation: Translation, problems: list[Problem]) 
     if len(unknown) < len(found):
         return None
     for item in unknown:
-        _remove(raw, item["loc"])
+        section: Any = raw
+        for part in item["loc"][:-1]:
+            section = section[part]
+        section.pop(item["loc"][-1], None)
     return _validate(kind, translation, problems)
-
-
-def _remove(raw: Any, path: KeyPath) -> None:
-    for part in path[:-1]:
-        raw = raw[part]
-    raw.pop(path[-1], None)
 
 
 _HOW_TO_SET: Mapping[Any, str] = {
@@ -224,7 +220,7 @@ def _field_problem(raw: Any, item: Mapping[str, Any]) -> Problem:
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "missing":
         return Problem(tuple(path), "this key has no default; set it" + _HOW_TO_SET.get(path[-1], ""))
-    shown = "" if item["type"] == "value_error" else f" (got {_short(item['input'])})"
+    shown = "" if item["type"] == "value_error" else f" (got {item['input']!r:.60})"
     return Problem(tuple(path), message[:1].lower() + message[1:] + shown)
 
 
@@ -232,11 +228,6 @@ def _holds(container: Any, part: str | int) -> bool:
     if isinstance(container, list):
         return isinstance(part, int) and part < len(container)
     return isinstance(container, dict) and part in container
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def _merge(problems: list[Problem]) -> list[Problem]:
@@ -248,28 +239,28 @@ def _merge(problems: list[Problem]) -> list[Problem]:
 
 
 def _unknown_key(kind: Kind, path: KeyPath) -> Problem:
-    name = str(path[-1])
-    section = _section_at(kind, path[:-1])
-    homes = [home for home in _homes(kind, name) if home != ".".join(str(part) for part in path[:-1])]
+    name, sections = str(path[-1]), dict(_sections(kind))
+    parts = ["<tag>" if before == "custom_envs" else part for before, part in pairwise(("", *path[:-1]))]
+    here = ".".join(part for part in parts if isinstance(part, str))
+    homes = [home for home, section in sections.items() if name in section.model_fields and home != here]
     homes = [home for home in homes if not never_works(f"{home}.{name}") and not home.startswith("reward.")]
     own = [home for home in homes if home.startswith(f"{path[0]}.")]
     hint = "" if own else counterpart(path)
     homes = own or homes
     if not hint and homes:
         hint = f" It belongs in {' or '.join(home or 'the top level' for home in homes[:3])}."
-    if not hint and section and (len(path) == 1 or path[0] in kind.model_fields):
-        hint = nearest(name, section.model_fields, _LIKENESS)
+    if not hint and here in sections and (len(path) == 1 or path[0] in kind.model_fields):
+        hint = nearest(name, sections[here].model_fields, _LIKENESS)
     return Problem(path, f"unknown key.{hint}")
 
 
-def _section_at(kind: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """The model of the section at a path."""
-    section: type[BaseModel] | None = kind
-    for part in path:
-        if isinstance(part, str) and section is not None and part in section.model_fields:
-            annotation = section.model_fields[part].annotation
-            section = next(_models(annotation), None)
-    return section
+def _sections(section: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Every section of a kind of config, by its dotted path."""
+    yield path, section
+    for key, field in section.model_fields.items():
+        name = f"{key}.<tag>" if key == "custom_envs" else key
+        for model in _models(field.annotation):
+            yield from _sections(model, f"{path}.{name}" if path else name)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -277,13 +268,3 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _models(argument)
-
-
-def _homes(section: type[BaseModel], name: str, prefix: str = "") -> Iterator[str]:
-    """Dotted paths of the sections that have a key of this name."""
-    if name in section.model_fields:
-        yield prefix
-    for key, field in section.model_fields.items():
-        for model in _models(field.annotation):
-            inner = f"{key}.<tag>" if key == "custom_envs" else key
-            yield from _homes(model, name, f"{prefix}.{inner}" if prefix else inner)

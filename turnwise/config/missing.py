@@ -18,13 +18,8 @@ from turnwise.hub import check_hub_name
 from turnwise.model_folder import folder_here
 from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS
 
-_MODULES = {"megatron": "megatron.core"}
-"""Modules of extras with a name that differs from the extra's."""
-_WITHOUT_OPTIONS = ("torch_train", "torch_infer")
-"""Strategies to which strategy_config has nothing to say."""
-
-MISSING_IN_PLAY = {"trace.backend": "tracing"}
-"""Keys of features that this version lacks and that evaluation needs as well as training. Implementing one deletes its line."""
+_MODULES = {"megatron": "megatron.core"}  # modules of extras with a name that differs from the extra's
+_WITHOUT_OPTIONS = ("torch_train", "torch_infer")  # strategies to which strategy_config has nothing to say
 
 
 def require(missing: Sequence[str]) -> None:
@@ -45,7 +40,6 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
     return [
         *(line for name, role in config.active_roles.items() for line in (*_role(f"{name}.", role), *_devices(name, role))),
         *_environments(config, [*config.train_env_manager.tags, *config.val_env_manager.tags]),
-        *_lacking(config),
         *shared,
     ]
 
@@ -63,14 +57,7 @@ def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str
         *_role("actor_infer.", config.actor_infer),
         *_devices("actor_infer", config.actor_infer),
         *_environments(config, manager.tags),
-        *_lacking(config),
     ]
-
-
-def _lacking(config: AgenticConfig) -> Iterator[str]:
-    for key, what in MISSING_IN_PLAY.items():
-        if config.departs(key):
-            yield f"{key}: {what} isn't in this version."
 
 
 def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
@@ -100,6 +87,8 @@ def _devices(name: str, role: Role) -> Iterator[str]:
 
 
 def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
+    if config.departs("trace.backend"):
+        yield "trace.backend: tracing isn't in this version."
     if ROWS_TAG in tags and AGENTS.get(config.data.default_agent) == "":
         yield f"data.default_agent: {config.data.default_agent} isn't in this version."
     for tag in dict.fromkeys(tags):

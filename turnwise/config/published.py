@@ -7,11 +7,10 @@ from itertools import cycle
 from typing import Any
 
 from turnwise.config.problems import Problem
-from turnwise.config.roles import Role
+from turnwise.config.roles import ROLES, Role
 from turnwise.config.vocabulary import Retired, retired_keys, vocabulary
 from turnwise.spec import ENVS
 
-ROLES = ("actor_train", "actor_infer", "critic", "reference", "reward")
 MANAGERS = ("train_env_manager", "val_env_manager")
 _KINDS = dict.fromkeys(ROLES, "<role>") | dict.fromkeys(MANAGERS, "<manager>")
 _SERVER = ("actor_infer", "strategy_args", "strategy_name")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from turnwise.config.model_shape import read_model_shape
-from turnwise.config.roles import ModelArgs, Role
+from turnwise.config.roles import ModelArgs
 from turnwise.spec import (
     AGENT_ALIASES,
     AGENTS,
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from turnwise.config.schema import AgenticConfig
 
 DEFAULT_SEQUENCE_LENGTH = 4096
-_LEAST_TOKENS_OF_MICROBATCH = 4096
-"""Below, a pass spends more time on starting each operation than on its numbers."""
+_LEAST_TOKENS_OF_MICROBATCH = 4096  # below, a pass spends more time on starting each operation than on its numbers
 
 
 def resolve(config: AgenticConfig) -> None:
@@ -137,11 +136,7 @@ def _resolve_roles(config: AgenticConfig) -> None:
         dtype = "fp32" if name == "actor_train" else policy.dtype
         resolve_model(role.model_args, paths.get(name, config.pretrain), head, dtype, policy)
         role.strategy_args.fill(strategy_name=_DEFAULT_STRATEGIES["actor_infer" if judges else name])
-        _resolve_training(role)
-
-
-def _resolve_training(role: Role) -> None:
-    role.training_args.fill(learning_rate=1e-6 if role.model_args.lora_rank is None else 1e-5)
+        role.training_args.fill(learning_rate=1e-6 if role.model_args.lora_rank is None else 1e-5)
 
 
 def equal_partition(num_groups: int, num_tags: int) -> list[int]:

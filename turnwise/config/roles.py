@@ -25,6 +25,7 @@ from turnwise.spec import MAX_KEPT, STRATEGIES
 
 Schedule = Literal["constant", "constant_with_warmup", "inverse_sqrt", "linear", "cosine", "cosine_with_restarts", "polynomial"]
 Dtype = Literal["fp32", "bf16", "fp16"]
+ROLES = ("actor_train", "actor_infer", "critic", "reference", "reward")
 
 
 class ModelArgs(Section):

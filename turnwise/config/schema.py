@@ -11,7 +11,7 @@ from turnwise.config.data import Agent, Data
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.resolve import resolve
-from turnwise.config.roles import ActorTrain, GeneratingArgs, Role
+from turnwise.config.roles import ROLES, ActorTrain, GeneratingArgs, Role
 from turnwise.config.running import EarlyStopping, LimitKeys, RunKeys, SaveBest
 from turnwise.config.section import Count, Name, PositiveCount, derived
 from turnwise.spec import ESTIMATORS, KV_CACHE_BYTES, PG_VARIANTS, EstimatorSpec, OldLogProbs, VariantSpec
@@ -92,13 +92,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def roles(self) -> dict[str, Role]:
         """Every role by name, used or not."""
-        return {
-            "actor_train": self.actor_train,
-            "actor_infer": self.actor_infer,
-            "critic": self.critic,
-            "reference": self.reference,
-            "reward": self.reward,
-        }
+        return {name: self.__dict__[name] for name in ROLES}
 
     @property
     def active_roles(self) -> dict[str, Role]:

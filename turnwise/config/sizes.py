@@ -11,8 +11,7 @@ from turnwise.spec import MAX_PACKED_BYTES
 _PAGE = "docs/how_long.md has measured times"
 TRAINED_BYTES = 16
 """Bytes of a trained parameter: fp32 weight, gradient and the two moments of Adam."""
-_SHORTEST_RESPONSE = 8
-"""Tokens. Shorter ones hold no answer."""
+_SHORTEST_RESPONSE = 8  # tokens. Shorter ones hold no answer.
 
 
 def smaller_steps(config: AgenticConfig | SFTConfig) -> str:
@@ -23,11 +22,10 @@ def smaller_steps(config: AgenticConfig | SFTConfig) -> str:
 
 
 def _smaller_sft(config: SFTConfig) -> list[str]:
-    training = config.training_args
-    if training.gradient_accumulation_steps > 1:
-        return [f"training_args.gradient_accumulation_steps={training.gradient_accumulation_steps // 2}"]
-    if training.per_device_train_batch_size > 1:
-        return [f"training_args.per_device_train_batch_size={training.per_device_train_batch_size // 2}"]
+    sizes = config.training_args.__dict__
+    for key in ("gradient_accumulation_steps", "per_device_train_batch_size"):
+        if sizes[key] > 1:
+            return [f"training_args.{key}={sizes[key] // 2}"]
     return []
 
 

@@ -17,8 +17,7 @@ _FOLDERS = ("gsm8k", "data/gsm8k")
 _FILES = ("main/{}-*.parquet", "{}-*.parquet", "{}.parquet", "main/{}.jsonl", "{}.jsonl")
 _NAMES = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily")
 _THINGS = ("apples", "books", "coins", "cards", "shells")
-_TEST_SHARE = 5
-"""One in so many pairs of first numbers is kept for the test split."""
+_TEST_SHARE = 5  # one in so many pairs of first numbers is kept for the test split
 
 
 def local_files(split: str, folder: str | Path | None = None) -> list[str]:

@@ -95,8 +95,7 @@ class Checkpoints:
         self.max_to_keep = max_to_keep
         self._contents = contents
         self._config_yaml = config_yaml
-        self._num_saved: int | None = None
-        """Number of steps in the last checkpoint that this run saved or continued from."""
+        self._num_saved: int | None = None  # number of steps in the last checkpoint that this run saved or continued from
         self._remember()
 
     @contextmanager

@@ -12,8 +12,7 @@ from typing import Any
 from turnwise.runtime.call_board import CALLS
 
 EXIT_INTERRUPTED = 130
-_LIKE_CTRL_C = ("SIGTERM", "SIGHUP")
-"""The signals of a cluster that ends a job, and of a closed terminal."""
+_LIKE_CTRL_C = ("SIGTERM", "SIGHUP")  # the signals of a cluster that ends a job, and of a closed terminal
 
 
 class Interrupts:

@@ -23,8 +23,7 @@ from turnwise.types import FloatArray, Metric, Sample, SamplingParams, TurnSpan,
 logger = logging.getLogger(__name__)
 
 TOKENS_PER_TURN = 4
-_MAX_TURNS = 4
-"""Turns after which a conversation that outlives updates starts over."""
+_MAX_TURNS = 4  # turns after which a conversation that outlives updates starts over
 
 
 class ParityGate:
@@ -57,8 +56,7 @@ class ParityGate:
         self._sampling = sampling
         self._max_diff = max_diff
         self._suspects = suspects
-        self._last: tuple[int, list[Sample]] | None = None
-        """The new conversations of the last check, and its version."""
+        self._last: tuple[int, list[Sample]] | None = None  # the new conversations of the last check, and its version
 
         def probe(name: str, prompt: Prompt) -> Probe:
             own = replace(self._sampling, seed=derive_seed(sampling.seed, name))

@@ -22,8 +22,7 @@ from turnwise.types import FloatArray, Sample
 ScoreSamples = Callable[[Sequence[Sample]], list[FloatArray]]
 """Log-probs [N] of each sample's tokens, as `ModelRole.forward` gives them."""
 
-_NEGLIGIBLE = 1e-5
-"""Nats between which no difference is made: fp32 on two ways of computing the same."""
+_NEGLIGIBLE = 1e-5  # nats between which no difference is made: fp32 on two ways of computing the same
 _ROUNDING_SPREAD = 3.0
 """Two ways of computing the same in one dtype round differently; their errors differ in size by this factor at most."""
 

@@ -22,6 +22,16 @@ from turnwise.tracking.terminal import warnings_on_terminal
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pydantic", "hydra-core")
 
 
+class _Place:
+    """A file or folder of the run, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: "RunFolder", owner: type | None = None) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(slots=True)
 class RunFolder:
     """Paths of one run. `create` makes the folder, and a second run of the same experiment gets another one; `reopen` goes on
@@ -86,43 +96,20 @@ class RunFolder:
         lock.flush()
         self.lock = lock
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts.jsonl"
-
-    @property
-    def turns(self) -> Path:
-        return self.path / "turns.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def schedule(self) -> Path:
-        return self.path / "schedule.jsonl"
+    config = _Place("config.yaml")
+    metrics = _Place("metrics.jsonl")
+    rollouts = _Place("rollouts.jsonl")
+    turns = _Place("turns.jsonl")
+    tensorboard = _Place("tensorboard")
+    schedule = _Place("schedule.jsonl")
+    curve = _Place("learning_curve.png")
+    best = _Place("best")
+    """The best model by `save_best`."""
 
     @property
     def timeline(self) -> Path:
         """The file of the timeline. A resumed run writes its own beside that of the steps before."""
         return self.path / (f"timeline-from-{self.num_done}.json" if self.num_done else "timeline.json")
-
-    @property
-    def curve(self) -> Path:
-        return self.path / "learning_curve.png"
-
-    @property
-    def best(self) -> Path:
-        """The best model by `save_best`."""
-        return self.path / "best"
 
     def go_on(self, checkpoint: Path, num_done: int) -> list[str]:
         """Notes what the run goes on from, before its files are opened. A damaged one is kept aside, which the result says."""

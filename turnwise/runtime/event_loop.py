@@ -19,8 +19,7 @@ from turnwise.runtime.watchdog import Wait, Watchdog
 
 T = TypeVar("T")
 
-_BEAT_S = 1.0
-"""Seconds between two signs that the loop turns."""
+_BEAT_S = 1.0  # seconds between two signs that the loop turns
 _COLLECTOR = (50_000, 20, 10)
 """Thresholds of Python's garbage collector while the loop turns. With its defaults (700, 10, 10) it scans the live objects of
 thousands of episodes again and again: a third of the cost of a turn."""

@@ -16,8 +16,7 @@ from turnwise.errors import EnvironmentFault, TurnwiseError
 from turnwise.runtime.call_board import CALLS
 from turnwise.runtime.watchdog import Interrupt
 
-_HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")
-"""The signal handlers of these modules raise KeyboardInterrupt."""
+_HANDLERS = ("asyncio.runners", "turnwise.pipelines.interrupt")  # the signal handlers of these modules raise KeyboardInterrupt
 
 
 class Foreign:

@@ -37,8 +37,7 @@ Stack = tuple[StackCall, ...]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _OWN = str(Path(__file__).parent)
 _POOLS = str(Path(__file__).with_name("threads.py"))
-_EVENT_LOOP = str(Path(asyncio.__file__).parent)
-"""The folder of asyncio, whose own calls don't show who waits for whom."""
+_EVENT_LOOP = str(Path(asyncio.__file__).parent)  # the folder of asyncio, whose own calls don't show who waits for whom
 
 
 def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Thread | None = None) -> str:

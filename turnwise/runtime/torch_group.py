@@ -20,8 +20,7 @@ _SUM_S = 24 * 3600.0
 _POLL_S = 0.02
 
 
-_groups: dict[tuple[int, ...], Any] = {}
-"""The groups of some of the processes, by their ranks."""
+_groups: dict[tuple[int, ...], Any] = {}  # the groups of some of the processes, by their ranks
 
 
 def form_groups(groups: Sequence[tuple[int, ...]]) -> None:

@@ -25,10 +25,8 @@ logger = logging.getLogger(__name__)
 
 EXIT_STATUS = 2
 """Exit status of a process whose main thread is stuck; the same as for every error."""
-_SAME_STACKS_S = 0.1
-"""Many waits for one thing end together, so they share one look at the stacks."""
-_LONGEST_S = 1e6
-"""The longest time that faulthandler can be armed for."""
+_SAME_STACKS_S = 0.1  # many waits for one thing end together, so they share one look at the stacks
+_LONGEST_S = 1e6  # the longest time that faulthandler can be armed for
 _STDERR = 2
 _SIGNAL = signal.Signals.__members__.get("SIGUSR2")
 
@@ -37,8 +35,7 @@ _awaiting: ContextVar[Wait | None] = ContextVar("_awaiting", default=None)
 """The wait around a task and around the tasks that it starts."""
 
 
-_NO_CONTEXT = Context()
-"""The context of timers: that of a wait would keep the waits around it alive."""
+_NO_CONTEXT = Context()  # the context of timers: that of a wait would keep the waits around it alive
 
 
 class Interrupt(asyncio.CancelledError):
@@ -170,13 +167,11 @@ class Watchdog:
         """The wait of that loop's tasks for the running one."""
         self.of_task: dict[asyncio.Task[Any], Wait] = {}
         """The innermost wait of each task that awaits something with a deadline."""
-        self._pending: Wait | None = None
-        """The wait to be interrupted, until the interrupt is raised."""
+        self._pending: Wait | None = None  # the wait to be interrupted, until the interrupt is raised
         self._stacks, self._stacks_at = "", float("-inf")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._thread_id: int | None = None
-        """The watched thread, if it can be interrupted."""
+        self._thread_id: int | None = None  # the watched thread, if it can be interrupted
         self._previous: Any = None
 
     def waiting(

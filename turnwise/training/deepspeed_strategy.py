@@ -30,8 +30,7 @@ from turnwise.types import Batch, Metric, ModelOutputs
 _DEFAULT_STAGE = 2
 _PARTS: Mapping[MemoryKind, Sequence[str]] = {"weights": ["lp_params"], "optimizer": ["optim_states", "hp_params", "lp_grads"]}
 """DeepSpeed's names of what it can put away. For the optimiser that includes its fp32 copy of the weights."""
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's names of its two moments."""
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's names of its two moments
 
 
 class DeepSpeedStrategy(TorchStrategy):
@@ -64,8 +63,7 @@ class DeepSpeedStrategy(TorchStrategy):
         if self.stage not in (1, 2, 3):
             raise ConfigError(f"strategy_config.zero_optimization.stage: {zero['stage']!r} isn't 1, 2 or 3; 0 is torch_train")
         self._whole_info = super().info()
-        self._parts: list[tuple[int, Sequence[Batch], Loss]] = []
-        """The parts of the current optimiser step."""
+        self._parts: list[tuple[int, Sequence[Batch], Loss]] = []  # the parts of the current optimiser step
         config = {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_clipping": self.max_grad_norm or 0.0,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 _FIRST = 2.0**16
-_GROWTH_STEPS = 2000
-"""Steps without an overflow after which the scale doubles."""
+_GROWTH_STEPS = 2000  # steps without an overflow after which the scale doubles
 
 
 class LossScale:

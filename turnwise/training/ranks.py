@@ -12,8 +12,7 @@ from torch.nn import Parameter
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.torch_group import group_of
 
-_BUCKET_BYTES = 2**28
-"""Gradients are summed in buckets of about this size: fewer messages, and at most this much memory more."""
+_BUCKET_BYTES = 2**28  # gradients are summed in buckets of about this size: fewer messages, and at most this much memory more
 
 
 class Ranks:

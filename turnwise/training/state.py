@@ -24,8 +24,7 @@ from turnwise.training.random_state import GlobalRandomState
 
 TRAINER_FILE = "trainer_state.pt"
 CPU = torch.device("cpu")
-_FULL_BYTES = 2**20
-"""Free space below which a disk counts as full."""
+_FULL_BYTES = 2**20  # free space below which a disk counts as full
 
 
 def save_state(

@@ -49,8 +49,7 @@ class TorchStrategy:
         ConfigError: training with weights that aren't fp32.
     """
 
-    _uses_kernels: ClassVar[bool] = True
-    """Whether the library's own kernels may read the weights where they lie."""
+    _uses_kernels: ClassVar[bool] = True  # whether the library's own kernels may read the weights where they lie
 
     def __init__(
         self,
@@ -74,8 +73,7 @@ class TorchStrategy:
         self._optimizer = self._schedule = None
         self._checkpointed: list[torch.nn.Module] = []
         self._has_skipped = False
-        self._is_finite = True
-        """Loss of the current optimiser step so far."""
+        self._is_finite = True  # loss of the current optimiser step so far
         self._num_updates = 0
         self._stopwatch = self._ranks.context.stopwatch
         self._settings = optimizer

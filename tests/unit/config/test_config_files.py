@@ -131,7 +131,7 @@ def test_an_interpolated_key_is_found_where_it_was_written(main_file: Path) -> N
 def test_interpolation_in_a_circle_has_a_place(tmp_path: Path) -> None:
     path = tmp_path / "circle.yaml"
     path.write_text("a: ${b}\nb: ${a}\n")
-    assert KeyLocations(path).of(("a", "x", "y")).rpartition(":")[0].endswith("circle.yaml")
+    assert KeyLocations([path]).of(("a", "x", "y")).rpartition(":")[0].endswith("circle.yaml")
 
 
 @pytest.mark.parametrize(
