@@ -122,7 +122,7 @@ BROAD_EXCEPT = {
     "inference/vllm_server.py",
     "models/load.py",
     "build/cluster.py",
-    "pipelines/parity_probe.py",
+    "pipelines/parity.py",
     "rollout/group_filter.py",
     "tools/jail.py",
     "rollout/player.py",

@@ -53,7 +53,7 @@ from turnwise.spec import ESTIMATORS, OldLogProbs
 from turnwise.tracking.metric_columns import AGENTIC_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.tracking.timeline import Timeline
-from turnwise.training.random_state import GlobalRandomState
+from turnwise.training.state import GlobalRandomState
 
 
 def build_agentic(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import chdir
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 from turnwise.agents.env_agent import EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
 from turnwise.agents.foreign_text import OverForeignText
-from turnwise.build.agent_parts import asked_parts, named_parameters, offered_parts
+from turnwise.agents.tool_agent import ToolAgentLimits
+from turnwise.build.tools import build_interactions, build_tools
 from turnwise.config import AgenticConfig
 from turnwise.config.problems import Path as KeyPath, Problem
 from turnwise.entry_points import load_class
@@ -27,6 +29,37 @@ from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.spec import AGENTS, ENVS, ESTIMATORS, PG_VARIANTS, ROW_AGENTS
 from turnwise.types import Split, Task
+
+
+def offered_parts(config: AgenticConfig, split: Split, watchdog: Watchdog, stopwatch: Stopwatch) -> dict[str, Any]:
+    """What agents of rows and of environments may ask for alike."""
+    agent = config.agent
+    limits = agent.max_parallel_calls, agent.max_tool_response_length, agent.tool_response_truncate_side
+    return {
+        "split": split,
+        "seed": config.seed,
+        "tools": build_tools(config, watchdog, stopwatch),
+        "limits": ToolAgentLimits(*limits),
+        "interactions": build_interactions(config, watchdog, stopwatch),
+    }
+
+
+def named_parameters(found: type) -> list[inspect.Parameter]:
+    parameters = inspect.signature(found).parameters.values()
+    return [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+def asked_parts(parameters: Collection[inspect.Parameter], offered: Mapping[str, Any], agent: str, hint: str) -> dict[str, Any]:
+    """The offered parts that a constructor has parameters for.
+
+    Raises:
+        ConfigError: it asks for something else.
+    """
+    if missing := [p.name for p in parameters if p.default is p.empty and p.name not in offered]:
+        raise ConfigError(
+            f"{agent}: its constructor asks for {', '.join(missing)}, and is offered {', '.join(offered)}; {hint}"
+        )
+    return {p.name: offered[p.name] for p in parameters if p.name in offered}
 
 
 def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[KeyPath, Callable[[], object]]]:

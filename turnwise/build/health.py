@@ -10,7 +10,7 @@ from turnwise.build.rollouts import seeded_tasks
 from turnwise.config import AgenticConfig
 from turnwise.envs.checks.luck import random_outcomes
 from turnwise.tracking.health import Health, Outcomes
-from turnwise.training.random_state import GlobalRandomState
+from turnwise.training.state import GlobalRandomState
 
 NUM_EPISODES = 200
 BUDGET_S = 2.0

@@ -12,9 +12,8 @@ from turnwise.build.envs import agent_settings, build_agent
 from turnwise.build.rollouts import ServedPolicy, sampling_params
 from turnwise.config import AgenticConfig
 from turnwise.models.load import base_folder, load_config
-from turnwise.pipelines.parity import TOKENS_PER_TURN, ParityGate
+from turnwise.pipelines.parity import TOKENS_PER_TURN, ParityGate, Prompt, first_prompts
 from turnwise.pipelines.parity_diagnosis import Suspects
-from turnwise.pipelines.parity_probe import Prompt, first_prompts
 from turnwise.pipelines.roles import ModelRole
 from turnwise.types import SamplingParams
 

@@ -15,13 +15,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.agents.single_turn_agent import RowAgentSettings
-from turnwise.build.agent_parts import asked_parts, named_parameters, offered_parts
+from turnwise.build.envs import asked_parts, named_parameters, offered_parts
 from turnwise.build.reward_model import build_judge, build_reward_model
 from turnwise.build.tools import build_interactions, build_tools, check_tools_of_rows, check_users_of_rows
 from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
 from turnwise.config import AgenticConfig
-from turnwise.config.data import RewardFunction
+from turnwise.config.environments import RewardFunction
 from turnwise.config.tools import LoopEntry, read_loop_file
 from turnwise.data.demonstrations import message_problem
 from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, prompt_of

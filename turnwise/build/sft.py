@@ -33,7 +33,7 @@ from turnwise.runtime.watchdog import Watchdog
 from turnwise.tracking.metric_columns import SFT_COLUMNS
 from turnwise.tracking.run_log import RunLog
 from turnwise.training.cross_entropy import CrossEntropy
-from turnwise.training.random_state import GlobalRandomState
+from turnwise.training.state import GlobalRandomState
 from turnwise.types import Sample
 
 

@@ -49,8 +49,9 @@ def _run(options: argparse.Namespace) -> int:
         check_options(options)
         if launched()[0] > 0:
             return _serve(options)
+        module, _, function = options.entry.partition(":")
         with ends_at_once():
-            verb: Callable[[argparse.Namespace], int] = import_module(f"turnwise.cli.{options.module}").run
+            verb: Callable[[argparse.Namespace], int] = vars(import_module(f"turnwise.cli.{module}"))[function]
         return verb(options)
 
     return exit_status(run)
@@ -58,8 +59,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     """What a launcher's processes do beside the first one."""
-    is_tool_train = options.module == "tool_command" and vars(options).get("action") == "train"
-    if options.module not in ("train_command", "sft_command") and not is_tool_train:
+    is_tool_train = options.verb == "tool" and options.action == "train"
+    if options.verb not in ("train", "sft") and not is_tool_train:
         raise ConfigError(
             "a launcher started this command in several processes, and only train and sft train on them; start it without"
         )
@@ -98,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for name, described in read_table(__file__, "verbs.yaml")["verbs"].items():
         verb = verbs.add_parser(name, help=described["help"], description=described["help"])
-        verb.set_defaults(module=described["module"], verb=name)
+        verb.set_defaults(entry=described["entry"], verb=name)
         for flags, settings in described["arguments"].items():
             if "type" in settings:
                 settings = settings | {"type": _TYPES[settings["type"]]}

@@ -1,4 +1,4 @@
-"""`turnwise train CONFIG [KEY=VALUE ...]`."""
+"""`turnwise train CONFIG [KEY=VALUE ...]` and `turnwise sft CONFIG [KEY=VALUE ...]`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from importlib import import_module
 from pathlib import Path
 
 from turnwise.build.envs import plug_in_problems
-from turnwise.build.prepare import prepare_run
+from turnwise.build.prepare import prepare_run, row_problems
 from turnwise.cli.options import read_config
-from turnwise.config import AgenticConfig, not_here, require, unavailable
+from turnwise.config import AgenticConfig, SFTConfig, not_here, require, unavailable
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError
 from turnwise.pipelines.interrupt import ends_at_once
@@ -47,6 +47,15 @@ def run(options: argparse.Namespace) -> int:
             prepare_run(config)
         import_module("turnwise.build.agentic")
     train(config, is_quiet=options.quiet, rollouts=rollouts, is_profiled=options.profile, replay=replay)
+    return 0
+
+
+def run_sft(options: argparse.Namespace) -> int:
+    """Trains on demonstrations and prints the place of the model."""
+    config = read_config(options, SFTConfig, row_problems)
+    with ends_at_once():
+        from turnwise.build.sft import fine_tune
+    fine_tune(config, is_quiet=options.quiet)
     return 0
 
 

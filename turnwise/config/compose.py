@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnwise.config.key_locations import display
-from turnwise.config.yaml_text import load_yaml, read_yaml, require_bounded, require_bounded_references
+from turnwise.config.yaml_text import display, load_yaml, read_yaml, require_bounded, require_bounded_references
 from turnwise.errors import ConfigError, nearest
 
 if TYPE_CHECKING:

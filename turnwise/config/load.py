@@ -16,14 +16,13 @@ from turnwise.config.checks import find_problems
 from turnwise.config.checks_algorithm import sibling_problems
 from turnwise.config.coming_from import counterpart, differing_defaults, unknown_leaves
 from turnwise.config.compose import Composed, compose
-from turnwise.config.key_locations import KeyLocations, display
 from turnwise.config.problems import MAX_SHOWN, Path as KeyPath, Problem, as_sentences, config_error
 from turnwise.config.published import Translation, translate
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.config.unusual import unusual
 from turnwise.config.without_effect import find_ineffective, never_works
-from turnwise.config.yaml_text import MAX_DEPTH
+from turnwise.config.yaml_text import MAX_DEPTH, KeyLocations, display
 from turnwise.errors import NotAvailableError, nearest
 
 AnyConfig = AgenticConfig | SFTConfig

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
+from turnwise.config.coming_from import Retired, retired_keys, vocabulary
 from turnwise.config.problems import Problem
 from turnwise.config.roles import ROLES, Role
-from turnwise.config.vocabulary import Retired, retired_keys, vocabulary
 from turnwise.spec import ENVS
 
 MANAGERS = ("train_env_manager", "val_env_manager")

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from turnwise.config.algorithm import AlgorithmKeys
-from turnwise.config.data import Agent, Data
-from turnwise.config.environments import CustomEnv, EnvManager
+from turnwise.config.environments import Agent, CustomEnv, Data, EnvManager
 from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.resolve import resolve
 from turnwise.config.roles import ROLES, ActorTrain, GeneratingArgs, Role

@@ -6,10 +6,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from turnwise.config.devices import DeviceRanks
 from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.resolve import resolve_model, resolve_sequence_length, tokens_of_microbatch
-from turnwise.config.roles import ModelArgs, StrategyArgs, TrainingArgs
+from turnwise.config.roles import DeviceRanks, ModelArgs, StrategyArgs, TrainingArgs
 from turnwise.config.running import RunKeys, SFTEarlyStopping, SFTSaveBest
 from turnwise.config.section import Names, Positive, PositiveCount, derived
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import re
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.data.columns import Wanted
-from turnwise.data.tables import TableRow
+from turnwise.data.tables import TableRow, Wanted
 from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.protocols import Reward, RewardResult
 from turnwise.runtime.foreign import Foreign
@@ -220,3 +220,38 @@ def _add(weighted: WeightedReward, result: RewardResult, number: int, run: Seque
         turns = [turn for trajectory in run for turn in trajectory.turns]
         for turn, reward in zip(turns, result.turn_rewards[number], strict=True):
             turn.reward += weighted.weight * reward
+
+
+_GSM8K_ANSWER = re.compile(r"#### *(\$?-?\$?[0-9.,]+)")
+
+
+def exact_match(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
+    """1 where the completion is the row's `answer` but for the spaces around it, else 0.
+
+    >>> exact_match(["4 ", "5"], ["4", "4"])
+    [1.0, 0.0]
+    """
+    return [float(text.strip() == str(right).strip()) for text, right in zip(completions, answer, strict=True)]
+
+
+def gsm8k(completions: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    """1 where the last number after `####` is the row's `ground_truth` (`reward_model.ground_truth` in the published schema).
+
+    >>> gsm8k(["6 × 12 = 72\\n#### 72", "72"], ["72", "72"])
+    [1.0, 0.0]
+    """
+    return [gsm8k_score(text, str(right)) for text, right in zip(completions, ground_truth, strict=True)]
+
+
+def gsm8k_score(text: str, ground_truth: str) -> float:
+    """Source: GSM8K's form of answers, `#### 1,234`; thousands separators, dollar signs and a final point don't count.
+
+    >>> gsm8k_score("#### $1,234.", "1234")
+    1.0
+    """
+    found = _GSM8K_ANSWER.findall(text)
+    return float(bool(found) and _plain_number(found[-1]) == _plain_number(ground_truth))
+
+
+def _plain_number(text: str) -> str:
+    return text.replace(",", "").replace("$", "").strip().rstrip(".")

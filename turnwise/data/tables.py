@@ -1,17 +1,20 @@
-"""Rows of data sets: JSONL and Parquet files, folders and objects of the `datasets` library, names of the hub."""
+"""Rows of data sets: JSONL and Parquet files, folders and objects of the `datasets` library, names of the hub; and the
+columns that rewards ask for."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from turnwise.entry_points import load_object
-from turnwise.errors import DataError, NotAvailableError
+from turnwise.errors import DataError, NotAvailableError, nearest
 from turnwise.hub import looks_like_hub_name
 from turnwise.jsonl import read_jsonl
 
@@ -175,3 +178,81 @@ def _noting(rows: Iterable[T], name: str) -> Iterator[T]:
             logger.warning("reading %s: %s rows so far", name, f"{number:,}")
         yield row
     logger.info("%s: %s rows", name, f"{number:,}")
+
+
+def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """`(path, value)` of every column, and of everything in nested ones but `tools_kwargs`, which are for tools."""
+    for name, value in columns.items():
+        yield (*path, str(name)), value
+        if isinstance(value, Mapping) and name != "tools_kwargs":
+            yield from leaves(value, (*path, str(name)))
+
+
+def arguments_of(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Name → value. A name that two columns have is the one of fewer levels, or none where both have as many.
+
+    >>> arguments_of({"prompt": "2+2", "reward_model": {"ground_truth": "4"}})["ground_truth"]
+    '4'
+    """
+    found: dict[str, Any] = {}
+    doubled = clashes(columns)
+    for path, value in leaves(columns):
+        if len(path) == 1 or path[-1] not in doubled:
+            found.setdefault(path[-1], value)
+    return found
+
+
+def clashes(columns: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Names that several columns have → their dotted paths."""
+    paths: dict[str, list[str]] = {}
+    for path, _ in leaves(columns):
+        paths.setdefault(path[-1], []).append(".".join(path))
+    return {name: found for name, found in paths.items() if len(found) > 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The columns that a function asks for by its parameters."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    takes_all: bool = False
+    """It has `**columns`."""
+
+    @classmethod
+    def by(cls, function: Callable[..., Any], given: Sequence[str]) -> Wanted:
+        """The parameters that aren't `given` in another way."""
+        parameters = inspect.signature(function).parameters.values()
+        named = [p for p in parameters if p.name not in given and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        return cls(
+            tuple(p.name for p in named if p.default is p.empty),
+            tuple(p.name for p in named if p.default is not p.empty),
+            any(p.kind is p.VAR_KEYWORD for p in parameters),
+        )
+
+    def choose(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments for one row."""
+        found = arguments_of(columns)
+        if self.takes_all:
+            return found
+        return {name: found[name] for name in (*self.required, *self.optional) if name in found}
+
+    def check(self, rows: Sequence[TableRow], what: str) -> None:
+        """Raises:
+        DataError: a row lacks a column, or has two of that name; the message names its place.
+        """
+        for row in rows:
+            found = arguments_of(row.columns)
+            doubled = clashes(row.columns)
+            for name in doubled if self.takes_all else [*self.required, *self.optional]:
+                if name in doubled:
+                    raise DataError(
+                        f"{row.place}: {what} gets the column {name!r}, and the row has it twice: "
+                        f"{' and '.join(doubled[name])}; rename one of them"
+                    )
+            for name in self.required:
+                if name not in found:
+                    known = ", ".join(sorted(found)) or "none"
+                    raise DataError(
+                        f"{row.place}: {what} needs the column {name!r}, and the row has {known}.{nearest(name, found)}"
+                    )

@@ -15,12 +15,11 @@ from turnwise.pipelines.checkpoints import Checkpoints
 from turnwise.pipelines.interrupt import Interrupts
 from turnwise.pipelines.parity import ParityGate
 from turnwise.pipelines.pictures import Pictures
-from turnwise.pipelines.policy_update import PolicyUpdate
+from turnwise.pipelines.policy_update import PolicyUpdate, StepRollout
 from turnwise.pipelines.roles import ModelRole
 from turnwise.pipelines.run_folder import RunFolder
 from turnwise.pipelines.sample_log import log_samples
 from turnwise.pipelines.step_report import StepReport
-from turnwise.pipelines.step_rollout import StepRollout
 from turnwise.protocols import Algorithm, Cluster, Stateful, WeightTransfer
 from turnwise.rollout.journal import Journal
 from turnwise.rollout.measure import validation_metrics

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 from transformers import PreTrainedConfig
 
 from turnwise.errors import TurnwiseError
 from turnwise.models.load import load_model, parse_dtype, trusted_already
 from turnwise.models.plain import plain_logprobs, plain_model
-from turnwise.pipelines.parity_probe import differences
 from turnwise.types import FloatArray, Sample
 
 ScoreSamples = Callable[[Sequence[Sample]], list[FloatArray]]
@@ -182,3 +182,9 @@ def _rounding(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> floa
     trained, rounded = suspects.score(samples), suspects.score_plainly(samples, suspects.temperature, dtype)
     masked = [abs(a - b)[s.response_mask] for s, a, b in zip(samples, trained, rounded, strict=True)]
     return float(sum(part.sum() for part in masked) / sum(map(len, masked)))
+
+
+def differences(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> FloatArray:
+    """Nats [R] between what was sampled and `logprobs`, arrays [N] a sample, at the R tokens under the response masks."""
+    pairs = zip(samples, logprobs, strict=True)
+    return np.concatenate([np.abs(s.rollout_logprobs - other)[s.response_mask] for s, other in pairs])

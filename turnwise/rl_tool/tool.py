@@ -21,9 +21,8 @@ from turnwise.rl_tool.parameters import (
     function_schema,
     parse,
 )
-from turnwise.rl_tool.presets import with_preset
 from turnwise.rl_tool.rewards import BUILT_IN, create
-from turnwise.rl_tool.training import train
+from turnwise.rl_tool.training import train, with_preset
 
 NUM_SHOWN = 3
 

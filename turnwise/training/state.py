@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -19,8 +21,7 @@ from turnwise.errors import ModelError
 from turnwise.model_folder import ADAPTER_CONFIG
 from turnwise.models.load import load_config, load_pretrained, require_weights, trusted_already, write_weights
 from turnwise.models.lora import Adapters, Gathered, together
-from turnwise.training.loss_scale import LossScale
-from turnwise.training.random_state import GlobalRandomState
+from turnwise.training.optimizer import LossScale
 
 TRAINER_FILE = "trainer_state.pt"
 CPU = torch.device("cpu")
@@ -145,3 +146,23 @@ def copy_weights(source: PreTrainedModel, target: PreTrainedModel, gathered: Gat
                 shape = tuple(tensor.shape)
                 raise ModelError(f"the saved model has no tensor {name} of shape {shape}; it is another architecture")
             tensor.copy_(origin[name])
+
+
+class GlobalRandomState:
+    """The generators of `random`, `numpy.random` and torch (on the CPU), which a user's own code may draw from."""
+
+    def state_dict(self) -> dict[str, Any]:
+        version, words, gauss = random.getstate()
+        name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+        return {
+            "python": [version, list(words), gauss],
+            "numpy": [name, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
+            "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        version, words, gauss = state["python"]
+        random.setstate((version, tuple(words), gauss))
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))

@@ -23,8 +23,7 @@ from turnwise.protocols import WHOLE_STEP, Loss, MemoryKind, Output, StepPart
 from turnwise.runtime.rank import RankContext
 from turnwise.runtime.stopwatch import TokenCounts
 from turnwise.runtime_info import StrategyInfo
-from turnwise.training.loss_scale import LossScale
-from turnwise.training.optimizer import LRSchedule, OptimizerSettings, build_optimizer, clip_gradients
+from turnwise.training.optimizer import LossScale, LRSchedule, OptimizerSettings, build_optimizer, clip_gradients
 from turnwise.training.ranks import Ranks
 from turnwise.training.state import load_moments, load_state, save_state
 from turnwise.types import Batch, Metric, ModelOutputs

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from turnwise.config.devices import MAX_DEVICES, parse_devices
-from turnwise.config.roles import Role
+from turnwise.config.roles import MAX_DEVICES, Role, parse_devices
 
 SPACES = st.sampled_from(["", " ", "  "])
 

@@ -13,7 +13,7 @@ import yaml
 
 from turnwise.cli import config_command
 from turnwise.config import SFTConfig, describe, find_config, load_any_config, load_config, parse_config
-from turnwise.config.key_locations import KeyLocations
+from turnwise.config.yaml_text import KeyLocations
 from turnwise.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,8 +9,7 @@ import pytest
 
 from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, load_config, parse_config, unavailable
 from turnwise.config.algorithm import RewardNormalizationArgs
-from turnwise.config.data import Agent, Data
-from turnwise.config.environments import CustomEnv, EnvManager
+from turnwise.config.environments import Agent, CustomEnv, Data, EnvManager
 from turnwise.config.model_shape import read_model_shape
 from turnwise.config.roles import ActorTrain, GeneratingArgs, ModelArgs, Role, StrategyArgs, TrainingArgs
 from turnwise.config.running import CheckpointConfig, CpuSplit, Deadlines, Trace

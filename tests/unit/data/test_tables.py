@@ -12,8 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from turnwise.data.columns import Wanted, arguments_of
-from turnwise.data.tables import TableRow, read_tables
+from turnwise.data.tables import TableRow, Wanted, arguments_of, read_tables
 from turnwise.errors import DataError
 
 ROWS = [{"prompt": "1+1", "answer": "2"}, {"prompt": "2+2", "answer": "4"}]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from turnwise.config import AgenticConfig, parse_config
+from turnwise.config.coming_from import vocabulary
 from turnwise.config.load import _section_at
-from turnwise.config.vocabulary import vocabulary
 from turnwise.spec import PG_VARIANTS
 
 SYSTEMS = vocabulary()["systems"]

@@ -19,9 +19,8 @@ from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.load import save_model
-from turnwise.pipelines.parity import ParityGate
+from turnwise.pipelines.parity import ParityGate, first_prompts
 from turnwise.pipelines.parity_diagnosis import Suspects
-from turnwise.pipelines.parity_probe import first_prompts
 from turnwise.testing.fakes import byte_tokenizer
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Completion, SamplingParams, VersionRun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from turnwise.pipelines.step_rollout import StepRollout
+from turnwise.pipelines.policy_update import StepRollout
 from turnwise.rollout.source import Part
 from turnwise.tracking.run_log import RunLog
 from turnwise.types import Group, Task

@@ -13,8 +13,7 @@ from turnwise import RLTrainingTool
 from turnwise.data.gsm8k import generate_problems
 from turnwise.rl_tool.evaluation import Answer, measure
 from turnwise.rl_tool.parameters import Train, parse
-from turnwise.rl_tool.presets import with_preset
-from turnwise.rl_tool.training import rl_config, sft_config
+from turnwise.rl_tool.training import rl_config, sft_config, with_preset
 from turnwise.trainer.trainer import Trainer
 
 ROWS = [{"question": "What is 3 + 4?", "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}] * 4

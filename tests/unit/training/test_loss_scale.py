@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turnwise.training.loss_scale import LossScale
+from turnwise.training.optimizer import LossScale
 
 
 def test_it_halves_at_an_overflow_and_doubles_after_two_thousand_good_steps() -> None:

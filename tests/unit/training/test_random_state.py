@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from turnwise.models.load import load_model
-from turnwise.training.random_state import GlobalRandomState
-from turnwise.training.state import load_state, save_state
+from turnwise.training.state import GlobalRandomState, load_state, save_state
 
 
 def draw():

@@ -1,4 +1,5 @@
-"""`turnwise make-model --size tiny --out DIR`."""
+"""`turnwise make-model --size tiny --out DIR`, and `turnwise export --model DIR --out DIR`: a plain Hugging Face folder of a
+checkpoint, with its LoRA adapter merged."""
 
 from __future__ import annotations
 
@@ -12,7 +13,21 @@ from turnwise.errors import ConfigError
 from turnwise.pipelines.interrupt import ends_at_once
 
 
-def run(options: argparse.Namespace) -> int:
+def export(options: argparse.Namespace) -> int:
+    """Writes the model with its tokenizer, without its training state, and describes it."""
+    out = free_folder(options.out)
+    # torch takes seconds to import; a folder in the way has been found by now.
+    from turnwise.model_folder import base_of_adapter
+    from turnwise.models.load import export_model, parse_dtype
+
+    base = base_of_adapter(options.model)
+    model = export_model(options.model, out, parse_dtype(options.dtype))
+    origin = options.model if base is None else f"{base} with the adapter of {options.model} merged"
+    print(f"{out}: {type(model).__name__}, {model.num_parameters():,} parameters in {options.dtype}; {origin}")
+    return 0
+
+
+def make(options: argparse.Namespace) -> int:
     """Writes the folder and describes its contents."""
     overrides = dict(_override(text) for text in options.set)
     out = free_folder(options.out)
