@@ -17,8 +17,9 @@ def export(options: argparse.Namespace) -> int:
     """Writes the model with its tokenizer, without its training state, and describes it."""
     out = free_folder(options.out)
     # torch takes seconds to import; a folder in the way has been found by now.
-    from turnwise.model_folder import base_of_adapter
-    from turnwise.models.load import export_model, parse_dtype
+    with ends_at_once():
+        from turnwise.model_folder import base_of_adapter
+        from turnwise.models.load import export_model, parse_dtype
 
     base = base_of_adapter(options.model)
     model = export_model(options.model, out, parse_dtype(options.dtype))
