@@ -11,6 +11,5 @@ def _end_early(*_: object) -> None:
     os._exit(130)
 
 
-is_command = os.path.basename(sys.argv[0]) in ("turnwise", "-m")
-if is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and no program that imports it
+if os.path.basename(sys.argv[0]) in ("turnwise", "-m"):  # the command, and no program that imports it
     signal.signal(signal.SIGINT, _end_early)
