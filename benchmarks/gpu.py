@@ -4,8 +4,8 @@
 
 At the shape of Qwen2.5-0.5B with random weights, in bf16:
 
-- *decode*: sampled tokens/s of the embedded server and of one `generate` call, at 64 and 256 prompts of 200 tokens with 128 new
-  tokens each. They run by turns; ratios are medians of pairs.
+- *decode*: sampled tokens/s of the embedded server, of one `generate` call, and of vLLM where it is installed (without its
+  prefix cache), at 64 and 256 prompts of 200 tokens with 128 new tokens each. They run by turns; ratios are medians of pairs.
 - *train*: tokens/s and model FLOPs utilisation on 4,096 packed tokens a micro-batch, all of them trained on. FLOPs are 6 times
   the parameters a token, plus attention's 6·layers·hidden·length (causal). The peak is the card's dense bf16 rate.
 - *step*: the seconds of one step of GRPO over a toy environment, by phase.
@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,20 +120,63 @@ def random_model(size: Size, device: torch.device, dtype: torch.dtype) -> PreTra
 def decode(size: Size, device: torch.device, rounds: int) -> dict[str, Any]:
     """Sampled tokens/s by the number of conversations."""
     model = random_model(size, device, torch.bfloat16)
+    rows: dict[str, Any] = {}
+    with ExitStack() as ended:
+        try:
+            engine = vllm_engine(model, size, ended)
+        except (
+            Exception
+        ) as error:  # boundary: an engine that isn't there, or that this machine can't hold, costs its figures alone
+            engine, rows["without vllm"] = None, f"{type(error).__name__}: {error}"
+        return rows | decoded(size, device, rounds, model, engine)
+
+
+def decoded(size: Size, device: torch.device, rounds: int, model: PreTrainedModel, engine: Any) -> dict[str, Any]:
     rows = {}
     for count in size.conversations:
         prompts = np.random.default_rng(0).integers(1, size.shape["vocab_size"], (count, size.prompt))
         contenders = {"embedded": embedded(model, prompts, size), "generate": generate(model, prompts, size)}
+        if engine is not None:
+            contenders["vllm"] = answers(engine, prompts, size)
         rates: dict[str, list[float]] = {name: [] for name in contenders}
         for number in range(rounds + 1):
             for name, run in contenders.items():
                 seconds, num_tokens = timed(run, device)
                 if number:
                     rates[name].append(num_tokens / seconds)
-        ratios = [a / b for a, b in zip(rates["embedded"], rates["generate"], strict=True)]
         medians = {name: round(statistics.median(values)) for name, values in rates.items()}
-        rows[str(count)] = {"tokens_per_s": medians, "embedded / generate": round(statistics.median(ratios), 2)}
+        rows[str(count)] = {"tokens_per_s": medians}
+        for other in list(contenders)[1:]:
+            ratios = [a / b for a, b in zip(rates["embedded"], rates[other], strict=True)]
+            rows[str(count)][f"embedded / {other}"] = round(statistics.median(ratios), 2)
     return rows
+
+
+def vllm_engine(model: PreTrainedModel, size: Size, ended: ExitStack) -> Any:
+    """vLLM with the model's weights, until `ended`."""
+    from vllm import LLM
+
+    folder = ended.enter_context(tempfile.TemporaryDirectory())
+    model.save_pretrained(folder)
+    engine = LLM(
+        model=folder,
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=size.prompt + size.response,
+        max_num_seqs=max(size.conversations),
+        enable_prefix_caching=False,
+        gpu_memory_utilization=0.4,
+    )
+    ended.callback(engine.llm_engine.engine_core.shutdown)
+    return engine
+
+
+def answers(engine: Any, prompts: np.ndarray, size: Size) -> Callable[[], int]:
+    from vllm import SamplingParams as Asked
+
+    asked = Asked(max_tokens=size.response, temperature=1.0, ignore_eos=True, detokenize=False)
+    contexts = [{"prompt_token_ids": ids.tolist()} for ids in prompts]
+    return lambda: sum(len(found.outputs[0].token_ids) for found in engine.generate(contexts, asked, use_tqdm=False))
 
 
 def embedded(model: PreTrainedModel, prompts: np.ndarray, size: Size) -> Callable[[], int]:

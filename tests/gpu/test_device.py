@@ -178,4 +178,8 @@ def test_the_benchmark_runs_at_toy_size(tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert run.returncode == 0, run.stderr
     result = json.loads(out.read_text())
-    assert result["decode"]["4"]["tokens_per_s"]["embedded"] > 0 and result["train"]["tokens_per_s"] > 0
+    assert (
+        result["decode"]["4"]["tokens_per_s"]["embedded"] > 0
+        and result["decode"]["4"]["embedded / generate"] > 0
+        and result["train"]["tokens_per_s"] > 0
+    )

@@ -189,6 +189,22 @@ def test_two_runs_of_the_same_ranks_are_bit_identical_also_with_dropout(make_rol
     np.testing.assert_equal(*(ask(role, "parameters") for role in roles))
 
 
+def test_what_two_ranks_saved_goes_on_with_two_and_with_one(make_role, tmp_path):
+    whole, loss = make_role(FULL, 2), WeightedLoss()
+    steps(whole, loss, 2)
+    whole.workers.call("save", tmp_path).result()
+    saved = ask(whole, "parameters")
+    steps(whole, loss, 1)
+    for num_ranks in (2, 1):
+        role = make_role(FULL, num_ranks)
+        role.workers.call("load", tmp_path).result()
+        np.testing.assert_equal(of_each_rank(role), [saved] * num_ranks)
+        steps(role, loss, 1)
+        if num_ranks == 2:
+            np.testing.assert_equal(ask(role, "parameters"), ask(whole, "parameters"))
+        assert distance(moved(whole, saved), moved(role, saved)) <= 1e-3, "moments and all"
+
+
 def test_ranks_may_have_nothing_to_do(make_role):
     """One sample for two ranks: the other passes over a batch that counts nothing."""
     one, two = make_role(FULL, 1), make_role(FULL, 2)

@@ -23,7 +23,7 @@ from turnwise.build.cluster import set_torch_threads
 from turnwise.cluster.fork_server import ForkServer, prepare_processes
 from turnwise.cluster.messages import dumps, loads
 from turnwise.cluster.placement import CpuThreads
-from turnwise.cluster.process_cluster import ProcessCluster
+from turnwise.cluster.process_cluster import ProcessCluster, _share
 from turnwise.cluster.shared_tensors import SharedTensors
 from turnwise.errors import DataError, DeadlineError, WorkerError
 from turnwise.runtime.event_loop import WatchedRunner
@@ -590,6 +590,11 @@ def test_other_tensors_than_the_first_are_refused(tensors, message):
     shared = SharedTensors.of([("a", torch.zeros(2, 3))])
     with pytest.raises(WorkerError, match=message):
         shared.write(tensors)
+
+
+def test_batches_that_ranks_can_not_share_are_refused():
+    with pytest.raises(WorkerError, match="3 batches can't be dealt to 2 ranks: each needs the same number of them"):
+        _share([1, 2, 3], 0, 2)
 
 
 def test_memory_that_can_not_be_had_is_told_before_anything_is_written(monkeypatch):
