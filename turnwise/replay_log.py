@@ -42,18 +42,14 @@ class ReplayLog:
         self.is_followed = recorded is not None
         self._recorded = recorded
         self._file = file.open("a", encoding="utf-8") if file else None
-        self._pending = EngineSteps((), 0)
-        """EngineSteps that happened and aren't written yet."""
+        self._pending = EngineSteps((), 0)  # EngineSteps that happened and aren't written yet
         self._conditions: dict[str, Any] = {}
         self._batches: dict[int, Taken] = {}
         self._task_versions: dict[int, int] = {}
-        self._validations: set[int] = set()
-        """After how many batches the record has a validation that was played whole."""
-        self._num_taken = 0
-        """Batches that were taken."""
+        self._validations: set[int] = set()  # after how many batches the record has a validation that was played whole
+        self._num_taken = 0  # batches that were taken
         self._events: Iterator[EngineSteps | int] = iter(())
-        self._next: EngineSteps | int | None = None
-        """EngineSteps of the engine, or the version of a weight update."""
+        self._next: EngineSteps | int | None = None  # EngineSteps of the engine, or the version of a weight update
         if recorded is not None:
             events = _read(recorded)
             self._conditions = next((event["on"] for event in events if "on" in event), {})

@@ -105,8 +105,7 @@ class Turn:
     is_greedy: bool = False
     generate_s: float = 0.0
     step_s: float = 0.0
-    kept_ids: KeptIds | None = None
-    """[K] and [R + 1], as in `Completion`."""
+    kept_ids: KeptIds | None = None  # [K] and [R + 1], as in `Completion`
     kept_offsets: IntArray | None = None
 
     @property
@@ -280,23 +279,16 @@ class Batch:
     Optional arrays are None until the forward pass or the credit assignment that computes them has run.
     """
 
-    token_ids: Any
-    """int64 [N]"""
-    position_ids: Any
-    """int64 [N], restarting at 0 with each sample."""
-    sequence_id: Any
-    """int64 [N], 0 … S−1, ascending."""
-    turn_id: Any
-    """int64 [N], the turn's index in its sample's spans; −1 where the mask is 0."""
-    response_mask: Any
-    """bool [N]"""
-    weights: Any
-    """float32 [N], the sample's weight at each token."""
+    token_ids: Any  # int64 [N]
+    position_ids: Any  # int64 [N], restarting at 0 with each sample
+    sequence_id: Any  # int64 [N], 0 … S−1, ascending
+    turn_id: Any  # int64 [N], the turn's index in its sample's spans; −1 where the mask is 0
+    response_mask: Any  # bool [N]
+    weights: Any  # float32 [N], the sample's weight at each token
     lengths: tuple[int, ...]
     """Tokens of each of the S samples."""
     denominators: Denominators
-    kept_ids: Any = None
-    """int32 [K], and [N + 1], as in `Sample`."""
+    kept_ids: Any = None  # int32 [K], and [N + 1], as in `Sample`
     kept_offsets: Any = None
     rollout_logprobs: Any = None
     old_logprobs: Any = None

@@ -23,10 +23,8 @@ class Spans:
     """
 
     mask: Tensor
-    turn_id: Tensor
-    """int64 [N], one number per turn of the batch, below N; arbitrary where the mask is false."""
-    sequence_id: Tensor
-    """int64 [N], below N."""
+    turn_id: Tensor  # int64 [N], one number per turn of the batch, below N; arbitrary where the mask is false
+    sequence_id: Tensor  # int64 [N], below N
 
     @classmethod
     def of(cls, batch: Batch) -> Spans:

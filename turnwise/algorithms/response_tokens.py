@@ -26,10 +26,8 @@ class Decisions(NamedTuple):
     """The S decisions of T trajectories; `of_token` [R] is each token's decision."""
 
     of_token: Index
-    first: Index
-    """[S] the first token of each step; its state is the step's."""
-    lengths: Index
-    """[T] steps of each trajectory."""
+    first: Index  # [S] the first token of each step; its state is the step's
+    lengths: Index  # [T] steps of each trajectory
 
     def sums(self, values: Array) -> Array:
         """Σ of the tokens' `values` [R] within each step, [S]."""
@@ -46,16 +44,11 @@ class ResponseTokens:
     trajectories: tuple[Trajectory, ...]
     samples: tuple[Sample, ...]
     """All samples of the trajectories, in order; `position` indexes their concatenation."""
-    position: Index
-    """[R] each token's position in the samples."""
-    turn: Index
-    """[R] each token's turn among the K, 0 … K−1 ascending."""
-    turn_index: Index
-    """[K] each turn's index in its trajectory's `turns`."""
-    lengths: Index
-    """[T] tokens of each trajectory."""
-    num_turns: Index
-    """[T] turns of each trajectory that have a trained token; they add up to K."""
+    position: Index  # [R] each token's position in the samples
+    turn: Index  # [R] each token's turn among the K, 0 … K−1 ascending
+    turn_index: Index  # [K] each turn's index in its trajectory's `turns`
+    lengths: Index  # [T] tokens of each trajectory
+    num_turns: Index  # [T] turns of each trajectory that have a trained token; they add up to K
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory]) -> ResponseTokens:

@@ -29,8 +29,7 @@ class PolicyInputs:
     spans: Spans
     granularity: Granularity = "token"
     """The span of the ratio."""
-    selected_mask: Tensor | None = None
-    """bool [N]: the tokens that `choices` has chosen for this variant."""
+    selected_mask: Tensor | None = None  # bool [N]: the tokens that `choices` has chosen for this variant
 
     @property
     def mask(self) -> Tensor:

@@ -28,8 +28,7 @@ SENTINEL = "turnwise8f1e6c0d5b7a4293sentinel"
 """One word of ASCII letters and digits: trimming, splitting at `</think>` and JSON escaping leave it as it is."""
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """A tag of transformers around the assistant's text; it writes nothing."""
-_GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
-"""Variables set at every render."""
+_GIVEN = ("messages", "tools", "documents", "add_generation_prompt")  # variables set at every render
 _FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 """Exceptions of a template for messages that it doesn't know."""
 _MAX_SHAPES = 1024
@@ -295,8 +294,7 @@ def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text))
 
 
-_MARKS = range(0xE000, 0xF900)
-"""Characters of Unicode's private use area."""
+_MARKS = range(0xE000, 0xF900)  # characters of Unicode's private use area
 
 
 class ForeignText:

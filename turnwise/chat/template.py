@@ -33,10 +33,8 @@ _THINKING_TAGS = re.compile(r"\A(?:\s*<[^<>]*think[^<>]*>)+\s*", re.IGNORECASE)
 _THOUGHT = "turnwise8f1e6c0d5b7a4293thought"
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Keys in which published templates look for an assistant's thinking."""
-_MOST_RECENT = 2048
-"""Renderings that are kept."""
-_BEFORE = "\n"
-"""Stands for the sampled text before a tail: no vocabulary merges it with what follows."""
+_MOST_RECENT = 2048  # renderings that are kept
+_BEFORE = "\n"  # stands for the sampled text before a tail: no vocabulary merges it with what follows
 
 
 class _Ends(NamedTuple):

@@ -19,8 +19,7 @@ from turnwise.spec import TOOL_PARSERS
 from turnwise.tool_protocols import ParsedResponse, ToolCall, ToolCallParser
 
 Tools = Sequence[Mapping[str, Any]]
-_MAX_SHOWN = 80
-"""Characters of an unreadable call that the model is shown again."""
+_MAX_SHOWN = 80  # characters of an unreadable call that the model is shown again
 
 
 class _Unreadable(Exception):

@@ -12,8 +12,7 @@ from turnwise.protocols import Env
 from turnwise.spec import ENVS
 from turnwise.types import Split
 
-_registered: dict[str, str] = {}
-"""Names of this process on top of `spec.ENVS`; written by `register` alone."""
+_registered: dict[str, str] = {}  # names of this process on top of `spec.ENVS`; written by `register` alone
 
 
 def register(env_type: str, entry_point: str) -> None:

@@ -28,10 +28,8 @@ from turnwise.runtime.rank import RankContext
 from turnwise.runtime_info import PolicyInfo, ServerInfo
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun, join_kept
 
-_AGAIN_S = 0.1
-"""Seconds after which an abort is repeated: an engine ignores one that overtakes its request."""
-_MISSING_LOGPROB = -9999.0
-"""SGLang's number for a log-prob that it doesn't have."""
+_AGAIN_S = 0.1  # seconds after which an abort is repeated: an engine ignores one that overtakes its request
+_MISSING_LOGPROB = -9999.0  # SGLang's number for a log-prob that it doesn't have
 _FILE_BYTES = _SPARE_BYTES = 2**30
 _SHARED_MEMORY = Path("/dev/shm")
 

@@ -52,8 +52,7 @@ class LLMServerManager:
         self._last_error: Exception | None = None
         self.take_turn: Callable[[], Awaitable[None]] | None = None
         """Called before requests are made, where roles take turns on a device."""
-        self._in_flight: set[str] = set()
-        """Conversations with a request that its caller hasn't aborted."""
+        self._in_flight: set[str] = set()  # conversations with a request that its caller hasn't aborted
         self._interrupted: OnWeightUpdate = "finish"
         """What becomes of interrupted requests, by the last update that interrupted any."""
 

@@ -30,8 +30,7 @@ LOWEST, HIGHEST = "0.5.23", "0.5.23"
 """Versions of SGLang whose requests and replies these are."""
 _LOOK_S = 0.2
 _END_S = 20.0
-_NUM_LINES = 5
-"""Lines of its log in an error."""
+_NUM_LINES = 5  # lines of its log in an error
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 
 _Process = tuple[subprocess.Popen[bytes], Path]

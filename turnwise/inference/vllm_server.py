@@ -30,11 +30,9 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 """Settings of vLLM that a user's own environment overrides."""
-_STEP_TOKENS = 8192
-"""Tokens that a CPU computes at once."""
+_STEP_TOKENS = 8192  # tokens that a CPU computes at once
 _HAS_ENDED = "vLLM's engine has ended; what it wrote above says why"
-_SHUTDOWN_S = 60.0
-"""Seconds that its processes have for their end."""
+_SHUTDOWN_S = 60.0  # seconds that its processes have for their end
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 
 

@@ -17,8 +17,7 @@ from turnwise.models.load import load_model
 
 _MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 _BODY_CLASSES = ("LlamaModel", "Qwen2Model", "Qwen3Model", "MistralModel")
-_RUNTIME_ROPE = ("dynamic", "longrope")
-"""Rotary forms whose frequencies change with the sequence length during a forward pass."""
+_RUNTIME_ROPE = ("dynamic", "longrope")  # rotary forms whose frequencies change with the sequence length during a forward pass
 
 
 class FusedLinear(NamedTuple):

@@ -35,10 +35,8 @@ DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16,
 _ATTENTION = {"auto": None, "sdpa": "sdpa", "eager": "eager", "fa2": "flash_attention_2"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Files of a tokenizer; a folder needs one of them, or transformers makes up a tokenizer."""
-_REMOTE_MODULES = "transformers_modules."
-"""Prefix of the modules that transformers makes from a model folder's Python files."""
-_MANY_WITHOUT_TOKEN = 0.05
-"""Share of the vocabulary without tokens from which it is no padding any more."""
+_REMOTE_MODULES = "transformers_modules."  # prefix of the modules that transformers makes from a model folder's Python files
+_MANY_WITHOUT_TOKEN = 0.05  # share of the vocabulary without tokens from which it is no padding any more
 
 
 def parse_dtype(name: str) -> torch.dtype:

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_CHUNK_ELEMENTS = 2**25
-"""Logits held at once (128 MiB in fp32)."""
+_CHUNK_ELEMENTS = 2**25  # logits held at once (128 MiB in fp32)
 
 
 class Kept(NamedTuple):

@@ -62,10 +62,8 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
 BASE_FINGERPRINT = "base_fingerprint.txt"
 """File in an adapter's folder that names the weights it was trained on."""
 ALL_LINEAR = "all"
-_NAME = "default"
-"""peft's name of the one adapter of a model."""
-_VALUE_TASK = "TOKEN_CLS"
-"""peft's name of the task of a value model."""
+_NAME = "default"  # peft's name of the one adapter of a model
+_VALUE_TASK = "TOKEN_CLS"  # peft's name of the task of a value model
 _FINGERPRINT_VALUES = 64
 _PEFT_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError)
 """peft's exceptions for folders that it can't use."""

@@ -22,12 +22,9 @@ class Branches(NamedTuple):
     """The places of queries and of the keys they see: query tokens `starts[b]` to `starts[b + 1]` are the last of the path
     `paths[ends[b] : ends[b + 1]]`."""
 
-    starts: IntArray
-    """[B + 1]"""
-    paths: IntArray
-    """[Σ path lengths]"""
-    ends: IntArray
-    """[B + 1]"""
+    starts: IntArray  # [B + 1]
+    paths: IntArray  # [Σ path lengths]
+    ends: IntArray  # [B + 1]
 
     @classmethod
     def of(cls, branch_lengths: tuple[int, ...], path_lengths: tuple[int, ...], paths: IntArray | None) -> Branches:

@@ -27,13 +27,10 @@ class PrefixTree:
     to its end: `path_lengths[i] − branch_lengths[i]` of them come before the branch.
     """
 
-    tokens: Tensor
-    """int64 [U]: the first position of each distinct token in the batch."""
-    nodes: Tensor
-    """int64 [N]: the distinct token that each token of the batch is."""
+    tokens: Tensor  # int64 [U]: the first position of each distinct token in the batch
+    nodes: Tensor  # int64 [N]: the distinct token that each token of the batch is
     branch_lengths: tuple[int, ...]
-    paths: Tensor
-    """int64 [Σ path lengths]: distinct tokens, path after path."""
+    paths: Tensor  # int64 [Σ path lengths]: distinct tokens, path after path
     path_lengths: tuple[int, ...]
 
 

@@ -41,20 +41,15 @@ class GroupBuffer:
         self.num_groups = 0
         """Number of groups that the step asked for."""
         self._is_collecting = False
-        self._num_filtered = 0
-        """Groups filtered since the last `close_step`."""
-        self._playing: dict[int, int] = {}
-        """Index of each playing group → the last step that may train on it."""
+        self._num_filtered = 0  # groups filtered since the last `close_step`
+        self._playing: dict[int, int] = {}  # index of each playing group → the last step that may train on it
         self._finished: dict[int, int] = {}
         """Index of each finished group that waits for its step → its last step, in the order of finishing."""
-        self._interrupted: list[int] = []
-        """Interrupted groups, which start again before any new one."""
+        self._interrupted: list[int] = []  # interrupted groups, which start again before any new one
         self.selected: list[int] = []
         """Finished groups selected for this step, in selection order."""
-        self._unselected: dict[int, int] = {}
-        """Finished groups that aren't selected yet, and the last step of each."""
-        self._num_due: Counter[int] = Counter()
-        """Last step → number of groups, playing or finished, without a place."""
+        self._unselected: dict[int, int] = {}  # finished groups that aren't selected yet, and the last step of each
+        self._num_due: Counter[int] = Counter()  # last step → number of groups, playing or finished, without a place
 
     def begin(self, num_groups: int) -> None:
         """Begins to collect the next step, of `num_groups` groups."""

@@ -12,8 +12,7 @@ from turnwise.rollout.record import RecordKey, StateKeyWriter, read_record, writ
 from turnwise.rollout.source import played_of
 from turnwise.types import Group, Trajectory
 
-_MAX_NAMED = 3
-"""Number of lines or groups that a message lists one by one."""
+_MAX_NAMED = 3  # number of lines or groups that a message lists one by one
 
 
 class Journal:

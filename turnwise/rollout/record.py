@@ -136,8 +136,7 @@ def _bounded(value: float) -> float:
 
 
 _Index = Annotated[int, Field(ge=0)]
-_Number = Annotated[float, AfterValidator(_bounded)]
-"""A number that an environment may report."""
+_Number = Annotated[float, AfterValidator(_bounded)]  # a number that an environment may report
 _TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 

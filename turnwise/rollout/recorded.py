@@ -24,8 +24,7 @@ class RecordedServer:
     def __init__(self, trajectory: Trajectory, is_whole: bool = True) -> None:
         self._trajectory = trajectory
         self._is_whole = is_whole
-        self._contexts: list[np.ndarray[Any, Any]] = []
-        """The ids of each turn's context, its response included."""
+        self._contexts: list[np.ndarray[Any, Any]] = []  # the ids of each turn's context, its response included
         self.num_turns = 0
         """Turns asked for so far."""
 

@@ -62,10 +62,8 @@ class RolloutScheduler:
         self._run_async = run_async
         self._tasks = tasks
         self._player = GroupPlayer(agents, contexts, sampling, settings, watchdog or Watchdog(), self._count_episode)
-        self._work = Work("episodes", 0)
-        """Episodes of the current batch."""
-        self._num_ended: dict[int, int] = {}
-        """Index of each playing group → number of its ended episodes."""
+        self._work = Work("episodes", 0)  # episodes of the current batch
+        self._num_ended: dict[int, int] = {}  # index of each playing group → number of its ended episodes
         self._is_fixed = is_fixed
         self._keep = keep
         self.score = score
@@ -75,14 +73,11 @@ class RolloutScheduler:
         self._stopwatch = stopwatch or Stopwatch()
         self._failures = Failures()
         self._buffer = GroupBuffer(self.settings, self._tasks.num_tasks)
-        self._played: dict[int, Group] = {}
-        """Groups that ended since the last batch, and those in the buffer."""
-        self._failing: dict[int, Group] = {}
-        """Failed episodes of playing groups, for the record of a batch that they end."""
+        self._played: dict[int, Group] = {}  # groups that ended since the last batch, and those in the buffer
+        self._failing: dict[int, Group] = {}  # failed episodes of playing groups, for the record of a batch that they end
         self._running: dict[int, asyncio.Task[Group]] = {}
         self._has_changed = asyncio.Event()
-        self._fault: BaseException | None = None
-        """The error that ended a group of a later batch."""
+        self._fault: BaseException | None = None  # the error that ended a group of a later batch
         self._open_parts: Generator[Part] | None = None
         self.num_episodes = 0
         self.finished: list[Group] = []

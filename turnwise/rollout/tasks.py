@@ -222,10 +222,8 @@ class CurriculumTasks:
         self._agents = agents
         self._rows = rows
         self._rows_tag = rows_tag
-        self._num_versions = num_versions
-        """Versions that are kept: those from which groups may still be admitted or restarted."""
-        self._history: dict[int, dict[str, tuple[float, float]]] = {0: {}}
-        """Version → tag, or `row N`, → (s, n)."""
+        self._num_versions = num_versions  # versions that are kept: those from which groups may still be admitted or restarted
+        self._history: dict[int, dict[str, tuple[float, float]]] = {0: {}}  # version → tag, or `row N`, → (s, n)
         self._limits = lru_cache(maxsize=num_versions)(self._limits_of)
 
     def task(self, index: int, version: int | None = None) -> Task:

@@ -22,8 +22,7 @@ from turnwise.types import Message, SamplingParams, Task, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_S = 10.0
-"""Seconds to write what is left at the end of a run."""
+_CLOSE_S = 10.0  # seconds to write what is left at the end of a run
 
 
 class TurnJournal:

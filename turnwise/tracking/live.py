@@ -36,8 +36,7 @@ class Screen:
         self._columns = columns
         self._history: dict[str, list[tuple[int, float]]] = {}
         self._closed_at: float | None = None
-        self._phases = ""
-        """Seconds of the last step, and the shares of its phases."""
+        self._phases = ""  # seconds of the last step, and the shares of its phases
         self._shown = Text(no_wrap=True, overflow="ellipsis")
 
     def begin_phase(self, name: str, now: float) -> None:

@@ -8,11 +8,9 @@ logger = logging.getLogger(__name__)
 
 LONG_STEP_S = 120.0
 """Seconds from which a step gets advice about smaller sizes."""
-_SURE_S = 15.0
-"""A phase must have lasted so long before that sentence may rest on it."""
+_SURE_S = 15.0  # a phase must have lasted so long before that sentence may rest on it
 _NUM_RECENT = 20
-_BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")
-"""Phases that not every step has, or that are over at once."""
+_BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")  # phases that not every step has, or that are over at once
 
 
 class Pace:
@@ -37,11 +35,9 @@ class Pace:
         self._tokens_per_episode = tokens_per_episode
         self._advice = advice
         self._phase_began = 0.0
-        self._num_sampled = 0
-        """Tokens that were sampled before the phase began."""
+        self._num_sampled = 0  # tokens that were sampled before the phase began
         self._step_began: float | None = None
-        self._ends: list[float] = []
-        """When the run started, and when each step ended."""
+        self._ends: list[float] = []  # when the run started, and when each step ended
 
     def begin_phase(self, name: str, now: float) -> None:
         """The run starts with its first phase."""

@@ -71,8 +71,7 @@ class RunLog:
         self.health = health
         self._stopwatch = stopwatch
         self._phases: dict[str, float] = {}
-        self._totals: dict[str, float] = {}
-        """The stopwatch's totals when the step began."""
+        self._totals: dict[str, float] = {}  # the stopwatch's totals when the step began
         self._step_began: float | None = None
         self._num_phases = 0
         self._watchers = [tracker for tracker in trackers if isinstance(tracker, Watcher)]

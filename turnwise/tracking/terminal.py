@@ -112,8 +112,7 @@ class TerminalHandler(logging.Handler):
         super().__init__(logging.WARNING)
         self._kinds: dict[str, set[str]] = {}
         self._counts: dict[str, int] = {}
-        self._repeated: dict[str, str] = {}
-        """Kind → its first text, for kinds repeated since their count was printed."""
+        self._repeated: dict[str, str] = {}  # kind → its first text, for kinds repeated since their count was printed
 
     def emit(self, record: logging.LogRecord) -> None:
         line = self.format(record)

@@ -20,12 +20,9 @@ from turnwise.types import IntArray
 _DECODE_SPREAD = 2
 """Decoding rows within a range of slots of up to this many times their number are computed in place, idle slots and all:
 reading a slot once more is cheaper than copying the others."""
-_PIECE = 512
-"""Queries of one row that are computed together. A piece reads the keys up to its own end only."""
-_BLOCK = 2**22
-"""Pairs of queries and keys that are computed together, padding and masked pairs included."""
-_KEPT_MASK = 2**20
-"""Pairs up to which a block's mask is kept for the next layer."""
+_PIECE = 512  # queries of one row that are computed together. A piece reads the keys up to its own end only.
+_BLOCK = 2**22  # pairs of queries and keys that are computed together, padding and masked pairs included
+_KEPT_MASK = 2**20  # pairs up to which a block's mask is kept for the next layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +34,9 @@ class AttentionGroup:
     num_rows: int
     width: int
     length: int
-    tokens: Tensor | None
-    """[n] indices of the group's tokens in the pack; None = all of them, in order."""
-    places: Tensor | None
-    """[n] their places in the flat block [R · width]; None = place i holds token i."""
-    positions: Tensor
-    """[R, 1, width, 1] of the queries in their contexts; 0 for padding."""
+    tokens: Tensor | None  # [n] indices of the group's tokens in the pack; None = all of them, in order
+    places: Tensor | None  # [n] their places in the flat block [R · width]; None = place i holds token i
+    positions: Tensor  # [R, 1, width, 1] of the queries in their contexts; 0 for padding
     kept_mask: Tensor | None
 
     def mask(self, dtype: torch.dtype) -> Tensor:
@@ -175,8 +169,7 @@ class LayerWeights(NamedTuple):
 
     input_norm: Tensor
     qkv: FusedLinear
-    head_norms: Tensor | None
-    """[heads + kv_heads, head_dim]: query and key norms (Qwen3), copied."""
+    head_norms: Tensor | None  # [heads + kv_heads, head_dim]: query and key norms (Qwen3), copied
     output: FusedLinear
     post_norm: Tensor
     gate_up: FusedLinear

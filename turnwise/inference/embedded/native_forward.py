@@ -74,8 +74,7 @@ class NativeForward:
         self._cache = cache
         self._length = len(rotary)
         self._vocab_size, self._num_embeddings = len(unembedding), len(embedding)
-        self._kept: list[Tensor] = []
-        """Keeps alive the memory that the structures point to."""
+        self._kept: list[Tensor] = []  # keeps alive the memory that the structures point to
         self._layers = (_Layer * len(layers))(*(self._layer(layer) for layer in layers))
         self._decoder = _Decoder(
             layers=self._layers,

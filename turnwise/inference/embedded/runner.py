@@ -21,24 +21,15 @@ from turnwise.types import IntArray
 class PackedStep:
     """One forward pass: `N` new tokens of `B` rows, packed row after row."""
 
-    slots: IntArray
-    """[B], ascending."""
-    starts: IntArray
-    """[B] tokens that each row's slot has cached: the position of its first new token."""
-    counts: IntArray
-    """[B] new tokens, at least 1."""
-    rows: IntArray
-    """[N] row of each token."""
-    columns: IntArray
-    """[N] index of each token among its row's new ones."""
-    positions: IntArray
-    """[N] place of each token in its context."""
-    token_ids: IntArray
-    """[N]"""
-    ends_context: NDArray[np.bool_]
-    """[B] whether the row's context is fully computed, so that its next token can be sampled."""
-    last_tokens: IntArray
-    """[C] index in the pack of the last token of each such row."""
+    slots: IntArray  # [B], ascending
+    starts: IntArray  # [B] tokens that each row's slot has cached: the position of its first new token
+    counts: IntArray  # [B] new tokens, at least 1
+    rows: IntArray  # [N] row of each token
+    columns: IntArray  # [N] index of each token among its row's new ones
+    positions: IntArray  # [N] place of each token in its context
+    token_ids: IntArray  # [N]
+    ends_context: NDArray[np.bool_]  # [B] whether the row's context is fully computed, so that its next token can be sampled
+    last_tokens: IntArray  # [C] index in the pack of the last token of each such row
 
     @classmethod
     def pack(cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray, lengths: IntArray) -> PackedStep:

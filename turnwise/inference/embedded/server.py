@@ -23,8 +23,7 @@ from turnwise.types import Completion, Media, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_QUIET_ROUNDS = 3
-"""Turns of the event loop without a new request after which the callers count as waiting for tokens."""
+_QUIET_ROUNDS = 3  # turns of the event loop without a new request after which the callers count as waiting for tokens
 
 
 class EmbeddedServer(HoldsModel):
