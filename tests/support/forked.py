@@ -202,7 +202,9 @@ def _server() -> str:
     if _address is None:
         folder = tempfile.mkdtemp(prefix="forked-")
         _address = f"{folder}/server"
-        process = subprocess.Popen([sys.executable, __file__, _address], stdin=subprocess.PIPE, start_new_session=True)
+        environment = os.environ | {"HF_MODULES_CACHE": f"{folder}/modules"}  # transformers reads it when it is imported
+        command = [sys.executable, __file__, _address]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
         atexit.register(process.kill)
         while not os.path.exists(_address):
             assert process.poll() is None, "the server of forked processes ended"

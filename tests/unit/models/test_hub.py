@@ -19,7 +19,13 @@ import pytest
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 MODEL = "somebody/tiny"
-FOLDER = "from turnwise.hub import model_folder; print(model_folder({!r}))"
+FOLDER = """
+import sys
+from turnwise.cli.main import exit_status
+from turnwise.hub import model_folder
+sys.exit(exit_status(lambda: print(model_folder({!r}))))
+"""
+"""What every command does with `--model NAME`, without importing torch for seconds."""
 
 
 class Hub(ThreadingHTTPServer):
@@ -170,10 +176,9 @@ def test_a_name_is_downloaded_once_with_its_progress_and_comes_from_the_cache_th
     assert (tmp_path / "work" / "a" / "tokenizer.json").read_bytes() == (tiny_model / "tokenizer.json").read_bytes()
 
     num_requests = hub.num_requests
-    status, output, errors = turnwise(environment, tmp_path, "export", "--model", MODEL, "--out", "b")
+    status, output, errors = run(environment, tmp_path, "-c", FOLDER.format(MODEL))
     assert status == 0 and hub.num_requests == num_requests, "the second time nobody is asked"
-    a, b = (tmp_path / "work" / name / "model.safetensors" for name in "ab")
-    assert a.read_bytes() == b.read_bytes()
+    assert (Path(output.strip()) / "model.safetensors").read_bytes() == (tiny_model / "model.safetensors").read_bytes()
     status, output, errors = turnwise(environment | {"HF_HUB_OFFLINE": "1"}, tmp_path, "config", "lake.yaml")
     assert status == 0 and f"{MODEL}: qwen3" in output, "the cache tells config the size"
 
@@ -240,7 +245,7 @@ def test_what_the_hub_does_not_give_is_one_sentence(
         del hub.files["model.safetensors"]
     environment |= {"offline": {"HF_HUB_OFFLINE": "1"}, "no network": {"HF_ENDPOINT": "http://127.0.0.1:9"}}.get(case, {})
     name = "nobody/none" if case == "unknown" else MODEL
-    status, _, errors = turnwise(environment, tmp_path, "export", "--model", name, "--out", "a")
+    status, _, errors = run(environment, tmp_path, "-c", FOLDER.format(name))
     assert status == 2 and expected in errors and "Traceback" not in errors, errors
     assert not any(".safetensors" in name for name in hub.names)
 

@@ -8,11 +8,11 @@ import os
 import pickle
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -76,9 +76,8 @@ def with_own_code(folder: Path, marker: Path) -> None:
 
 def turnwise(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The command, with a `y` for whoever asks."""
-    command = [sys.executable, "-m", "turnwise.cli.main", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(place / "cache")}
-    return subprocess.run(command, input="y\n" * 5, env=environment, cwd=place, capture_output=True, text=True, timeout=300)
+    return forked.run(words, input="y\n" * 5, env=environment, cwd=place)
 
 
 def test_code_of_a_folder_runs_only_where_a_setting_says_so(folder: Path, marker: Path, tmp_path: Path) -> None:
