@@ -119,7 +119,7 @@ def test_ctrl_c_saves_the_whole_steps_of_two_ranks_and_ends_all_processes(start,
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_rank_that_is_gone_or_stands_still_costs_no_whole_step(start, launcher, how):
     """The error names it, the first rank saves alone, and no process is left."""
-    words = ["deadlines.train_s=20"] if how == "stopped" else []
+    words = ["deadlines.train_s=8"] if how == "stopped" else []
     run = start("actor_train.device_mapping=[0,1]", *words, launcher=launcher)
     processes = below(run.pid)
     os.kill(second_rank(run, bool(launcher)), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
@@ -127,7 +127,7 @@ def test_a_rank_that_is_gone_or_stands_still_costs_no_whole_step(start, launcher
     assert num_saved(said) > 0
     rank = "the launched process of rank 1" if launcher else "the trainer's process of rank 1"
     told = (
-        rf"error: actor_train\.\w+: {rank} has ended" if how == "killed" else r"error: the pipeline waited 20 s for actor_train"
+        rf"error: actor_train\.\w+: {rank} has ended" if how == "killed" else r"error: the pipeline waited 8 s for actor_train"
     )
     # torchrun notices a death too: it interrupts the first rank and names the root cause.
     by_launcher = r"interrupted(?s:.*)rank\s+: 1 .*\s+exitcode\s+: -9" if launcher else told
