@@ -5,7 +5,8 @@ however the lines are broken. Each is applied to a copy of the package in a temp
 in a process of their own, forked off one that has imported the libraries; as many at a time as there are cores.
 A mutant that its tests let pass has survived: a test is missing. Beside one that was killed stands the test that failed.
 `--check` only looks whether every piece is in the source. `--changed REVISION` chooses the mutants that are new since then, and
-those whose file or tests have changed.
+those whose file or tests have changed. `--green` leaves out the run of all their tests without any mutant, for those who have
+just seen them pass.
 """
 
 from __future__ import annotations
@@ -147,8 +148,9 @@ def changed(mutants: Sequence[Mutant], revision: str) -> list[Mutant]:
     return [m for m in mutants if m not in old or files & {f"turnwise/{m.file}", *(t.partition("::")[0] for t in m.tests)}]
 
 
-def run(mutants: Sequence[Mutant]) -> list[str]:
-    """Runs the mutants, after their tests without any; a sentence for each that survived or whose tests couldn't be run."""
+def run(mutants: Sequence[Mutant], are_green: bool = False) -> list[str]:
+    """Runs the mutants, after their tests without any unless those `are_green`; a sentence for each that survived or whose
+    tests couldn't be run."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch).resolve()
         copies = [folder / str(number) for number in range(os.cpu_count() or 1)]
@@ -156,9 +158,13 @@ def run(mutants: Sequence[Mutant]) -> list[str]:
             shutil.copytree(ROOT / "turnwise", copy / "turnwise", ignore=shutil.ignore_patterns("__pycache__"))
         libraries = folder / "libraries"
         started = time.monotonic()
-        plain = _Child(copies[0], tuple(dict.fromkeys(test for mutant in mutants for test in mutant.tests)), libraries)
+        tests = dict.fromkeys(test for mutant in mutants for test in mutant.tests)
+        plain = _Child(copies[0], (*tests, *(["--collect-only"] if are_green else [])), libraries)
         code = os.waitstatus_to_exitcode(os.waitpid(plain.pid, 0)[1])
-        print(f"their tests took {time.monotonic() - started:.1f} s without any mutant", flush=True)
+        print(
+            f"{'reading' if are_green else 'running'} their tests took {time.monotonic() - started:.1f} s without any mutant",
+            flush=True,
+        )
         if code != PASSED:
             return [f"the tests fail without any mutant (pytest exit code {code}):\n{plain.written()}"]
         _import(libraries.read_text(encoding="utf-8").split())
@@ -264,7 +270,9 @@ def _in_child(folder: Path, tests: Sequence[str], output: int, libraries: Path |
     if Path(turnwise.__file__).parent.parent != folder:
         raise RuntimeError(f"turnwise comes from {turnwise.__file__}, not from {folder}")
     options = ["-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
-    code = int(pytest.main([*options, *(str(ROOT / test) for test in tests)], [_Killer(output)]))
+    code = int(
+        pytest.main([*options, *(test if test.startswith("-") else str(ROOT / test) for test in tests)], [_Killer(output)])
+    )
     if libraries is not None:
         own = ("turnwise", "tests", "conftest", "test_", "__main__", "_pytest", "pytest")
         libraries.write_text("\n".join(name for name in list(sys.modules) if not name.startswith(own)), encoding="utf-8")
@@ -276,13 +284,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of names; all where none is given")
     parser.add_argument("--check", action="store_true", help="run nothing")
+    parser.add_argument("--green", action="store_true", help="don't run the tests without any mutant first")
     parser.add_argument("--changed", metavar="REVISION", help="only what has changed since")
     options = parser.parse_args(arguments)
     mutants = read_mutants((Path(__file__).parent / "mutants.txt").read_text(encoding="utf-8"))
     chosen = [mutant for mutant in mutants if not options.names or any(name in mutant.name for name in options.names)]
     if options.changed:
         chosen = changed(chosen, options.changed)
-    problems = stale(mutants) or ([] if options.check or not chosen else run(chosen))
+    problems = stale(mutants) or ([] if options.check or not chosen else run(chosen, options.green))
     print("\n".join(problems) or f"{len(chosen)} mutants: {'all pieces are there' if options.check else 'all killed'}")
     return int(bool(problems))
 
