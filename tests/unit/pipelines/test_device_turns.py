@@ -91,12 +91,11 @@ RUNS = {
     "a server of its own": {"actor_infer": {"model_args": {"dtype": "bf16"}}},
     "a critic and a reference": PPO | KL,
     "a policy kept for two steps": {"actor_train": {**training(1e-3, 8), "model_update_frequency": 2}},
+    "adapters with their base as the reference": {"actor_train": training(1e-3, 8) | {"model_args": {"lora_rank": 2}}} | KL,
 }
 
 
-@pytest.mark.parametrize(
-    "changes", [value for name, value in RUNS.items() if name != "the trainer elsewhere"], ids=list(RUNS)[:4]
-)
+@pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
 def test_a_run_never_has_optimiser_state_and_kv_on_a_device(tiny_model, tmp_path, device, changes) -> None:
     own = {"max_steps": 4, "save_steps": 2, "eval_steps": 2, "val_batch_size": 2, "actor_train": training(1e-3, 8)}
     run_small(small_config(tiny_model, tmp_path / "runs", **own | changes))
