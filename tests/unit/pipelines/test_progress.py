@@ -78,7 +78,7 @@ def test_a_trainer_in_its_own_process_says_so_too(run):
 def test_fine_tuning_says_how_far_its_steps_and_validations_are(run):
     sft = {
         "train_files": ["rows.jsonl"],
-        "val_files": ["rows.jsonl"],
+        "val_files": ["rows.jsonl"] * 8,
         "sequence_length": 64,
         "use_dynamic_batching_in_train": False,
         "training_args": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},

@@ -139,7 +139,9 @@ def test_a_resume_that_fails_in_the_start_changes_no_file(make_config, tmp_path)
     stopped = run(make_config(max_steps=3))
     before = {f: f.read_bytes() for f in (stopped.folder.metrics, stopped.folder.rollouts, stopped.folder.config)}
     (stopped.checkpoints.path / "checkpoint-3" / "model.safetensors").write_bytes(b"")
-    changed = make_config(resume_from_checkpoint=True, pretrain=str(tmp_path / "nowhere"), sequence_length=256)
+    (nowhere := tmp_path / "nowhere").mkdir()
+    (nowhere / "config.json").write_text('{"model_type": "qwen3"}')
+    changed = make_config(resume_from_checkpoint=True, pretrain=str(nowhere), sequence_length=256)
     with pytest.raises(ModelError):
         run_to_end(folder := start_run(changed), lambda: build_agentic(changed, folder))
     assert all(f.read_bytes() == content for f, content in before.items())

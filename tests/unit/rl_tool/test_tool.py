@@ -50,7 +50,7 @@ REFUSED = [
     ({"action": "trian"}, "config", "Did you mean 'train'"),
     ({"action": "train"}, "config", "model_name: is needed"),
     ({"model_nam": "x", "model_name": "M"}, "config", "model_nam: unknown parameter. Did you mean 'model_name'"),
-    ({"model_name": "models/none"}, "model", "models/none"),
+    ({"model_name": "models/none"}, "not_available", "models/none"),
     ({"model_name": "M", "dataset": "gsm9k"}, "config", "'gsm9k' isn't one of .* Did you mean 'gsm8k'"),
     ({"model_name": "M", "dataset": "none.jsonl"}, "data", "none.jsonl"),
     ({"model_name": "M", "dataset": []}, "data", "has no rows"),
