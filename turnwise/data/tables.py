@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from turnwise.entry_points import load_object
+from turnwise.entry_points import OBJECT_PREFIX, load_object
 from turnwise.errors import DataError, NotAvailableError, nearest
 from turnwise.hub import looks_like_hub_name
 from turnwise.jsonl import read_jsonl
@@ -59,13 +59,14 @@ def _read_once(name: str, key: str, *changes: int) -> Sequence[TableRow]:
 
 
 def _read(name: str, key: str) -> Sequence[TableRow]:
-    found = [TableRow(place, _plain(columns, place)) for place, columns in _noting(_rows(name, key), name)]
+    shown = f"the {name.rpartition(':')[2]} given in Python" if name.startswith(OBJECT_PREFIX) else name
+    found = [TableRow(place, _plain(columns, place)) for place, columns in _noting(_rows(name, key, shown), shown)]
     if not found:
-        raise DataError(f"{key} {name}: has no rows; name a file with at least one, or remove it")
+        raise DataError(f"{key} {shown}: has no rows; give at least one, or leave it out")
     return found
 
 
-def _rows(name: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _rows(name: str, key: str, shown: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     path = Path(name).expanduser()
     if path.is_dir():
         return _of_dataset(_saved_dataset(path, key), name)
@@ -77,7 +78,7 @@ def _rows(name: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if not path.exists() and looks_like_hub_name(repository):
         return _of_dataset(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)
     if ":" in name and not path.exists():
-        return _of_object(load_object(name, key, DataError), name, key)
+        return _of_object(load_object(name, key, DataError), shown, key)
     reason = "is no such form" if path.exists() else "there is no such file"
     raise DataError(
         f"{key} {name}: {reason}; rows are read from .jsonl and .parquet files, folders of the datasets library, names of the "
@@ -148,7 +149,7 @@ def _of_object(rows: Any, name: str, key: str) -> Iterator[tuple[str, Mapping[st
         raise DataError(f"{key} {name}: is a {type(rows).__name__}; rows are a list of mappings, or a Dataset")
     for number, columns in enumerate(rows, start=1):
         if not isinstance(columns, Mapping):
-            raise DataError(f"{name}, row {number}: is a {type(columns).__name__}; a row is a mapping of columns")
+            raise DataError(f"{name}, row {number}: is of type {type(columns).__name__}; a row is a mapping of columns")
         yield f"{name}, row {number}", columns
 
 
@@ -254,5 +255,6 @@ class Wanted:
                 if name not in found:
                     known = ", ".join(sorted(found)) or "none"
                     raise DataError(
-                        f"{row.place}: {what} needs the column {name!r}, and the row has {known}.{nearest(name, found)}"
+                        f"{row.place}: {what} needs the column {name!r}, and the row has {known}; add it, or give the "
+                        f"parameter a default.{nearest(name, found)}"
                     )
