@@ -25,7 +25,7 @@ from turnwise.config.environments import RewardFunction
 from turnwise.config.tools import LoopEntry, read_loop_file
 from turnwise.data.demonstrations import message_problem
 from turnwise.data.rewards import FunctionReward, GroupReward, RewardStage, WeightedReward, prompt_of
-from turnwise.data.tables import TableRow, read_tables
+from turnwise.data.tables import TableRow, noting, read_tables
 from turnwise.entry_points import load_class, load_object
 from turnwise.errors import ConfigError, DataError, NotAvailableError, counted, nearest
 from turnwise.inference.judge import Judge
@@ -145,7 +145,8 @@ def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate) -> lis
     schemas, loops = build_tools(config).schemas, _own_loops(config)
     agents = {row.place: _agent_of(config, row, loops) for row in rows}
     shown = {agent: schemas if agent == "tool_agent" else [] for agent in agents.values()}
-    fitting = [row for row in rows if _fits(row.columns, data.prompt_key, template, limit, shown[agents[row.place]])]
+    noted = noting(rows, f"measuring the prompts of data.{split}_files")
+    fitting = [row for row in noted if _fits(row.columns, data.prompt_key, template, limit, shown[agents[row.place]])]
     key = "data.max_prompt_length" if data.max_prompt_length else "sequence_length without max_new_tokens"
     if not fitting:
         raise DataError(

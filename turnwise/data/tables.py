@@ -60,7 +60,7 @@ def _read_once(name: str, key: str, *changes: int) -> Sequence[TableRow]:
 
 def _read(name: str, key: str) -> Sequence[TableRow]:
     shown = f"the {name.rpartition(':')[2]} given in Python" if name.startswith(OBJECT_PREFIX) else name
-    found = [TableRow(place, _plain(columns, place)) for place, columns in _noting(_rows(name, key, shown), shown)]
+    found = [TableRow(place, _plain(columns, place)) for place, columns in noting(_rows(name, key, shown), f"reading {shown}")]
     if not found:
         raise DataError(f"{key} {shown}: has no rows; give at least one, or leave it out")
     return found
@@ -170,15 +170,15 @@ def _plain(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
     return plain
 
 
-def _noting(rows: Iterable[T], name: str) -> Iterator[T]:
-    """The rows, with a line in the log every few seconds of a long load."""
+def noting(rows: Iterable[T], what: str) -> Iterator[T]:
+    """The rows, with a line in the log every few seconds of a long load; `what` is done with them."""
     number, said = 0, time.monotonic()
     for number, row in enumerate(rows, start=1):
         if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
             said = time.monotonic()
-            logger.warning("reading %s: %s rows so far", name, f"{number:,}")
+            logger.warning("%s: %s rows so far", what, f"{number:,}")
         yield row
-    logger.info("%s: %s rows", name, f"{number:,}")
+    logger.info("%s: %s rows", what, f"{number:,}")
 
 
 def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

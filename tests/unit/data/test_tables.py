@@ -60,6 +60,19 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes 
     assert said in str(caught.value)
 
 
+def test_a_long_load_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lines come some seconds apart; here after each row."""
+    monkeypatch.setattr("turnwise.data.tables._SECONDS_BETWEEN_LINES", -1.0)
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a"}\n' * 3)
+    read_tables([str(file)], "data.train_files")
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"reading {file}: {number} rows so far" for number in (1, 2, 3)
+    ]
+
+
 def test_a_folder_that_holds_several_splits_names_them(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(DataError, match=r"several splits; name one of them: .*saved/train"):
