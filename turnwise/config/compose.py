@@ -67,10 +67,12 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except ConfigError:
         raise
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, RecursionError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, RecursionError, OSError) as error:
         cause = str(error) or str(error.__cause__ or type(error).__name__)
         if isinstance(error, RecursionError):
             cause = "its defaults or references lead back to themselves; name each file once"
+        elif isinstance(error, OSError):  # a single number, or a yes
+            cause = f"{cause}; a config is a mapping of keys"
         raise ConfigError(f"{display(path)} can't be read: {_in_one_line(cause)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds a {type(values).__name__} at its top level; a config is a mapping of keys")

@@ -136,7 +136,7 @@ def load_tokenizer(path: str | Path, trust: Trust = NOTHING) -> PreTrainedTokeni
     missing = f"{path}: has no tokenizer (tokenizer.json); copy it from the model that the weights belong to"
     if not has_files:
         raise ModelError(missing)
-    with told_as_one_sentence(path, "has no usable tokenizer (tokenizer.json)"):
+    with told_as_one_sentence(path, "has no usable tokenizer (tokenizer.json, config.json)"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust.remote_code)
         ids = tokenizer.get_vocab().values()
     if not ids:

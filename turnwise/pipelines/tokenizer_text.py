@@ -48,7 +48,9 @@ def file_text(paths: list[str]) -> Iterator[str]:
     """The lines of text files."""
     for path in map(Path, paths):
         if not path.is_file():
-            raise DataError(f"{path}: no such file; --text takes text files for the tokenizer")
+            raise DataError(
+                f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; --text takes text files for the tokenizer"
+            )
         try:
             yield from path.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:

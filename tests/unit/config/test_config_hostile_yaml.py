@@ -42,11 +42,12 @@ def config_command(*arguments):
         (f'{LAKE}output_dir: "\\ud800"\n', r"own.yaml:4: output_dir: '\\ud800' holds a NUL or half a surrogate pair"),
         (f"defaults: [own, _self_]\n{LAKE}", "own.yaml can't be read: its defaults or references lead back to themselves"),
         ("- a\n- b\n", "own.yaml holds a list at its top level; a config is a mapping of keys"),
+        ("3\n", "own.yaml can't be read: .*; a config is a mapping of keys"),
         (f'{LAKE}"\\ud800": 1\n', "holds a NUL or half a surrogate pair"),
     ],
     ids=[
         "bomb", "references", "recursive", "deep", "deep blocks", "latin-1", "utf-16", "nul byte", "binary", "long", "tab",
-        "digits", "set", "null key", "nul", "surrogate", "circle", "list", "surrogate key",
+        "digits", "set", "null key", "nul", "surrogate", "circle", "list", "number", "surrogate key",
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_says_where_and_why(content, message, tmp_path):
