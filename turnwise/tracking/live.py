@@ -7,8 +7,10 @@ import weakref
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleRenderable, Group
+from rich.control import Control
 from rich.live import Live
+from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
@@ -130,6 +132,21 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in values)
 
 
+class _ResizableLive(Live):
+    """A terminal that became narrower has wrapped the last frame into more lines than rich knows of; they are removed too. A
+    terminal that cuts lines instead (xterm) loses as many lines above."""
+
+    _widths: Sequence[int] = ()
+    """Characters of each line of the last frame."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        num_wrapped = sum((width - 1) // self.console.width for width in self._widths if width)
+        up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * num_wrapped
+        lines = self.console.render_lines(self.get_renderable(), pad=False)
+        self._widths = [sum(segment.cell_length for segment in line) for line in lines]
+        return [Control(*up), *super().process_renderables(renderables)]
+
+
 class LiveTracker:
     """One screen that stays in place; output printed or logged meanwhile appears above it.
 
@@ -139,7 +156,7 @@ class LiveTracker:
 
     def __init__(self, screen: Screen, console: Console) -> None:
         self._screen = screen
-        self._live = Live(
+        self._live = _ResizableLive(
             get_renderable=lambda: screen.render(time.monotonic(), console.width),
             console=console,
             refresh_per_second=REFRESH_PER_S,

@@ -72,3 +72,63 @@ def test_the_phases_stay_those_of_a_step_when_the_end_is_validated():
     text = plain(screen.render(13.0))
     assert "time      4.0 s  rollout 25%  train 50%" in text
     assert "val       0.500" in text
+
+
+class ReflowingTerminal(io.StringIO):
+    """What a terminal shows that wraps its lines anew when it becomes narrower, as most do; enough of it for rich."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width, self.lines, self.row = width, [""], 0
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        for code, up, character in re.findall(r"(\x1b\[(\d*)A|\x1b\[[0-9;?]*[a-zA-Z])|(.|\n)", text):
+            self._take(code, up, character)
+        return len(text)
+
+    def _take(self, code, up, character):
+        if code.endswith("A"):
+            self.row -= int(up or 1)
+        elif code == "\x1b[2K":
+            self.lines[self.row] = ""
+        elif character == "\n":
+            self.row += 1
+            if self.row == len(self.lines):
+                self.lines.append("")
+        elif character and character != "\r":
+            self.lines[self.row] += character
+
+    def resize(self, width):
+        """Every line that was written whole is wrapped at the new width; the cursor stays at the end of what it was on."""
+        wrapped = [[line[i : i + width] for i in range(0, max(len(line), 1), width)] for line in self.lines]
+        self.row = sum(map(len, wrapped[: self.row + 1])) - 1
+        self.lines = [part for parts in wrapped for part in parts]
+        self.width = width
+
+    @property
+    def shown(self):
+        return [line for line in self.lines if line]
+
+
+@pytest.mark.parametrize("widths", [(120, 50), (120, 90, 60), (60, 120, 60)])
+def test_resizing_leaves_one_frame(widths):
+    terminal = ReflowingTerminal(widths[0])
+    console = Console(file=terminal, force_terminal=True, width=widths[0])
+    tracker = LiveTracker(Screen("lake", AGENTIC_COLUMNS, 200), console)
+    print("what was there before", file=terminal)
+    tracker.begin_phase("rollout")
+    tracker.log(0, STEP | VALIDATION)
+    tracker.show("best episode\n" + "a long line of a sample " * 10)
+    tracker._live.refresh()
+    for width in widths[1:]:
+        terminal.resize(width)
+        console.width = width
+        tracker._live.refresh()
+    tracker.close()
+    assert terminal.shown[0] == "what was there before"
+    assert sum("step 1/200" in line for line in terminal.shown) == 1
+    assert sum(line.startswith("score") for line in terminal.shown) == 1
+    assert sum(line.startswith("best episode") for line in terminal.shown) == 1
