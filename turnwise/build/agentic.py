@@ -17,15 +17,7 @@ from turnwise.build.parity import build_parity_gate
 from turnwise.build.placement import TransferTurn, build_placement, give_turns, sampling_device
 from turnwise.build.prepare import prepare_run
 from turnwise.build.roles import batch_plan, reference_strategy, trained_strategy
-from turnwise.build.rollouts import (
-    Policy,
-    ServedPolicy,
-    build_pictures,
-    build_scheduler,
-    check_rollouts,
-    open_policy,
-    serve,
-)
+from turnwise.build.rollouts import Policy, ServedPolicy, build_pictures, build_scheduler, check_rollouts, open_policy, serve
 from turnwise.build.rows import build_tasks
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.build.run_table import info_of, logged

@@ -14,8 +14,7 @@ import torch
 
 from turnwise.config import AgenticConfig, SFTConfig, dump_yaml, not_here, require, unavailable
 from turnwise.config.describe import most_sampled
-from turnwise.config.differences import leaves
-from turnwise.config.dump import resolved_values
+from turnwise.config.dump import leaves, resolved_values
 from turnwise.config.sizes import smaller_steps
 from turnwise.entry_points import load_class
 from turnwise.errors import ConfigError

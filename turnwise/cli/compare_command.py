@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.cli.options import writable_file
-from turnwise.config.differences import leaves
+from turnwise.config.dump import leaves
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError, nearest
 from turnwise.pipelines.interrupt import ends_at_once

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from turnwise.build.envs import plug_in_problems
 from turnwise.cli.options import read_config, writable_file
@@ -61,7 +61,9 @@ def _report(results: Sequence[Result], json_file: str | None) -> None:
     if num_failed:
         print(f"{num_failed} episodes failed outside the policy and are not counted")
     if json_file:
-        Path(json_file).write_text(json.dumps(_to_json(results), indent=2) + "\n", encoding="utf-8")
+        # What the first entry says stands outside as well.
+        entries = [{"model": model, "mode": mode, **evaluation.to_json()} for model, mode, evaluation in results]
+        Path(json_file).write_text(json.dumps({**entries[0], "results": entries}, indent=2) + "\n", encoding="utf-8")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -90,9 +92,3 @@ def _short(model: str, results: Sequence[Result]) -> str:
     """The last part of a model's path that tells it from the others."""
     names = [Path(other).name for other in {result.model for result in results}]
     return Path(model).name if names.count(Path(model).name) == 1 else model
-
-
-def _to_json(results: Sequence[Result]) -> dict[str, Any]:
-    """`results` has an entry a model and mode; what the first of them says stands outside as well."""
-    entries = [{"model": model, "mode": mode, **evaluation.to_json()} for model, mode, evaluation in results]
-    return {**entries[0], "results": entries}

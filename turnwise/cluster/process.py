@@ -19,7 +19,7 @@ from typing import Any
 
 from turnwise.cluster.fork_server import prepare_processes
 from turnwise.cluster.messages import DONE, RECORD, Command, Reply, dumps, loads
-from turnwise.cluster.shared_tensors import Shared, SharedTensors
+from turnwise.cluster.shared_tensors import Shared, opened_once
 from turnwise.errors import DeadlineError, WorkerError
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.threads import DaemonThread
@@ -116,7 +116,7 @@ class ConnectedProcess(TrainerProcess):
         super().__init__(*talk)
         self._connection = connection
         self._id = process_id
-        self._shared: dict[str, SharedTensors] = {}
+        self._open = opened_once()
 
     def _end(self) -> None:
         self._thread.end()
@@ -148,7 +148,7 @@ class ConnectedProcess(TrainerProcess):
         self._note(reply)
         if reply.error is not None:
             raise reply.error
-        return self._mapped(reply.value) if isinstance(reply.value, Shared) else reply.value
+        return self._open(reply.value) if isinstance(reply.value, Shared) else reply.value
 
     def _note(self, reply: Reply) -> None:
         """Gives what the process's stopwatch noted to the run's."""
@@ -177,11 +177,6 @@ class ConnectedProcess(TrainerProcess):
             else:
                 _log(data.removeprefix(RECORD))
         return data
-
-    def _mapped(self, shared: Shared) -> SharedTensors:
-        if shared.path not in self._shared:
-            self._shared[shared.path] = SharedTensors(shared)
-        return self._shared[shared.path]
 
 
 class ForkedProcess(ConnectedProcess):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from turnwise.cluster.child import Child, Wire, begin, portable
 from turnwise.cluster.messages import Reply, dumps, loads
-from turnwise.cluster.shared_tensors import Shared, SharedTensors
+from turnwise.cluster.shared_tensors import Shared, opened_once
 from turnwise.runtime.stopwatch import TokenCounts
 
 
@@ -51,7 +51,7 @@ class _Calls:
         self._server = server
         self._stopwatch = child.stopwatch
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._shared: dict[str, SharedTensors] = {}
+        self._open = opened_once()
 
     async def answer_all(self) -> None:
         loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class _Calls:
     async def _answer(self, call: ServerCall) -> None:
         reply = Reply()
         try:
-            args = [self._opened(value) if isinstance(value, Shared) else value for value in call.args]
+            args = [self._open(value) if isinstance(value, Shared) else value for value in call.args]
             value = getattr(self._server, call.method)(*args)
             reply.value = await value if inspect.isawaitable(value) else value
         except asyncio.CancelledError:
@@ -90,8 +90,3 @@ class _Calls:
         reply.tokens, watch.tokens = watch.tokens, TokenCounts()
         num_sampled, watch.num_sampled = watch.num_sampled, 0
         self._wire.send(dumps(ServerReply(call.number, reply, num_sampled)))
-
-    def _opened(self, shared: Shared) -> SharedTensors:
-        if shared.path not in self._shared:
-            self._shared[shared.path] = SharedTensors(shared)
-        return self._shared[shared.path]

@@ -98,6 +98,12 @@ class SharedTensors:
         return self._buffer[place.start : place.start + num_bytes].view(place.dtype).view(place.shape)
 
 
+def opened_once() -> Callable[[Shared], SharedTensors]:
+    """Maps shared tensors, the same ones once."""
+    opened: dict[str, SharedTensors] = {}
+    return lambda shared: opened.get(shared.path) or opened.setdefault(shared.path, SharedTensors(shared))
+
+
 class Written:
     """Writes what an iterator gives into the same shared memory each time."""
 

@@ -2,8 +2,7 @@
 
 from turnwise.config.compose import find_config
 from turnwise.config.describe import Applied, describe
-from turnwise.config.differences import Difference, differences
-from turnwise.config.dump import dump_yaml
+from turnwise.config.dump import Difference, differences, dump_yaml
 from turnwise.config.load import load_any_config, load_config, parse_config
 from turnwise.config.missing import not_here, require, unavailable, unavailable_to_play
 from turnwise.config.schema import AgenticConfig

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.config.model_shape import read_model_shape
 from turnwise.config.roles import ModelArgs
-from turnwise.spec import (
-    AGENT_ALIASES,
-    AGENTS,
-    DEFAULT_STEP_TEMPLATE,
-    DEFAULT_TURN_TEMPLATE,
-    ROWS_TAG,
-)
+from turnwise.spec import AGENT_ALIASES, AGENTS, DEFAULT_STEP_TEMPLATE, DEFAULT_TURN_TEMPLATE, ROWS_TAG
 
 if TYPE_CHECKING:
     from turnwise.config.running import RunKeys
@@ -38,8 +32,10 @@ def resolve(config: AgenticConfig) -> None:
         role.fill(max_tokens_per_microbatch_in_train=tokens, max_tokens_per_microbatch_in_infer=tokens)
     is_fp32 = config.actor_train.model_args.dtype == config.actor_infer.model_args.dtype == "fp32"
     config.fill(parity_max_logprob_diff=1e-3 if is_fp32 else 5e-2)
-    may_stream = config.plays_ahead and not _is_extended(config)
-    config.fill(stream_training=may_stream and not any(streaming_obstacles(config)))
+    agents = {env.agent_name for env in config.custom_envs.values()}
+    # Of a user's own credit or agent nothing is known.
+    is_known = not config.estimator.is_own and agents <= AGENTS.keys() | AGENT_ALIASES.keys()
+    config.fill(stream_training=config.plays_ahead and is_known and not any(streaming_obstacles(config)))
 
 
 def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str, policy: ModelArgs | None = None) -> None:
@@ -63,12 +59,6 @@ def resolve_sequence_length(config: RunKeys, model: str) -> None:
     """Fills the sequence length: the model's own, at most 4096."""
     shape = read_model_shape(model)
     config.fill(sequence_length=min(shape.context_length, DEFAULT_SEQUENCE_LENGTH) if shape else DEFAULT_SEQUENCE_LENGTH)
-
-
-def _is_extended(config: AgenticConfig) -> bool:
-    """Whether credit or the agent is a user's own, so that nothing is known of it."""
-    agents = {env.agent_name for env in config.custom_envs.values()}
-    return config.estimator.is_own or not agents <= AGENTS.keys() | AGENT_ALIASES.keys()
 
 
 def streaming_obstacles(config: AgenticConfig) -> Iterator[str]:

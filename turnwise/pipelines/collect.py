@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -105,9 +105,6 @@ class Collection:
         journal = Journal(self.file)
         journal.append(step, groups)
         journal.close()
-        self._count(groups)
-
-    def _count(self, groups: Iterable[Group]) -> None:
         for group in groups:
             self._groups[group.rejected] += 1
             self._num_written += len(played_of(group))

@@ -47,7 +47,8 @@ class Pictures:
             if len(recording.views) != len(trajectory.turns) + 1:
                 logger.warning("%s: its environment isn't played turn by turn, so there is no picture of it", group.task.id)
                 continue
-            path = self.folder / name / f"{_plain(group.task.tag)}-{group.index}-{trajectory.score:.2f}.gif"
+            tag = re.sub(r"[^\w.-]", "_", group.task.tag)
+            path = self.folder / name / f"{tag}-{group.index}-{trajectory.score:.2f}.gif"
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 written.append(write_gif(path, frames(trajectory, recording)))
@@ -106,7 +107,3 @@ def frames(trajectory: Trajectory, recording: EpisodeRecording) -> list[Frame]:
         )
         result.append(Frame(view.picture, title, caption))
     return result
-
-
-def _plain(tag: str) -> str:
-    return re.sub(r"[^\w.-]", "_", tag)

@@ -49,8 +49,10 @@ def describe(trajectory: Trajectory, decode: Decode) -> str:
         lines.append(f"  turn {number + 1}")
         lines += [] if turn is first else _quoted(turn.observation, MAX_TEXT)
         lines.append(f"    → {_clipped(repr(turn.text), MAX_TEXT)}")
-        # A row has no environment that would take an action.
-        lines.append(f"      {gained}" if trajectory.task.row is not None else f"      {_action(turn)}; {gained}")
+        if trajectory.task.row is None:  # a row has no environment that would take an action
+            action = "no action could be parsed" if turn.action is None else f"action {_clipped(repr(turn.action), MAX_TEXT)}"
+            gained = f"{action}; {gained}"
+        lines.append(f"      {gained}")
     return "\n".join(lines)
 
 
@@ -65,10 +67,6 @@ def summary(trajectory: Trajectory, num_turns: int = 6) -> str:
             gained = f"  {turn.reward:+g}" if turn.reward else ""
             lines.append(f"  {seen} → {_clipped(repr(turn.text), 60)}{gained}")
     return "\n".join(lines)
-
-
-def _action(turn: Turn) -> str:
-    return "no action could be parsed" if turn.action is None else f"action {_clipped(repr(turn.action), MAX_TEXT)}"
 
 
 def _shortened(turns: Sequence[tuple[int, Turn]], max_turns: int) -> list[tuple[int, Turn | None]]:

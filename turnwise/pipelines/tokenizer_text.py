@@ -27,7 +27,8 @@ def environment_text() -> Iterator[str]:
             Task(id=f"corpus/{kind}/{i}", tag="FrozenLake", split="train", seed=derive_seed("corpus", kind, i))
             for i in range(_NUM_EPISODES)
         ]
-        yield from message_text(demonstrations(partial(_lake, kind), settings, _random_player, tasks))
+        make_env = partial(_lake, kind)
+        yield from message_text(demonstrations(make_env, settings, lambda env, task: RandomPlayer(env, task.seed), tasks))
 
 
 def message_text(rows: Iterable[Sequence[Message]]) -> Iterator[str]:
@@ -38,10 +39,6 @@ def message_text(rows: Iterable[Sequence[Message]]) -> Iterator[str]:
 
 def _lake(kind: ObservationKind, task: Task) -> FrozenLakeEnv:
     return FrozenLakeEnv(observation=kind, split=task.split)
-
-
-def _random_player(env: FrozenLakeEnv, task: Task) -> RandomPlayer:
-    return RandomPlayer(env, seed=task.seed)
 
 
 def file_text(paths: list[str]) -> Iterator[str]:

@@ -48,7 +48,8 @@ def reward_sections(
         if not callable(custom):
             raise ConfigError(f"custom_reward: got {custom!r:.60}; it is a function (completions, **columns) -> numbers")
         return [{"name": custom, "weight": 1.0, "args": dict(config)}]
-    weights = reward_type if isinstance(reward_type, dict) else dict.fromkeys(_names(reward_type), 1.0)
+    names = [reward_type] if isinstance(reward_type, str) else list(reward_type)
+    weights = reward_type if isinstance(reward_type, dict) else dict.fromkeys(names, 1.0)
     if len(weights) > 1 and (unknown := [key for key in config if key not in weights]):
         raise ConfigError(f"reward_config.{unknown[0]}: several rewards have a dict each, by the name: {', '.join(weights)}")
     sections = []
@@ -56,16 +57,11 @@ def reward_sections(
         arguments = dict(config if len(weights) == 1 else config.get(name, {}))
         found = find_reward(name, registered, arguments)
         sections.append({"name": found if name in registered else name, "weight": weight, "args": arguments})
-    names = list(weights)
     if "accuracy" in names:
         sections.insert(0, sections.pop(names.index("accuracy")))
     elif set(names) <= _FUNCTIONS.keys() - {"format"}:
         sections.insert(0, {"name": "accuracy", "weight": 0.0})
     return sections
-
-
-def _names(reward_type: str | list[str]) -> list[str]:
-    return [reward_type] if isinstance(reward_type, str) else reward_type
 
 
 def create(reward_type: str, arguments: Mapping[str, Any], registered: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,16 +11,7 @@ from typing import Any
 from turnwise.errors import ConfigError, TurnwiseError, nearest
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.evaluation import evaluate
-from turnwise.rl_tool.parameters import (
-    ACTIONS,
-    CreateReward,
-    Evaluate,
-    Export,
-    LoadDataset,
-    Train,
-    function_schema,
-    parse,
-)
+from turnwise.rl_tool.parameters import ACTIONS, CreateReward, Evaluate, Export, LoadDataset, Train, function_schema, parse
 from turnwise.rl_tool.rewards import BUILT_IN, create
 from turnwise.rl_tool.training import train, with_preset
 
@@ -61,7 +52,9 @@ class RLTrainingTool:
 
     def run(self, parameters: Mapping[str, Any]) -> str:
         """The answer to an action as JSON; objects that JSON can't hold are left out."""
-        return json.dumps(_plain(self.run_dict(parameters)), ensure_ascii=False, indent=2)
+        answer = self.run_dict(parameters)
+        plain = {key: value for key, value in answer.items() if key not in ("dataset_object", "reward_function")}
+        return json.dumps(plain, ensure_ascii=False, indent=2)
 
     def run_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to an action: `status` is `success`, or `error` with code, message and hint. A mistake in turnwise itself
@@ -140,7 +133,3 @@ def error_answer(error: Exception, action: Any) -> dict[str, Any]:
         "message": str(error),
         "hint": hint if message else "",
     }
-
-
-def _plain(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in answer.items() if key not in ("dataset_object", "reward_function")}

@@ -16,8 +16,7 @@ from turnwise.build.prepare import row_problems
 from turnwise.config import AgenticConfig, SFTConfig, parse_config, require, unavailable
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.trainer.callbacks import Callbacks
-from turnwise.trainer.objects import Objects
-from turnwise.trainer.values import custom_envs, data_section, plain_values
+from turnwise.trainer.objects import Objects, custom_envs, data_section, plain_values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -111,15 +111,7 @@ class DeepSpeedStrategy(TorchStrategy):
         learning_rate = self._schedule.apply(self._optimizer, position)
         self.engine.step()
         is_skipped, grad_norm = not self.engine.was_step_applied(), float(self.engine.get_global_grad_norm())
-        if is_skipped:
-            self._report_skip(grad_norm)
-        self._loss_scale.update(is_skipped)
-        self._num_updates += 1
-        self._stopwatch.add("trainer", "optimizer", started)
-        if not self._ranks.context.answers:
-            return metrics
-        norms = [] if is_skipped else [Metric("grad_norm", grad_norm)]
-        return [*metrics, *norms, Metric("lr", learning_rate, "last"), Metric("skipped_steps", float(is_skipped), "sum")]
+        return [*metrics, *self._noted_step(started, learning_rate, grad_norm, is_skipped)]
 
     def _backward(self, batch: Batch, loss: Loss, scale: float) -> list[Metric]:
         started = self._stopwatch.now()

@@ -153,18 +153,27 @@ class TorchStrategy:
         grad_norm = clip_gradients(self._parameters(), self.max_grad_norm).item()
         learning_rate = self._schedule.apply(self._optimizer, position)
         is_skipped = not (is_finite and np.isfinite(grad_norm))
-        self._num_updates += 1
-        if is_skipped:
-            self._report_skip(grad_norm)
-        else:
+        if not is_skipped:
             self._optimizer.step()
-            metrics.append(Metric("grad_norm", grad_norm))
-        self._loss_scale.update(is_skipped)
         self._optimizer.zero_grad(set_to_none=True)
+        return [*metrics, *self._noted_step(started, learning_rate, grad_norm, is_skipped)]
+
+    def _noted_step(self, started: float, learning_rate: float, grad_norm: float, is_skipped: bool) -> list[Metric]:
+        """Notes an optimiser step that was made or skipped, and gives its metrics on the first rank."""
+        if is_skipped and not self._has_skipped and self._loss_scale.is_lowest:
+            self._has_skipped = True
+            logger.warning(
+                "an optimiser step was skipped: its loss or gradient isn't finite (gradient norm %s). "
+                "Later ones are only counted, in skipped_steps",
+                grad_norm,
+            )
+        self._loss_scale.update(is_skipped)
+        self._num_updates += 1
         self._stopwatch.add("trainer", "optimizer", started)
         if not self._ranks.context.answers:
-            return [metric for metric in metrics if metric.name != "grad_norm"]
-        return [*metrics, Metric("lr", learning_rate, "last"), Metric("skipped_steps", float(is_skipped), "sum")]
+            return []
+        norms = [] if is_skipped else [Metric("grad_norm", grad_norm)]
+        return [*norms, Metric("lr", learning_rate, "last"), Metric("skipped_steps", float(is_skipped), "sum")]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """`(Hugging Face name, tensor)` of every parameter, tied ones once, with the adapters merged."""
@@ -247,15 +256,6 @@ class TorchStrategy:
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-
-    def _report_skip(self, grad_norm: float) -> None:
-        if not self._has_skipped and self._loss_scale.is_lowest:
-            logger.warning(
-                "an optimiser step was skipped: its loss or gradient isn't finite (gradient norm %s). "
-                "Later ones are only counted, in skipped_steps",
-                grad_norm,
-            )
-            self._has_skipped = True
 
     def _move(self, kinds: Iterable[MemoryKind], target: torch.device) -> None:
         if self.device.type == "cpu":
