@@ -52,7 +52,7 @@ def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -
     )
     if own := _of_servers(config):
         require_devices("actor_infer", own, num_devices, accelerator)
-    if placement.cluster == "launched" and isinstance(config, AgenticConfig) and config.num_replicas > 1:
+    if placement.cluster == "launched" and config.num_replicas > 1:
         raise ConfigError(
             f"actor_infer.device_mapping names {len(own or ())} devices, and a launcher started this run: servers in processes "
             "of their own need a run without one; name one device, or start the run without a launcher"

@@ -16,7 +16,7 @@ from turnwise.runtime.rank import launched
 
 def prepare_run(config: AgenticConfig | SFTConfig) -> None:
     """Begins the imports of processes that train or serve, beside those of this process, if there are to be any."""
-    has_replicas = isinstance(config, AgenticConfig) and config.num_replicas > 1
+    has_replicas = config.num_replicas > 1
     if (config.trains_apart or has_replicas) and launched() == (0, 1):
         from turnwise.cluster.fork_server import prepare_processes
 
@@ -48,13 +48,11 @@ def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
     be written. torch is imported only if the config names devices or a checkpoint."""
     yield from not_here(config)
     devices = list(config.device_mappings.values())
-    is_asynchronous = False
     if isinstance(config, AgenticConfig):
         devices.append(config.actor_infer.device_mapping)
-        is_asynchronous = config.plays_ahead
     try:
         if any(devices) or config.cluster.name != "auto":
-            build_placement(config, is_apart=is_asynchronous)
+            build_placement(config, is_apart=config.plays_ahead)
         if config.resume_from_checkpoint is not False:
             from turnwise.pipelines.resume import check_resume
 

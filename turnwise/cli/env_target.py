@@ -48,22 +48,27 @@ def read_target(
     A `word` that ends in .yaml is a config and its overrides are KEY=VALUE of any key. Otherwise it is an env_type and they
     are arguments of the environment, on top of those of the tag of `config_file`. `model` stands where nothing names
     one, `max_steps` replaces the tag's."""
+    arguments: list[str] = list(overrides)
+    keys: list[str] = []
     if word is not None and "=" in word and ":" not in word.partition("=")[0]:
-        overrides = [word, *overrides]
+        arguments = [word, *arguments]
         word = None
     if word is not None and Path(word).suffix in (".yaml", ".yml"):
         if config_file is not None:
             raise ConfigError(f"got two configs, {word} and --config {config_file}; name one")
-        file = Path(word)
-        return _of_config(file, None, [], _with_model(file, overrides, model), tag, max_steps, takes_rows)
+        word, config_file, arguments, keys = None, word, [], arguments
     if config_file is not None:
-        file = Path(config_file)
-        return _of_config(file, word, overrides, _with_model(file, [], model), tag, max_steps)
+        return _of_config(Path(config_file), word, arguments, keys, model, tag, max_steps, takes_rows)
     if word is None:
         raise ConfigError("which environment? Name an env_type (frozen_lake), a class (module:Class) or a config (.yaml)")
     if tag is not None:
         raise ConfigError(f"--tag {tag} names an environment of a config: give the config too (--config FILE)")
-    return _bare(word, overrides, model, max_steps)
+    tag = word.rpartition(":")[2] or word
+    env: dict[str, Any] = {"env_type": word, "env_config": parse_arguments(arguments)}
+    if max_steps is not None:
+        env["max_steps"] = max_steps
+    config, _ = parse_config({"pretrain": model, "custom_envs": {tag: env}})
+    return EnvTarget(config, tag, None)
 
 
 def parse_arguments(overrides: Sequence[str]) -> dict[str, Any]:
@@ -103,30 +108,18 @@ def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
     return actions
 
 
-def _bare(env_type: str, overrides: Sequence[str], model: str, max_steps: int | None) -> EnvTarget:
-    tag = env_type.rpartition(":")[2] or env_type
-    env: dict[str, Any] = {"env_type": env_type, "env_config": parse_arguments(overrides)}
-    if max_steps is not None:
-        env["max_steps"] = max_steps
-    config, _ = parse_config({"pretrain": model, "custom_envs": {tag: env}})
-    return EnvTarget(config, tag, None)
-
-
-def _with_model(file: Path, overrides: Sequence[str], model: str) -> list[str]:
-    """The overrides, with a made-up `pretrain` if the config has none: an environment needs no model."""
-    has_model = "pretrain" in compose(file, overrides).values
-    return [*overrides] if has_model else [*overrides, f"pretrain={model}"]
-
-
 def _of_config(
     file: Path,
     env_type: str | None,
     arguments: Sequence[str],
-    overrides: Sequence[str],
+    overrides: list[str],
+    model: str,
     tag: str | None,
     max_steps: int | None,
-    takes_rows: bool = False,
+    takes_rows: bool,
 ) -> EnvTarget:
+    if "pretrain" not in compose(file, overrides).values:
+        overrides = [*overrides, f"pretrain={model}"]  # an environment needs no model
     config, _ = load_config(file, overrides, AgenticConfig, purpose="play")
     if takes_rows and config.data.train_files and (tag == ROWS_TAG or (tag is None and not config.custom_envs)):
         if max_steps is not None:

@@ -132,8 +132,8 @@ def profile(config: AgenticConfig | SFTConfig) -> str:
     """Whether two runs of the config are bit-identical."""
     if not config.deterministic:
         return f"bit-identity isn't promised (deterministic: true asks for it), seed {config.seed}"
-    is_ahead = isinstance(config, AgenticConfig) and config.plays_ahead
-    return f"deterministic{', bit-identical when it is replayed (train --replay)' if is_ahead else ''}, seed {config.seed}"
+    replayed = ", bit-identical when it is replayed (train --replay)" if config.plays_ahead else ""
+    return f"deterministic{replayed}, seed {config.seed}"
 
 
 def _tracking(config: AgenticConfig | SFTConfig) -> str:

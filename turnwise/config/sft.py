@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -37,6 +37,8 @@ class SFTConfig(RunKeys):
     """Tokens of a micro-batch, where batching is dynamic [2 × sequence_length, at least 4096]."""
     save_best: SFTSaveBest | None = None
     early_stopping: SFTEarlyStopping | None = None
+    plays_ahead: ClassVar[bool] = False
+    num_replicas: ClassVar[int] = 0  # nothing is played, so nothing is served
     deterministic: bool = False
     """Two runs of one config and seed are bit-identical."""
 
