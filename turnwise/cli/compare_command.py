@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.cli.options import writable_file
-from turnwise.config.dump import leaves
+from turnwise.config.dump import RESUMED, leaves
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError, nearest
 from turnwise.pipelines.interrupt import ends_at_once
@@ -26,8 +26,6 @@ _METRICS = (
     SFT_COLUMNS.validation._replace(title="val loss"),
     SFT_COLUMNS.trends[0],
 )
-_WHERE = ("output_dir", "logging_dir", "resume_from_checkpoint", "checkpoint_config.output_dir", "render_save_dir")
-"""Settings that say where a run is, not what it does."""
 _MAX_WIDTH = 24  # characters of a setting's value
 
 
@@ -151,7 +149,7 @@ def _is_step(row: Mapping[str, float]) -> bool:
 
 def _differences(runs: Sequence[Run]) -> Iterator[list[str]]:
     """One line per setting, with its value in each run."""
-    for key in dict.fromkeys(key for run in runs for key in run.settings if key not in _WHERE):
+    for key in dict.fromkeys(key for run in runs for key in run.settings if key not in RESUMED["places"]):
         values = ["-" if key not in run.settings else str(run.settings[key]) for run in runs]
         if len(set(values)) > 1:
             yield [key, *(value if len(value) <= _MAX_WIDTH else f"{value[: _MAX_WIDTH - 1]}…" for value in values)]

@@ -10,23 +10,10 @@ from turnwise.build.envs import plug_in_problems
 from turnwise.build.prepare import prepare_run, row_problems
 from turnwise.cli.options import read_config
 from turnwise.config import AgenticConfig, SFTConfig, not_here, require, unavailable
+from turnwise.config.dump import RESUMED
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError
 from turnwise.pipelines.interrupt import ends_at_once
-
-_FREE_IN_REPLAY = (
-    "exp_name",
-    "output_dir",
-    "logging_dir",
-    "checkpoint_config",
-    "save_steps",
-    "max_ckpt_to_keep",
-    "logging_steps",
-    "track_with",
-    "tracker_kwargs",
-    "deadlines",
-)
-"""Settings that a replay may change: no computation depends on them."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,10 +53,10 @@ def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
     for text in overrides:
         if "=" not in text:
             raise ConfigError(f"--replay {run} takes the config of that run, and {text} is another one; leave one of them out")
-        if (key := text.partition("=")[0].partition(".")[0]) not in _FREE_IN_REPLAY:
+        if (key := text.partition("=")[0].partition(".")[0]) not in RESUMED["free_in_replay"]:
             raise ConfigError(
                 f"--replay {run} repeats that run bit by bit, and {key} could change it; leave {text} out, or train "
-                f"without --replay. A replay may have its own {', '.join(_FREE_IN_REPLAY)}"
+                f"without --replay. A replay may have its own {', '.join(RESUMED['free_in_replay'])}"
             )
     if options.from_rollouts:
         raise ConfigError("--replay plays the tasks of a run again and --from-rollouts plays nothing; leave one of them out")

@@ -10,7 +10,7 @@ from turnwise.config.checks_algorithm import algorithm_problems
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_shape import PROJECTIONS, read_model_shape
 from turnwise.config.problems import Path, Problem
-from turnwise.config.roles import ModelArgs, StrategyArgs
+from turnwise.config.roles import ROLES, ModelArgs, StrategyArgs
 from turnwise.config.rules import impossible
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
@@ -202,20 +202,11 @@ def _sizes(config: AgenticConfig) -> Iterator[Problem]:
         yield Problem.at(given, f"sequence_length is prompt_length + response_length; set {missing} too, or sequence_length")
 
 
-_ROLE_KINDS = {
-    "actor_train": ("train",),
-    "actor_infer": ("sampling",),
-    "critic": ("train",),
-    "reference": ("forward",),
-    "reward": ("forward", "sampling"),
-}
-
-
 def _roles(config: AgenticConfig) -> Iterator[Problem]:
     for name, role in config.roles.items():
         strategy = role.strategy_args.strategy_name
-        if STRATEGIES[strategy].kind not in _ROLE_KINDS[name]:
-            yield _wrong_strategy(f"{name}.strategy_args", strategy, *_ROLE_KINDS[name])
+        if STRATEGIES[strategy].kind not in ROLES[name]["kinds"]:
+            yield _wrong_strategy(f"{name}.strategy_args", strategy, *ROLES[name]["kinds"])
         if name == "actor_infer" and config.on_weight_update == "keep" and not STRATEGIES[strategy].freezes:
             message = f"{strategy} can't let responses stand still; take abort_continue, or sample with vllm or sglang"
             yield Problem.at("on_weight_update", message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 import yaml
@@ -10,6 +11,7 @@ import yaml
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.config.without_effect import UNREAD
+from turnwise.package_tables import read_table
 
 _MAX_INLINE = 300  # most characters of a mapping that is written on one line
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs", "args")
@@ -82,23 +84,7 @@ def _without_null(value: dict[str, Any]) -> dict[str, Any]:
     return {key: item for key, item in result.items() if item != {}}
 
 
-_REFUSED = {
-    "seed": "tasks, tokens and the order of training follow from it",
-    "train_env_manager.tags": "the position in the sequence of tasks would mean other tasks",
-    "train_files": "the position in the demonstrations would mean other rows",
-    "training_args.per_device_train_batch_size": "the position in the demonstrations would mean other rows",
-    "training_args.gradient_accumulation_steps": "the position in the demonstrations would mean other rows",
-}
-"""Settings that must stay, and why. The last ones are of supervised fine-tuning, whose config has no roles."""
-_REFUSED_IN_MODELS = ("lora_rank", "lora_alpha", "lora_target", "freeze_module_prefix")
-"""Keys of `model_args`, of any role, that say which parameters the checkpoint's optimiser knows and what they mean."""
-_WITHOUT_EFFECT = {
-    "pretrain": "the weights are the checkpoint's",
-    "actor_train.model_args.model_name_or_path": "the weights are the checkpoint's",
-    "critic.model_args.model_name_or_path": "the weights are the checkpoint's",
-}
-"""Settings of the start that the checkpoint has taken over."""
-_EXPECTED = ("resume_from_checkpoint", "exp_name", "output_dir")  # settings that say where a run is, not what it does
+RESUMED: dict[str, Any] = read_table(__file__, "resume.yaml")
 
 
 class Difference(NamedTuple):
@@ -111,17 +97,13 @@ class Difference(NamedTuple):
     @property
     def is_refused(self) -> bool:
         """Whether a resumed run refuses the difference."""
-        return bool(self._refusal)
+        return bool(self._reason("refused"))
 
-    @property
-    def _refusal(self) -> str:
-        section, _, key = self.key.rpartition(".")
-        if section.endswith("model_args") and key in _REFUSED_IN_MODELS:
-            return "other parameters would be trained than those of the checkpoint"
-        return _REFUSED.get(self.key, "")
+    def _reason(self, table: str) -> str:
+        return next((reason for pattern, reason in RESUMED[table].items() if fnmatch(self.key, pattern)), "")
 
     def __str__(self) -> str:
-        reason = self._refusal or _WITHOUT_EFFECT.get(self.key)
+        reason = self._reason("refused") or self._reason("taken_over")
         return f"{self.key}: {_show(self.saved)} → {_show(self.now)}" + (f" ({reason})" if reason else "")
 
 
@@ -132,7 +114,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
     ['seed: 1 → 2 (tasks, tokens and the order of training follow from it)', 'critic.b: unset → True']
     """
     before, after = dict(leaves(saved)), dict(leaves(now))
-    keys = [key for key in dict.fromkeys([*after, *before]) if key not in _EXPECTED]
+    keys = [key for key in dict.fromkeys([*after, *before]) if key not in RESUMED["places"]]
     return [Difference(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
 
 

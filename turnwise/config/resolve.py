@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from turnwise.config.model_shape import read_model_shape
-from turnwise.config.roles import ModelArgs
+from turnwise.config.roles import ROLES, ModelArgs
 from turnwise.spec import AGENT_ALIASES, AGENTS, DEFAULT_STEP_TEMPLATE, DEFAULT_TURN_TEMPLATE, ROWS_TAG
 
 if TYPE_CHECKING:
@@ -107,15 +107,6 @@ def published_clips(config: AgenticConfig) -> dict[str, Any]:
     return clips if config.dual_clip_loss or "dual_clip" not in variant.parameters else {**clips, "dual_clip": None}
 
 
-_DEFAULT_STRATEGIES = {
-    "actor_train": "torch_train",
-    "actor_infer": "embedded",
-    "critic": "torch_train",
-    "reference": "torch_infer",
-    "reward": "torch_infer",
-}
-
-
 def _resolve_roles(config: AgenticConfig) -> None:
     policy = config.actor_train.model_args
     policy.fill(model_name_or_path=config.pretrain, dtype="fp32")
@@ -125,7 +116,7 @@ def _resolve_roles(config: AgenticConfig) -> None:
         head = "token_classification" if name in ("critic", "reward") and not judges else "causal_lm"
         dtype = "fp32" if name == "actor_train" else policy.dtype
         resolve_model(role.model_args, paths.get(name, config.pretrain), head, dtype, policy)
-        role.strategy_args.fill(strategy_name=_DEFAULT_STRATEGIES["actor_infer" if judges else name])
+        role.strategy_args.fill(strategy_name=ROLES["actor_infer" if judges else name]["strategy"])
         role.training_args.fill(learning_rate=1e-6 if role.model_args.lora_rank is None else 1e-5)
 
 

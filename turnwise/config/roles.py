@@ -21,6 +21,7 @@ from turnwise.config.section import (
     derived,
 )
 from turnwise.model_folder import Trust
+from turnwise.package_tables import read_table
 from turnwise.spec import MAX_KEPT, STRATEGIES
 
 MAX_DEVICES = 65_536
@@ -79,7 +80,7 @@ DeviceRanks = Annotated[list[int], BeforeValidator(_devices)]
 
 Schedule = Literal["constant", "constant_with_warmup", "inverse_sqrt", "linear", "cosine", "cosine_with_restarts", "polynomial"]
 Dtype = Literal["fp32", "bf16", "fp16"]
-ROLES = ("actor_train", "actor_infer", "critic", "reference", "reward")
+ROLES: dict[str, dict[str, Any]] = read_table(__file__, "roles.yaml")
 
 
 class ModelArgs(Section):

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 
 from turnwise.config.problems import Problem, as_sentences
 from turnwise.config.resolve import published_clips
+from turnwise.config.roles import ROLES
 from turnwise.config.rules import Requirement, requirements, without_effect
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
-from turnwise.package_tables import read_table
 
 REQUIREMENTS = requirements("without_effect")
 _TRAINS = requirements("trained", "trained_by_reinforcement", "computing")
 _FROZEN = requirements("computing", "untrained")
 _AT_TIMES = {"actor_train": _TRAINS, "critic": _TRAINS, "reference": _FROZEN, "reward": _FROZEN}
 """Keys of roles that some settings leave without effect."""
-UNREAD: dict[str, dict[str, list[str]]] = read_table(__file__, "unread.yaml")
+UNREAD: dict[str, dict[str, list[str]]] = {name: facts["unread"] for name, facts in ROLES.items()}
 """Role → reason → keys that the role never reads."""
 ROLE_REQUIREMENTS: dict[str, tuple[Requirement, ...]] = {
     role: (*_AT_TIMES.get(role, ()), *(Requirement(tuple(keys), (), reason) for reason, keys in unread.items()))

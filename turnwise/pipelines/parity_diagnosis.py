@@ -17,11 +17,13 @@ from transformers import PreTrainedConfig
 from turnwise.errors import TurnwiseError
 from turnwise.models.load import load_model, parse_dtype, trusted_already
 from turnwise.models.plain import plain_logprobs, plain_model
+from turnwise.package_tables import read_table
 from turnwise.types import FloatArray, Sample
 
 ScoreSamples = Callable[[Sequence[Sample]], list[FloatArray]]
 """Log-probs [N] of each sample's tokens, as `ModelRole.forward` gives them."""
 
+_CAUSES = read_table(__file__, "parity_causes.yaml")
 _NEGLIGIBLE = 1e-5  # nats between which no difference is made: fp32 on two ways of computing the same
 _ROUNDING_SPREAD = 3.0
 """Two ways of computing the same in one dtype round differently; their errors differ in size by this factor at most."""
@@ -125,56 +127,30 @@ def _faults(evidence: Evidence, suspects: Suspects) -> Iterator[Fault]:
     def plain(temperature: float, dtype: str) -> float:
         return distance(partial(suspects.score_plainly, temperature=temperature, dtype=dtype))
 
-    yield Fault(
-        "stale prefix",
-        evidence.ask_afresh,
-        "With emptied caches the server agrees: its `resume` must drop every cached prefix; until it does, turn its prefix "
-        "cache off in actor_infer.strategy_args.strategy_config",
-    )
+    yield _fault("stale_prefix", evidence.ask_afresh)
     if evidence.change_since is not None:
         version, change = evidence.change_since
-        yield Fault(
-            f"weights not transferred since version {version}",
-            lambda: change,
-            "The server answers as it did then, so the weight update didn't reach it; "
-            "actor_infer.strategy_args.strategy_name: embedded reads the trainer's own weights",
-        )
+        yield _fault("not_transferred_since", lambda: change, version=version)
     if suspects.without_adapter is not None:
-        yield Fault(
-            "adapter not loaded",
-            partial(distance, suspects.without_adapter),
-            "The server agrees with the model without the LoRA adapter that is trained: it must load the adapter, or be given "
-            "merged weights",
-        )
+        yield _fault("without_adapter", partial(distance, suspects.without_adapter))
     if suspects.temperature != 1.0:
-        yield Fault(
-            "temperature 1",
-            partial(plain, 1.0, theirs),
-            f"The server's log-probs are those of this temperature, the trainer's of {suspects.temperature:g} "
-            "(actor_infer.generating_args.temperature, train_env_manager's before it). A server must return log-probs after "
-            "the temperature; for vLLM that is logprobs_mode: processed_logprobs",
-        )
+        yield _fault("temperature", partial(plain, 1.0, theirs), temperature=suspects.temperature)
     start = next(iter(suspects.folders), "")
     for folder, setting in suspects.folders.items():
-        cause, advice = f"weights not transferred, still those of {setting} {folder}", "No weight update has reached the server"
-        if folder != start:
-            cause = f"wrong folder, {setting} {folder}"
-            advice = f"The server samples from this model, and training started from {start}: name one folder for both"
-        yield Fault(cause, partial(distance, partial(suspects.score_folder, folder=folder)), advice)
-    cause, advice = "trainer's forward pass", "Try actor_train.model_args.attn_implementation: sdpa, and report it"
-    if ours != theirs:
-        cause = f"dtype, {ours} of the trainer"
-        advice = "Set actor_train.model_args.dtype to the server's, or raise parity_max_logprob_diff"
-    yield Fault(cause, partial(plain, suspects.temperature, theirs), advice)
+        cause = "not_transferred" if folder == start else "wrong_folder"
+        score = partial(suspects.score_folder, folder=folder)
+        yield _fault(cause, partial(distance, score), folder=folder, setting=setting, start=start)
+    cause = "trainer_pass" if ours == theirs else "trainer_dtype"
+    yield _fault(cause, partial(plain, suspects.temperature, theirs), ours=ours)
     for dtype in sorted({theirs, "bf16", "fp16"} - {"fp32"}):
-        yield Fault(
-            f"dtype, {dtype} of the server",
-            partial(plain, suspects.temperature, dtype),
-            f"The difference is of the size that computing in {dtype} makes. The trainer computes in {ours} "
-            f"(actor_train.model_args.dtype), the server is to compute in {theirs} (actor_infer.model_args.dtype): make both "
-            "the same, or raise parity_max_logprob_diff",
-            partial(_rounding, suspects, samples, dtype),
-        )
+        rounding = partial(_rounding, suspects, samples, dtype)
+        rest = partial(plain, suspects.temperature, dtype)
+        yield _fault("server_dtype", rest, rounding, dtype=dtype, ours=ours, theirs=theirs)
+
+
+def _fault(name: str, rest: Callable[[], float], rounding: Callable[[], float] | None = None, **values: str | float) -> Fault:
+    told = _CAUSES[name]
+    return Fault(told["cause"].format(**values), rest, told["advice"].format(**values), rounding)
 
 
 def _rounding(suspects: Suspects, samples: Sequence[Sample], dtype: str) -> float:
