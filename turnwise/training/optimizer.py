@@ -13,13 +13,8 @@ from transformers import get_scheduler
 from turnwise.errors import ConfigError, nearest
 
 _SCHEDULES = {
-    "constant": False,
-    "constant_with_warmup": False,
-    "inverse_sqrt": False,
-    "linear": True,
-    "cosine": True,
-    "cosine_with_restarts": True,
-    "polynomial": True,
+    **dict.fromkeys(("constant", "constant_with_warmup", "inverse_sqrt"), False),
+    **dict.fromkeys(("linear", "cosine", "cosine_with_restarts", "polynomial"), True),
 }
 """Names of transformers' schedules, and whether each needs to know where the run ends."""
 
