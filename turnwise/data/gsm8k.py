@@ -17,7 +17,7 @@ _FOLDERS = ("gsm8k", "data/gsm8k")
 _FILES = ("main/{}-*.parquet", "{}-*.parquet", "{}.parquet", "main/{}.jsonl", "{}.jsonl")
 _NAMES = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily")
 _THINGS = ("apples", "books", "coins", "cards", "shells")
-_TEST_SHARE = 5  # one in so many pairs of first numbers is kept for the test split
+_TEST_SHARE = 5  # one in so many pairs of operands is kept for the test split
 
 
 def local_files(split: str, folder: str | Path | None = None) -> list[str]:
@@ -70,10 +70,15 @@ def rl_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def generate_problems(
-    number: int, split: str = "train", seed: int = 0, steps: Sequence[int] = (1, 2, 3), largest: int = 20
+    number: int,
+    split: str = "train",
+    seed: int = 0,
+    steps: Sequence[int] = (1, 2, 3),
+    largest: int = 20,
+    operations: str = "+-",
 ) -> list[dict[str, str]]:
-    """Different problems in GSM8K's format, `{"question", "answer"}` with `<<3+4=7>>` and `#### 7`, of `steps` operations on
-    numbers up to `largest`. The first two numbers of a test problem never stand together in a training problem.
+    """Different problems in GSM8K's format, `{"question", "answer"}` with `<<3+4=7>>` and `#### 7`, of `steps` `operations` on
+    numbers up to `largest`. The first two numbers of a test problem are the operands of no step of any training problem.
 
     Raises:
         DataError: there aren't so many different ones.
@@ -83,7 +88,7 @@ def generate_problems(
     for _ in range(50 * number + 1000):
         if len(found) == number:
             break
-        problem = _problem(drawn, steps[len(found) % len(steps)], largest, split == "test")
+        problem = _problem(drawn, steps[len(found) % len(steps)], largest, operations, split == "test")
         if problem is not None:
             found.setdefault(problem["question"], problem)
     if len(found) < number:
@@ -91,14 +96,15 @@ def generate_problems(
     return list(found.values())
 
 
-def _problem(drawn: random.Random, num_steps: int, largest: int, is_test: bool) -> dict[str, str] | None:
-    """One problem, None if its first two numbers belong to the other split."""
+def _problem(drawn: random.Random, num_steps: int, largest: int, operations: str, is_test: bool) -> dict[str, str] | None:
+    """One problem; None if operands of a training problem are held out, or the first ones of a test problem aren't."""
     name, things, total = drawn.choice(_NAMES), drawn.choice(_THINGS), drawn.randint(1, largest)
     question, lines = [f"{name} has {total} {things}."], []
     for number in range(num_steps):
-        operation = drawn.choice("+-" if total > 1 else "+")
+        operation = drawn.choice(operations if total > 1 else "+")
         other = drawn.randint(1, largest if operation == "+" else min(largest, total - 1))
-        if number == 0 and (derive_seed("operands", total, other) % _TEST_SHARE == 0) != is_test:
+        is_held_out = derive_seed("operands", total, other) % _TEST_SHARE == 0
+        if is_held_out is not is_test and (is_held_out or number == 0):
             return None
         result = total + other if operation == "+" else total - other
         verb, way = ("finds", "more") if operation == "+" else ("gives", "away")

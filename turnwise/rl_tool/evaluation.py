@@ -71,9 +71,8 @@ def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
             f"use_lora: {asked.model_path} holds no LoRA adapter; leave use_lora out, or name an adapter's folder"
         )
     model = base if base is not None and asked.use_lora is False else asked.model_path
-    name, rows = data.load(asked, "rl", datasets, split="test", number=100)
-    if missing := [number for number, row in enumerate(rows, start=1) if "ground_truth" not in row]:
-        raise DataError(f"dataset {name}, row {missing[0]}: has no column ground_truth, with which answers are compared")
+    name, rows, _ = loaded = data.load(asked, "rl", datasets, split="test", number=100)
+    data.require_truths(loaded, ["ground_truth"])
     started = time.perf_counter()
     groups = _answers(model, asked, rows)
     seconds = time.perf_counter() - started

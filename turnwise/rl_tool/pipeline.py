@@ -34,12 +34,7 @@ class AgenticRLPipeline:
     """
 
     def __init__(self, config_path: str | Path) -> None:
-        text = read_yaml(Path(config_path))
-        self.config: dict[str, Any] = dict(load_yaml(text, str(config_path)))
-        if unknown := [key for key in self.config if key not in SECTIONS]:
-            raise ConfigError(f"{config_path}: unknown section {unknown[0]!r}.{nearest(unknown[0], SECTIONS)}")
-        if "base_model" not in self._section("model"):
-            raise ConfigError(f"{config_path}: model.base_model is needed: a folder, or a name of the hub")
+        self.config = _sections(load_yaml(read_yaml(Path(config_path)), str(config_path)), str(config_path))
         self.rl_tool = RLTrainingTool()
         self.output_dir = Path(self.config.get("output_dir", "./output/pipeline"))
         folders = [self._training(kind, "model")["output_dir"] for kind in ("sft", "grpo")]
@@ -142,6 +137,23 @@ class AgenticRLPipeline:
         own = {key: value for key, value in self._section("eval").items() if key != THRESHOLD}
         rows = {key: value for key, value in self._rows().items() if key == "dataset"}
         return {"action": "evaluate", "model_path": model_path, **rows, "return_details": True, **own}
+
+
+def _sections(found: Any, file: str) -> dict[str, Any]:
+    """The checked sections of a file; what belongs to an action is checked as that action's parameters."""
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{file}: holds a {type(found).__name__}; it has the sections {', '.join(SECTIONS)}")
+    for name, section in found.items():
+        if name not in SECTIONS:
+            raise ConfigError(f"{file}: unknown section {name!r}.{nearest(str(name), SECTIONS)}")
+        if name != "output_dir" and not isinstance(section or {}, Mapping):
+            raise ConfigError(f"{file}: {name} is {section!r:.60}; it is a section with keys of its own")
+    if list(found.get("model") or ()) != ["base_model"]:
+        raise ConfigError(f"{file}: the section model has the key base_model, a folder or a name of the hub, and no other")
+    least = (found.get("eval") or {}).get(THRESHOLD, 0.0)
+    if not isinstance(least, int | float) or not 0 <= least <= 1:
+        raise ConfigError(f"{file}: eval.{THRESHOLD} is {least!r:.60}; it is an accuracy from 0 to 1")
+    return dict(found)
 
 
 def _without_action(asked: Mapping[str, Any]) -> dict[str, Any]:

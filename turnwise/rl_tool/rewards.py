@@ -26,6 +26,14 @@ def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str
         if allowed is not None and argument not in allowed:
             known = ", ".join(allowed) or "none"
             raise ConfigError(f"{argument}: is no parameter of the reward {name}; it has {known}.{nearest(argument, allowed)}")
+    if name in _FUNCTIONS:
+        try:
+            _on_its_columns(functions[name], arguments, ["7"], ground_truth=["7"])
+        except (TypeError, ValueError, AttributeError) as error:
+            given = ", ".join(f"{key}={value!r:.40}" for key, value in arguments.items())
+            raise ConfigError(
+                f"reward {name}: can't compute with {given} ({error}); docs/rl_tool.md says what they are"
+            ) from error
     return functions[name]
 
 
@@ -50,6 +58,8 @@ def reward_sections(
         return [{"name": custom, "weight": 1.0, "args": dict(config)}]
     names = [reward_type] if isinstance(reward_type, str) else list(reward_type)
     weights = reward_type if isinstance(reward_type, dict) else dict.fromkeys(names, 1.0)
+    if not weights:
+        raise ConfigError("reward_type is empty, so every answer would be worth the same; name a reward, or leave it out")
     if len(weights) > 1 and (unknown := [key for key in config if key not in weights]):
         raise ConfigError(f"reward_config.{unknown[0]}: several rewards have a dict each, by the name: {', '.join(weights)}")
     sections = []

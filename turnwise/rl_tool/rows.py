@@ -25,21 +25,51 @@ LONGEST = 2048
 _FORMATS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {"sft": sft_row, "rl": rl_row}
 
 
+_READ = ("question", "answer", "prompt", "completion", "messages", "ground_truth")
+"""The columns of which a row's format is made."""
+
+
 class Rows(NamedTuple):
     """Rows in the format of their use, with the name of their data set."""
 
     name: str
     rows: list[dict[str, Any]]
+    columns: list[Mapping[str, Any]]
+    """The rows as they were found."""
 
 
-def load(choice: RowChoice, kind: str, registered: Mapping[str, Any], split: str = "train", number: int | None = None) -> Rows:
-    """The rows that an action asks for, as `kind` (sft or rl) needs them; `split` and `number` are its defaults."""
+def load(
+    choice: RowChoice,
+    kind: str,
+    registered: Mapping[str, Any],
+    split: str = "train",
+    number: int | None = None,
+    takes_null: bool = False,
+) -> Rows:
+    """The rows that an action asks for, as `kind` (sft or rl) needs them; `split` and `number` are its defaults.
+
+    Raises:
+        DataError: there are none, or one has no such columns, or a null in them that isn't taken.
+    """
     number = choice.max_samples or number
     name, found = _find(choice, choice.split or split, number, registered)
+    for row in () if takes_null else found[:number]:
+        if null := [column for column in _READ if row.columns.get(column, "") is None]:
+            raise DataError(f"{row.place}: {null[0]} is null; fill it in, or leave this row out")
     rows = [{**_FORMATS[kind](row.columns, row.place), "data_source": name} for row in found[:number]]
     if not rows:
         raise DataError(f"dataset {name}: has no rows; name one with at least one row")
-    return Rows(name, rows)
+    return Rows(name, rows, [row.columns for row in found[:number]])
+
+
+def require_truths(loaded: Rows, columns: Sequence[str]) -> None:
+    """Raises:
+    DataError: a row has none of the columns, which hold true answers.
+    """
+    for number, row in enumerate(loaded.rows, start=1):
+        if not any(column in row for column in columns):
+            where = f"dataset {loaded.name}, row {number}"
+            raise DataError(f"{where}: has no column {' or '.join(columns)}, with which answers are compared; add it")
 
 
 def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping[str, Any]) -> tuple[str, Sequence[TableRow]]:
@@ -96,20 +126,20 @@ def _of_python(rows: Any, name: str) -> list[TableRow]:
 
 def formatted(row: Mapping[str, Any]) -> str:
     """A row as a person reads it."""
-    messages = row.get("messages") or row["prompt"]
+    messages = row.get("messages") or row.get("prompt") or ""
     messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
     return f"{text}\n(true answer: {row['ground_truth']})" if "ground_truth" in row else text
 
 
-def quality(rows: Sequence[Mapping[str, Any]], count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
+def quality(loaded: Rows, count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
     """How many rows have something wrong: an empty or null column, a copy of an earlier row, too many tokens, or a true answer
     without a number."""
-    texts = [formatted(row) for row in rows]
+    texts = [formatted(row) for row in loaded.rows]
     lengths = [count_tokens(text) if count_tokens else len(text) // 4 for text in texts]
-    values = [[*row.values(), *(m.get("content") for m in row.get("messages", ()))] for row in rows]
-    truths = [row.get("ground_truth") or row.get("messages", [{}])[-1].get("content", "") for row in rows]
-    copies = Counter(json.dumps(row, sort_keys=True, default=str) for row in rows)
+    values = [[*row.values(), *(m.get("content") for m in row.get("messages") or ())] for row in loaded.columns]
+    truths = [row.get("ground_truth") or (row.get("messages") or [{}])[-1].get("content", "") for row in loaded.rows]
+    copies = Counter(json.dumps(row, sort_keys=True, default=str) for row in loaded.rows)
     return {
         "empty": sum(any(isinstance(value, str) and not value.strip() for value in of_row) for of_row in values),
         "null": sum(any(value is None for value in of_row) for of_row in values),

@@ -83,7 +83,7 @@ class RLTrainingTool:
         return _export(asked)
 
     def _load(self, asked: LoadDataset) -> dict[str, Any]:
-        name, rows = data.load(asked, asked.format, self._datasets, number=100)
+        loaded = data.load(asked, asked.format, self._datasets, number=100, takes_null=True)
         count: Callable[[str], int] | None = None
         if asked.model_name is not None:
             from turnwise.models.load import load_tokenizer
@@ -94,14 +94,14 @@ class RLTrainingTool:
                 return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
         return {
-            "dataset": name,
+            "dataset": loaded.name,
             "format": asked.format,
             "split": asked.split or "train",
-            "dataset_size": len(rows),
-            "sample_keys": list(rows[0]),
-            "samples": [data.formatted(row) for row in rows[:NUM_SHOWN]],
-            "quality": data.quality(rows, count),
-            "dataset_object": rows,
+            "dataset_size": len(loaded.rows),
+            "sample_keys": list(loaded.rows[0]),
+            "samples": [data.formatted(row) for row in loaded.rows[:NUM_SHOWN]],
+            "quality": data.quality(loaded, count),
+            "dataset_object": loaded.rows,
         }
 
 

@@ -37,9 +37,9 @@ class ExistsError(ConfigError):
 def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any]) -> dict[str, Any]:
     """Trains, and returns what the tool answers."""
     out, started, is_sft = Path(asked.output_dir), time.perf_counter(), asked.algorithm == "sft"
-    check_model(asked.model_name)
     _require_free(asked, out)
-    name, rows = data.load(asked, "sft" if is_sft else "rl", datasets)
+    check_model(asked.model_name)
+    name, rows, _ = loaded = data.load(asked, "sft" if is_sft else "rl", datasets)
     estimated_s = estimate_seconds(asked, [data.formatted(row) for row in rows], num_generations(asked))
     print(f"dataset: {name}, {len(rows)} rows; this training takes about {estimated_s:,.0f} s here, loading aside", flush=True)
     if is_sft:
@@ -47,6 +47,8 @@ def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any])
         checkpoint = Trainer.sft(asked.model_name, [{"messages": row["messages"]} for row in rows], **config)
     else:
         config = rl_config(asked, len(rows), rewards)
+        if any(reward["name"] == "accuracy" for reward in config["data"]["reward"]):
+            data.require_truths(loaded, ["ground_truth", "answer"])
         trainer = Trainer(model=asked.model_name, train_dataset=rows, **config)
         trainer.train()
         assert trainer.run_folder is not None
@@ -83,6 +85,15 @@ def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any])
 def _require_free(asked: Train, out: Path) -> None:
     if asked.resume and asked.overwrite:
         raise ConfigError("resume and overwrite contradict each other: one goes on with what the other replaces; choose one")
+    base: str | None = asked.model_name
+    while base is not None:
+        if Path(base).resolve() == out.resolve():
+            raise ConfigError(
+                f"output_dir {out} is a model that this training starts from; name another folder, lest it be lost"
+            )
+        base = base_of_adapter(base)
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"output_dir {out} is a file; name a folder")
     is_taken = any((out / file).exists() for file in _RESULTS) or any((out / RUN).glob("*/checkpoints/checkpoint-*"))
     if is_taken and not (asked.resume or asked.overwrite):
         raise ExistsError(

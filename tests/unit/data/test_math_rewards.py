@@ -79,16 +79,16 @@ def test_truths_are_needed():
 def test_generated_problems_are_right_and_test_operands_are_held_out():
     train, test = generate_problems(300), generate_problems(60, "test")
     assert generate_problems(5) == train[:5] and len({row["question"] for row in train}) == 300
-    pairs = []
+    operands = []
     for rows in (train, test):
-        found = set()
+        operands.append([])
         for row in rows:
             steps = re.findall(r"<<(\d+)([+-])(\d+)=(\d+)>>", row["answer"])
             assert all(int(a) + (int(b) if o == "+" else -int(b)) == int(c) for a, o, b, c in steps)
             assert row["answer"].endswith(f"#### {steps[-1][3]}")
-            found.add((steps[0][0], steps[0][2]))
-        pairs.append(found)
-    assert not pairs[0] & pairs[1]
+            operands[-1].append([(a, b) for a, _, b, _ in steps])
+    assert not {pair for of_row in operands[0] for pair in of_row} & {of_row[0] for of_row in operands[1]}
+    assert "-" not in str(generate_problems(20, operations="+"))
     assert {row["answer"].count("<<") for row in train} == {1, 2, 3}
     with pytest.raises(DataError, match="ask for fewer"):
         generate_problems(1000, steps=(1,), largest=2)

@@ -67,11 +67,20 @@ def test_a_model_below_the_gate_isn_t_trained_on(write):
         ({"sft": {"num_epoch": 3}}, "Did you mean 'num_epochs'"),
         ({"grpo": {"output_dir": "out/sft"}}, "a folder of its own"),
         ({"eval": {"max_sample": 3}}, "Did you mean 'max_samples'"),
+        ({"eval": {"sft_accuracy_threshold": 30}}, "it is an accuracy from 0 to 1"),
+        ({"model": {"base_modl": "m"}}, "has the key base_model, .* and no other"),
     ],
 )
 def test_a_wrong_file_is_refused_before_anything_runs(write, changes, said):
     with pytest.raises(ConfigError, match=said):
         AgenticRLPipeline(write(**changes))
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "holds a NoneType"), ("- a", "holds a list"), ("model: m", "model is 'm'")])
+def test_a_file_without_sections_is_refused(tmp_path, text, said):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        AgenticRLPipeline("config.yaml")
 
 
 def test_the_command_prints_json_and_ends_with_1_after_an_error(capsys, word_model):

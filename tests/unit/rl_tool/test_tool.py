@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,19 @@ REFUSED = [
         "config",
         "Did you mean 'step_bonus'",
     ),
+    ({"model_name": "M", "dataset": ROWS, "algorithm": "grpo", "reward_type": []}, "config", "reward_type is empty"),
+    (
+        {"model_name": "M", "dataset": ROWS, "algorithm": "grpo", "reward_type": "step", "reward_config": {"step_bonus": "1"}},
+        "config",
+        "reward step: can't compute with step_bonus='1'",
+    ),
+    (
+        {"model_name": "M", "dataset": [{"prompt": "a"}], "algorithm": "grpo"},
+        "data",
+        "no column ground_truth or answer",
+    ),
+    ({"model_name": "M", "dataset": [*ROWS, {"question": "a", "answer": None}]}, "data", "row 5: answer is null"),
+    ({"model_name": "M", "output_dir": "kept"}, "config", "output_dir kept is a file"),
     ({"model_name": "M", "resume": True, "overwrite": True}, "config", "contradict"),
     ({"model_name": "M", "preset": "tiny"}, "config", "quick, small, medium, full"),
     ({"action": "evaluate", "model_path": "M", "use_lora": True}, "config", "holds no LoRA adapter"),
@@ -126,14 +140,27 @@ def test_an_adapter_without_its_base_is_refused(tmp_path):
     assert answer["status"] == "error" and answer["code"] == "model", answer
 
 
+@pytest.mark.parametrize("of_adapter", [False, True])
+def test_the_model_that_a_training_starts_from_is_not_overwritten(word_model, tmp_path, of_adapter):
+    shutil.copytree(word_model, "base")
+    Path("adapter").mkdir()
+    Path("adapter/adapter_model.safetensors").touch()
+    Path("adapter/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
+    asked = {"action": "train", "model_name": "adapter" if of_adapter else "base", "dataset": ROWS}
+    answer = RLTrainingTool().run_dict({**asked, "output_dir": "./base", "overwrite": True})
+    assert answer["code"] == "config" and "lest it be lost" in answer["message"], answer
+    assert Path("base/model.safetensors").is_file()
+
+
 def test_rows_are_shown_and_examined():
     broken = [
         {"question": "a", "answer": "#### 7"},
         {"question": "a", "answer": "#### 7"},
         {"question": "b", "answer": "#### ?"},
+        {"question": None, "answer": "#### 7"},
     ]
     answer = RLTrainingTool().run_dict({"action": "load_dataset", "dataset": broken, "format": "rl"})
-    assert answer["quality"] == {"empty": 0, "null": 0, "duplicate": 1, "over_long": 0, "answer_not_extractable": 1}
+    assert answer["quality"] == {"empty": 0, "null": 1, "duplicate": 1, "over_long": 0, "answer_not_extractable": 1}
     assert len(answer["samples"]) == 3 and answer["dataset_object"][0]["ground_truth"] == "7"
     assert "dataset_object" not in json.loads(RLTrainingTool().run({"action": "load_dataset", "max_samples": 2}))
 
