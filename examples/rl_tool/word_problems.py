@@ -1,0 +1,122 @@
+"""Sums in words, from random weights: the six stages, with an imitation that ends before it has taught everything.
+
+    python examples/rl_tool/word_problems.py [--out DIR] [--seed N]
+
+1. Problems have one or two additions of numbers up to 50. One pair of operands in five is in test problems only, and another
+   tenth of them is kept from imitation, to look at it by.
+2. Imitation takes a thousand new problems at a time, and ends once a fourth of 200 problems with kept operands is right: it
+   learns to add within a few rounds, and each seed begins at another one.
+3. Reinforcement does the rest. `training_results.json` and `report.html` in DIR have the figures of the test problems.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from turnwise import AgenticRLPipeline
+from turnwise.cli.main import exit_status
+from turnwise.data.gsm8k import generate_problems, prompt_of
+from turnwise.models.make import make_model
+
+SIZES = {"steps": (1, 2), "largest": 50, "operations": "+"}
+NUM_LOOKED_AT = 200
+GOOD_ENOUGH = 0.25
+"""The accuracy that ends imitation."""
+Row = dict[str, str]
+
+
+class WordProblems(AgenticRLPipeline):
+    """The pipeline, with an imitation in rounds."""
+
+    rounds: list[list[Row]]
+    looked_at: list[Row]
+
+    def stage2_sft_training(self) -> str:
+        """Imitation, round by round; returns the folder of the last one's model."""
+        if "sft_training" in self.results:
+            return str(self.results["sft_training"]["output_dir"])
+        model = self.config["model"]["base_model"]
+        for number, rows in enumerate(self.rounds, start=1):
+            out = self.output_dir / "sft" / f"round_{number}"
+            asked = {"action": "train", "model_name": model, "output_dir": str(out), "dataset": rows, **self.config["sft"]}
+            result = answer(self, asked)
+            model = result["output_dir"]
+            looked = {"action": "evaluate", "model_path": model, "dataset": self.looked_at, "max_samples": NUM_LOOKED_AT}
+            accuracy = answer(self, {**looked, "max_new_tokens": self.config["eval"]["max_new_tokens"]})["accuracy"]
+            print(f"imitation, round {number}: {accuracy:.3f} of {NUM_LOOKED_AT} problems are right", flush=True)
+            if accuracy >= GOOD_ENOUGH:
+                break
+        self.results["sft_training"] = {**result, "num_rounds": number, "parameters": {"algorithm": "sft"}}
+        return str(model)
+
+
+def answer(pipeline: AgenticRLPipeline, asked: dict[str, Any]) -> dict[str, Any]:
+    result = pipeline.rl_tool.run_dict({"use_tensorboard": False, **asked} if asked["action"] == "train" else asked)
+    if result["status"] == "error":
+        sys.exit(result["message"])
+    return result
+
+
+def deal(seed: int, num_rounds: int, round_size: int, num_prompts: int) -> tuple[list[list[Row]], list[Row], list[Row]]:
+    """The rounds of imitation, the problems that it is looked at by, and those of reinforcement."""
+    number = round(1.5 * num_rounds * round_size) + num_prompts + 3000
+    rows = generate_problems(number, seed=seed, **SIZES)
+    shown, looked_at = [], []
+    for row in rows[num_prompts:]:
+        kept = [(7 * int(a) + int(b)) % 10 == 0 for a, b in re.findall(r"<<(\d+)\+(\d+)=", row["answer"])]
+        if not any(kept):
+            shown.append(row)
+        elif kept[0]:
+            looked_at.append(row)
+    rounds = [shown[start : start + round_size] for start in range(0, num_rounds * round_size, round_size)]
+    return rounds, looked_at[:NUM_LOOKED_AT], rows[:num_prompts]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/word_problems"))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=20, help="of imitation at most")
+    parser.add_argument("--round-size", type=int, default=1000, help="problems of a round")
+    parser.add_argument("--prompts", type=int, default=6400, help="problems of reinforcement, 32 of them a step")
+    options = parser.parse_args()
+    out, started = options.out, time.perf_counter()
+    rounds, looked_at, prompts = deal(options.seed, options.rounds, options.round_size, options.prompts)
+    problems = {"train": prompts, "test": generate_problems(NUM_LOOKED_AT, "test", seed=options.seed, **SIZES)}
+    (out / "problems").mkdir(parents=True, exist_ok=True)
+    for split, rows in problems.items():
+        (out / "problems" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    if not (out / "model").exists():
+        texts = [f"{prompt_of(row['question'])} {row['answer']} Final Answer:" for row in prompts[:2000]]
+        make_model("tiny", out / "model", texts, seed=options.seed)
+    whole = {"use_lora": False, "batch_size": 32, "num_epochs": 1, "seed": options.seed}
+    config = {
+        "output_dir": str(out),
+        "model": {"base_model": str(out / "model")},
+        "data": {"dataset": str(out / "problems")},
+        "sft": {**whole, "learning_rate": 2e-3, "warmup_ratio": 0.1},
+        "grpo": {**whole, "learning_rate": 4e-4, "warmup_ratio": 0.05, "max_new_tokens": 64, "kl_coef": 0.0},
+        "eval": {"max_samples": NUM_LOOKED_AT, "max_new_tokens": 64},
+    }
+    (out / "pipeline.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    pipeline = WordProblems(out / "pipeline.json")
+    pipeline.rounds, pipeline.looked_at = rounds, looked_at
+    result = pipeline.run()
+    if result["status"] == "error":
+        sys.exit(result["message"])
+    before, after = (result[f"{kind}_evaluation"]["accuracy"] for kind in ("sft", "grpo"))
+    seconds = time.perf_counter() - started
+    print(
+        f"seed {options.seed}: {before:.3f} after imitation, {after:.3f} after reinforcement, in {seconds:.0f} s; {out}/report.html"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main))
