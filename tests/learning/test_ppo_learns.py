@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from small_runs import LETTERS, run_small, small_config, training
 
+from turnwise import RLTrainingTool
 from turnwise.tracking.jsonl import read_metrics
 
 
@@ -56,3 +57,34 @@ def test_ppo_learns_to_write_small_letters(tiny_model, tmp_path, granularity, fl
         assert first < 0.5 and last > 1.2
         assert rows[0]["critic/values/mean"] == 0.0, "a new head starts at 0"
         assert rows[-1]["critic/values/mean"] == pytest.approx(rows[-1]["critic/returns/mean"], abs=0.35)
+
+
+def small_letters(completions, **columns):
+    return [sum(letter.islower() for letter in text) / max(len(text), 1) for text in completions]
+
+
+def test_ppo_of_the_tool_learns_with_its_own_defaults(tiny_model, tmp_path):
+    """Only sizes and the actor's rate are given: the critic's rate and what an advantage is are the tool's."""
+    answer = RLTrainingTool().run_dict(
+        {
+            "action": "train",
+            "algorithm": "ppo",
+            "model_name": str(tiny_model),
+            "dataset": [{"prompt": f"P _ {i} O"} for i in range(64)],
+            "custom_reward": small_letters,
+            "output_dir": str(tmp_path / "ppo"),
+            "batch_size": 64,
+            "num_epochs": 12,
+            "max_new_tokens": 4,
+            "learning_rate": 1e-2,
+            "use_lora": False,
+            "use_tensorboard": False,
+        }
+    )
+    assert answer["status"] == "success", answer
+    [run] = (tmp_path / "ppo" / "run").glob("2*")
+    rows = read_metrics(run / "metrics.jsonl")
+    first, last = (rows[step]["rollout/score/mean"] for step in (0, -1))
+    assert first < 0.4 and last > 0.6, (first, last)
+    assert rows[0]["critic/values/mean"] == 0.0
+    assert rows[-1]["critic/values/mean"] == pytest.approx(rows[-1]["critic/returns/mean"], abs=0.35)

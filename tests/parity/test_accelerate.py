@@ -113,6 +113,31 @@ def test_two_processes_make_three_steps_of_one(rows, algorithm, preset, use_lora
     assert apart <= 1e-6 * sum(float((v**2).sum()) for v in moved[0].values())
 
 
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "multi_gpu_ddp": {"distributed_type": "MULTI_GPU", "gpu_ids": "all"},
+    "deepspeed_zero2": {
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {
+            "gradient_accumulation_steps": 4,
+            "gradient_clipping": 1.0,
+            "offload_optimizer_device": "none",
+            "offload_param_device": "none",
+            "zero3_init_flag": False,
+            "zero_stage": 2,
+        },
+    },
+}
+"""What the two published files hold, beside one machine, four processes and half precision."""
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_the_presets_hold_what_was_published(preset):
+    ours = yaml.safe_load((EXAMPLES / "accelerate" / f"{preset}.yaml").read_text())
+    machine = {"compute_environment": "LOCAL_MACHINE", "num_processes": 4, "machine_rank": 0, "num_machines": 1}
+    published = {**machine, "mixed_precision": "fp16", **PUBLISHED[preset]}
+    assert {name: ours.get(name) for name in published} == published
+
+
 def test_the_published_presets_are_what_accelerate_reads():
     from accelerate.commands.config.config_args import load_config_from_file
 
@@ -150,6 +175,12 @@ def test_what_accelerate_asks_for_in_vain_is_refused(rows, told, said, monkeypat
     ("environment", "asked", "status", "said"),
     [
         ({"WORLD_SIZE": "3"}, {"batch_size": 4}, 1, "4 samples, which 3 processes can't share evenly"),
+        (
+            {"WORLD_SIZE": "3"},
+            {"batch_size": 4, "deepspeed": {"zero_optimization": {"stage": 3}}},
+            1,
+            "3 processes can't share",
+        ),
         ({"WORLD_SIZE": "999"}, {"batch_size": 999}, 1, "device_mapping"),
         ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, {}, 2, "8 processes, 4 of them on this machine"),
     ],

@@ -79,7 +79,7 @@ class Train(RowChoice):
     learning_rate: Positive | None = None
     """[sft 2e-5, with LoRA 1e-4; grpo and ppo 1e-6, with LoRA 1e-5]."""
     critic_learning_rate: Positive | None = None
-    """The rate of ppo's value model, which is always trained whole [learning_rate with LoRA, 10 × learning_rate without]."""
+    """The rate of ppo's value model, which is always trained whole [learning_rate; without LoRA 10 × it, up to 1e-3]."""
     warmup_ratio: Share = 0.0
     """Share of the steps in which the learning rate rises."""
     weight_decay: NotNegative = 0.0

@@ -23,9 +23,9 @@ RUN = "run"
 """The folder of the run in output_dir."""
 LEARNING_RATES = {("sft", False): 2e-5, ("sft", True): 1e-4, ("rl", False): 1e-6, ("rl", True): 1e-5}
 """By kind and whether LoRA is used: the safe defaults."""
-CRITIC_FACTOR = 10
-"""How much faster the critic of a policy that is trained whole learns: its head begins at 0, and it must be right before the
-policy gains by it. Adapters already learn that much faster."""
+CRITIC_FACTOR, FASTEST_CRITIC = 10, 1e-3
+"""How much faster the critic of a policy that is trained whole learns, up to a rate at which small critics still settle: its
+head begins at 0, and it must be right before the policy gains by it. Adapters already learn that much faster."""
 _RESULTS = (ADAPTER_CONFIG, "config.json")
 _DEFAULT_CONTEXT, _DEFAULT_NEW_TOKENS = 4096, 512
 
@@ -197,12 +197,14 @@ def rl_config(asked: Train, num_rows: int, registered: Mapping[str, Any]) -> dic
             "use_dynamic_batching_in_train": True,
             **_strategy(asked),
         },
-        **({"critic": _critic(asked)} if asked.algorithm == "ppo" else {}),
+        **({"critic": _critic(asked), "whiten_advantages": True} if asked.algorithm == "ppo" else {}),
     }
 
 
 def _critic(asked: Train) -> dict[str, Any]:
-    rate = asked.critic_learning_rate or learning_rate(asked) * (1 if asked.use_lora else CRITIC_FACTOR)
+    actor = learning_rate(asked)
+    faster = actor if asked.use_lora else max(actor, min(CRITIC_FACTOR * actor, FASTEST_CRITIC))
+    rate = asked.critic_learning_rate or faster
     return {"training_args": _training_args(asked, rate), "use_dynamic_batching_in_train": True, **_strategy(asked)}
 
 

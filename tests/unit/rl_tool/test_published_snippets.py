@@ -14,6 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise import RLTrainingTool
+from turnwise.data.gsm8k import generate_problems
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,78 @@ def custom_reward_function(
                 reward = 0.0
         rewards.append(min(reward, 1.0))
     return rewards
+
+
+class PublishedPipeline:
+    """Its stages as published; the bodies of the first and of `run` are left out there."""
+
+    def __init__(self, config_path):
+        self.config = json.load(open(config_path))  # noqa: SIM115
+        self.rl_tool = RLTrainingTool()
+        self.results = {}
+
+    def stage2_sft_training(self):
+        result = self.rl_tool.run(
+            {
+                "action": "train",
+                "algorithm": "sft",
+                "model_name": self.config["model"]["base_model"],
+                "output_dir": self.config["sft"]["output_dir"],
+                "num_epochs": self.config["sft"]["num_epochs"],
+                "batch_size": self.config["sft"]["batch_size"],
+                "use_lora": True,
+            }
+        )
+        return json.loads(result)["output_dir"]
+
+    def stage3_sft_evaluation(self, model_path):
+        result = self.rl_tool.run(
+            {
+                "action": "evaluate",
+                "model_path": model_path,
+                "max_samples": self.config["eval"]["max_samples"],
+                "use_lora": True,
+            }
+        )
+        return json.loads(result)
+
+    def stage4_grpo_training(self, sft_model_path):
+        result = self.rl_tool.run(
+            {
+                "action": "train",
+                "algorithm": "grpo",
+                "model_name": sft_model_path,
+                "output_dir": self.config["grpo"]["output_dir"],
+                "num_epochs": self.config["grpo"]["num_epochs"],
+                "batch_size": self.config["grpo"]["batch_size"],
+                "use_lora": True,
+            }
+        )
+        return json.loads(result)["output_dir"]
+
+    stage5_grpo_evaluation = stage3_sft_evaluation
+
+    def run(self):
+        sft_model = self.stage2_sft_training()
+        self.results["sft_evaluation"] = self.stage3_sft_evaluation(sft_model)
+        grpo_model = self.stage4_grpo_training(sft_model)
+        self.results["grpo_evaluation"] = self.stage5_grpo_evaluation(grpo_model)
+        return self.results
+
+
+def test_the_pipeline_class_takes_gsm8k_from_the_folder(tmp_path):
+    """Without `dataset` and `max_samples` it trains on all rows, and a folder in the hub's layout keeps them few."""
+    (tmp_path / "gsm8k").mkdir()
+    for split, number in (("train", 2), ("test", 2)):
+        lines = [json.dumps(row) + "\n" for row in generate_problems(number, split)]
+        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("".join(lines))
+    stages = {kind: {"output_dir": f"./models/{kind}", "num_epochs": 1, "batch_size": 2} for kind in ("sft", "grpo")}
+    config = {"model": {"base_model": "Qwen/Qwen3-0.6B"}, **stages, "eval": {"max_samples": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    results = PublishedPipeline("config.json").run()
+    for evaluation in results.values():
+        assert evaluation["status"] == "success" and evaluation["dataset"] == "gsm8k", evaluation
+        assert evaluation["num_samples"] == 2 and evaluation["uses_lora"] and 0 <= evaluation["accuracy"] <= 1
 
 
 def test_the_quick_start_runs_and_its_second_run_is_refused():

@@ -31,6 +31,15 @@ def test_safe_learning_rates():
     assert rates["grpo", False] == rates["ppo", False] == 1e-6 and rates["grpo", True] == rates["ppo", True] == 1e-5
 
 
+@pytest.mark.parametrize(
+    ("use_lora", "rate", "critic"), [(True, 1e-5, 1e-5), (False, 1e-6, 1e-5), (False, 3e-4, 1e-3), (False, 2e-3, 2e-3)]
+)
+def test_the_critic_s_rate_follows_the_policy_s(use_lora, rate, critic):
+    given = {"model_name": "models/none", "algorithm": "ppo", "use_lora": use_lora, "learning_rate": rate}
+    config = rl_config(parse(Train, given), 10, {})
+    assert config["critic"]["training_args"]["learning_rate"] == pytest.approx(critic) and config["whiten_advantages"]
+
+
 def test_launched_processes_share_a_step_s_samples(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
