@@ -50,7 +50,7 @@ def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -
         num_launched=launched()[1],
         cluster=config.cluster.name,
     )
-    if own := _of_servers(config):
+    if own := config.server_devices:
         require_devices("actor_infer", own, num_devices, accelerator)
     if placement.cluster == "launched" and config.num_replicas > 1:
         raise ConfigError(
@@ -75,15 +75,8 @@ def sampling_device(config: AgenticConfig) -> torch.device:
     """
     import torch
 
-    placement, own = build_placement(config), _of_servers(config)
+    placement, own = build_placement(config), config.server_devices
     return torch.device(placement.device(own[0] if own and config.trains_apart else placement.devices[0]))
-
-
-def _of_servers(config: AgenticConfig | SFTConfig) -> list[int] | None:
-    """The devices of the servers, if they are others than the trainer's."""
-    if isinstance(config, SFTConfig) or not (config.trains_apart or config.num_replicas > 1):
-        return None
-    return config.actor_infer.device_mapping
 
 
 def _num_accelerators() -> int:
@@ -133,10 +126,8 @@ def give_turns(
             kinds.remove("weights")  # the server reads them
         offload, onload = (partial(role.workers.call, method) for method in ("offload", "onload"))
         residents[name] = Resident(frozenset(placement.roles[name].devices), frozenset(kinds), offload, onload)
-    own = config.actor_infer.device_mapping if config.trains_apart or config.num_replicas > 1 else None
-    residents["actor_infer"] = Resident(
-        frozenset(own or placement.devices[:1]), policy.servers.info().sleeps, policy.servers.sleep, policy.servers.wake
-    )
+    devices, servers = frozenset(config.server_devices or placement.devices[:1]), policy.servers
+    residents["actor_infer"] = Resident(devices, servers.info().sleeps, servers.sleep, servers.wake)
     turns = DeviceTurns(residents)
 
     def take_turn(role: str, kinds: Collection[MemoryKind] | None) -> None:

@@ -40,14 +40,14 @@ def placement_table(config: AgenticConfig | SFTConfig) -> str:
     """Roles by devices as the config asks for them, whether this machine has these devices or not."""
     mappings = config.device_mappings
     is_apart = config.trains_apart and not any(len(named or ()) > 1 for named in mappings.values())
-    own = config.actor_infer.device_mapping if isinstance(config, AgenticConfig) else None
+    own = config.server_devices
     highest = max((device for named in (*mappings.values(), own) for device in named or ()), default=0)
     placement = place(mappings, num_devices=highest + 1, accelerator="", is_apart=is_apart)
     served: dict[str, list[int | None]] = {}
     where = "training in this process" if placement.cluster == "local" else "a process for each training device"
     if isinstance(config, AgenticConfig):
-        size, has_own = config.num_replicas, own and (config.trains_apart or config.num_replicas > 1)
-        served["actor_infer"] = [own[replica * len(own) // size] for replica in range(size)] if own and has_own else [None]
+        size = config.num_replicas
+        served["actor_infer"] = [own[replica * len(own) // size] for replica in range(size)] if own else [None]
         if config.needs_reward_role:
             served["reward"] = served["actor_infer"][:1] if config.trains_apart else [None]
         where += f"; {size} inference processes" if size > 1 else "; sampling in this process"

@@ -139,6 +139,11 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return self.actor_infer.data_parallel_size
 
     @property
+    def server_devices(self) -> list[int] | None:
+        """The devices of the inference servers, if they are others than the trainer's."""
+        return self.actor_infer.device_mapping if self.trains_apart or self.num_replicas > 1 else None
+
+    @property
     def needs_reference(self) -> bool:
         """Whether a KL to the reference is in the reward or in the loss."""
         return self.add_token_level_kl or self.use_kl_loss

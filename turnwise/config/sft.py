@@ -39,6 +39,7 @@ class SFTConfig(RunKeys):
     early_stopping: SFTEarlyStopping | None = None
     plays_ahead: ClassVar[bool] = False
     num_replicas: ClassVar[int] = 0  # nothing is played, so nothing is served
+    server_devices: ClassVar[list[int] | None] = None
     deterministic: bool = False
     """Two runs of one config and seed are bit-identical."""
 
