@@ -104,7 +104,7 @@ class Conversation(Protocol):
 
         Returns None, and samples nothing, if the context has no room for the messages and one token. A context that was opened
         with tools adds `tool_calls`, in OpenAI's form with arguments as a mapping, and `call_errors`, a sentence for each call
-        that can't be read.
+        that can't be read. In a replay it may have `tool_results`, the texts that answered them then.
 
         Raises:
             ServerError: the request can't be served.

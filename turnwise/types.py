@@ -107,6 +107,8 @@ class Turn:
     step_s: float = 0.0
     kept_ids: KeptIds | None = None  # [K] and [R + 1], as in `Completion`
     kept_offsets: IntArray | None = None
+    tool_results: tuple[str, ...] | None = None
+    """What the model was shown in answer to the calls of this response, for replays."""
 
     @property
     def num_tokens(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import Conversation, OpenConversation
-from turnwise.tools.session import Interactions, InteractionSession, ToolBox, ToolResult, ToolSession
+from turnwise.tools.session import Interactions, InteractionSession, ToolBox, ToolSession
 from turnwise.types import Limit, Message, SamplingParams, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class ToolAgent:
             # The results of the last calls, or the user's last message, leave no room, so the context ends before them.
             if reply is None:
                 return "sequence_length"
-            turn = conversation.turns[-1]
+            turn, recorded = conversation.turns[-1], reply.pop("tool_results", None)
             calls, errors = reply.get("tool_calls") or (), reply.get("call_errors") or ()
             turn.metrics = {"tool_calls": float(len(calls) + len(errors)), "unreadable_calls": float(len(errors))}
             if turn.finish_reason == "length":
@@ -92,14 +92,34 @@ class ToolAgent:
             if turn_idx == settings.max_assistant_turns:
                 return "max_steps"
             if calls or errors:
-                messages = await self._answers(session, calls, errors)
+                messages = await self._answers(session, calls, errors, recorded)
+                turn.tool_results = tuple(message["content"] for message in messages)
             turn.step_s = time.perf_counter() - started
         raise AssertionError("count ends never")
 
-    async def _answers(self, session: ToolSession, calls: Sequence[Mapping[str, Any]], errors: Sequence[str]) -> list[Message]:
-        """A message of role `tool` for each call, in the order of the calls; unreadable ones come last."""
-        most = self._limits.max_parallel_calls
+    async def _answers(
+        self,
+        session: ToolSession,
+        calls: Sequence[Mapping[str, Any]],
+        errors: Sequence[str],
+        recorded: Sequence[str] | None,
+    ) -> list[Message]:
+        """A message of role `tool` for each call, in the order of the calls; unreadable ones come last. Nothing is executed where
+        the results are recorded."""
+        for error in errors:
+            logger.info("Failed to decode tool call: %s", error)
         functions = [call["function"] for call in calls]
+        if recorded is None or len(recorded) != len(calls) + len(errors):
+            recorded = list(map(self._shown, [*await self._results(session, functions), *errors]))
+        # A name that is no tool's is text of the model, which must not reach the template: it could forge a turn.
+        known = {schema["function"]["name"] for schema in session.schemas}
+        names = [f["name"] if f["name"] in known else "error" for f in functions] + ["error"] * len(errors)
+        ids = [call["id"] for call in calls] + [f"error{number:04d}" for number in range(len(errors))]
+        said = zip(names, ids, recorded, strict=True)
+        return [{"role": "tool", "name": name, "tool_call_id": call_id, "content": text} for name, call_id, text in said]
+
+    async def _results(self, session: ToolSession, functions: Sequence[Mapping[str, Any]]) -> list[str]:
+        most = self._limits.max_parallel_calls
         running = [asyncio.create_task(session.call(f["name"], f["arguments"])) for f in functions[:most]]
         try:
             results = await asyncio.gather(*running)
@@ -108,18 +128,8 @@ class ToolAgent:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        beyond = ToolResult(f"not executed: at most {most} call{'s' if most > 1 else ''} a turn", is_error=True)
-        results += [beyond] * (len(functions) - len(results))
-        # A name that is no tool's is text of the model, which must not reach the template: it could forge a turn.
-        known = {schema["function"]["name"] for schema in session.schemas}
-        answers = [
-            _message(function["name"] if function["name"] in known else "error", call["id"], self._shown(result.text))
-            for call, function, result in zip(calls, functions, results, strict=True)
-        ]
-        for number, error in enumerate(errors):
-            logger.info("Failed to decode tool call: %s", error)
-            answers.append(_message("error", f"error{number:04d}", self._shown(error)))
-        return answers
+        beyond = f"not executed: at most {most} call{'s' if most > 1 else ''} a turn"
+        return [result.text for result in results] + [beyond] * (len(functions) - len(results))
 
     def _shown(self, text: str) -> str:
         return shortened(text, self._limits.max_tool_response_length, self._limits.tool_response_truncate_side)
@@ -141,10 +151,6 @@ def shortened(text: str, limit: int, side: Side) -> str:
         case "middle":
             tail = limit - limit // 2
             return f"{text[: limit // 2]}...{_MARK}...{text[-tail:]}"
-
-
-def _message(name: str, call_id: str, content: str) -> Message:
-    return {"role": "tool", "name": name, "tool_call_id": call_id, "content": content}
 
 
 def _metrics(session: ToolSession, conversation: Conversation) -> dict[str, float]:

@@ -104,6 +104,8 @@ def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter
     }
     if turn.kept_ids is not None and turn.kept_offsets is not None:
         record["kept_ids"] = [turn.kept_ids[start:stop].tolist() for start, stop in pairwise(turn.kept_offsets)]
+    if turn.tool_results is not None:
+        record["tool_results"] = turn.tool_results
     if advantages is not None:
         # One number if all tokens of the turn share it, as with every trajectory- or turn-level estimator.
         is_constant = len(advantages) > 0 and bool((advantages == advantages[0]).all())
@@ -161,6 +163,7 @@ class TurnRecord(Record):
     step_s: float
     kept_ids: list[_TokenIds] | None = None
     """Kept ids of each sampled token."""
+    tool_results: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:

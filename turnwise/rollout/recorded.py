@@ -1,4 +1,5 @@
-"""Plays a recorded trajectory again: the loop, its environment and the template run, the tokens are the recorded ones."""
+"""Plays a recorded trajectory again: the loop, its environment and the template run, tokens and results of tools are the recorded
+ones."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from turnwise.errors import EnvironmentFault, RolloutError
-from turnwise.protocols import AgentLoop
+from turnwise.protocols import AgentLoop, Conversation
 from turnwise.rollout.player import EpisodeContexts
 from turnwise.rollout.tasks import sibling_sampling
 from turnwise.runtime.foreign import Foreign
-from turnwise.types import Completion, Media, SamplingParams, Task, Trajectory, Turn
+from turnwise.types import Completion, Media, Message, SamplingParams, Task, Trajectory, Turn
 
 
 class RecordEnd(RolloutError):
@@ -58,6 +59,21 @@ class RecordedServer:
         return self._contexts[number - 1 if turn.parent is None else turn.parent]
 
 
+class _RecordedConversation:
+    """A conversation over that server, whose replies have the recorded results of their calls."""
+
+    def __init__(self, conversation: Conversation, server: RecordedServer, recorded: list[Turn]) -> None:
+        self.turns, self.close = conversation.turns, conversation.close
+        self.remaining_tokens = conversation.remaining_tokens
+        self._conversation, self._server, self._recorded = conversation, server, recorded
+
+    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
+        reply = await self._conversation.generate(new_messages, max_new_tokens)
+        if reply is not None and (results := self._recorded[self._server.num_turns - 1].tool_results) is not None:
+            reply["tool_results"] = results
+        return reply
+
+
 async def replay(
     trajectory: Trajectory,
     agents: Callable[[Task], AgentLoop],
@@ -71,9 +87,13 @@ async def replay(
     task, server = trajectory.task, RecordedServer(trajectory, is_whole)
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
     own_sampling = sibling_sampling(sampling, task, trajectory.sibling)
+
+    def open_recorded(sampling: SamplingParams, **options: Any) -> Conversation:
+        return _RecordedConversation(opened(sampling, **options), server, trajectory.turns)
+
     try:
         with Foreign(f"the agent of {task.id}", are_faults=True):
-            played = await agents(task).run(task, trajectory.sibling, opened, own_sampling)
+            played = await agents(task).run(task, trajectory.sibling, open_recorded, own_sampling)
     except RecordEnd:
         return ""
     except EnvironmentFault as fault:

@@ -159,6 +159,7 @@ class _Line(Record):
     task: Task | None = None
     sibling: int = 0
     turn: int = 0
+    messages: list[dict[str, Any]] = []
     sampled: TurnRecord | None = None
 
 
@@ -195,6 +196,9 @@ def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
                     cut.add(line.episode)
                 elif line.sampled:
                     begun[line.episode].turns.append(line.sampled.made())
+                elif turns := begun[line.episode].turns:
+                    results = tuple(message.get("content", "") for message in line.messages if message.get("role") == "tool")
+                    turns[-1].tool_results = results or None
     if cut:
         losses.append(f"turns of {counted(len(cut), 'episode')} are left out, since earlier ones of them are gone")
     return [episode for episode in episodes if episode.turns], losses

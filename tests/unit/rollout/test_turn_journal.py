@@ -31,6 +31,7 @@ from turnwise.cli.main import main
 from turnwise.config import AgenticConfig, load_config
 from turnwise.errors import DataError, RolloutError, ServerError
 from turnwise.rollout.journal import write_group
+from turnwise.rollout.record import read_record
 from turnwise.rollout.recorded import replay
 from turnwise.rollout.turn_journal import TurnJournal, earlier_part, is_turn_journal, read_turns
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
@@ -105,6 +106,36 @@ def test_a_finished_episode_is_replayed_too_and_one_that_ends_too_early_differs(
     trajectory.turns.append(trajectory.turns[1])
     with pytest.raises(RolloutError, match=r"turn 3, the loop ended before it"):
         replayed(trajectory)
+
+
+def test_a_replay_executes_no_call_whose_result_is_recorded(tmp_path: Path) -> None:
+    """A tool that answers otherwise each time, several calls in a turn, one that can't be read, one too many, a long result."""
+
+    class Counting(Notebook):
+        num_calls = 0
+
+        async def execute(self, state: Any, arguments: Any) -> str:
+            Counting.num_calls += 1
+            return f"{Counting.num_calls} " + "x" * (3000 if arguments["text"] == "long" else 0)
+
+    def counting(task: Task) -> ToolAgent:
+        tools = ToolBox([OfferedTool(Counting())], timeout_s=60.0)
+        return ToolAgent(RowAgentSettings(), tools=tools, limits=ToolAgentLimits(max_parallel_calls=2))
+
+    path, said = tmp_path / "turns.jsonl", [noting("long") + noting("y") + noting("z") + "<tool_call>{", noting("y"), "2"]
+    journal = TurnJournal(path, 1_000_000)
+    opened = contexts(ScriptedServer(map(TEMPLATE.respond, said)), "episode")
+    [played] = asyncio.run(journal.noted(counting)(TASK).run(TASK, 1, opened, SAMPLING))
+    journal.close()
+    assert [turn.tool_results and len(turn.tool_results) for turn in played.turns] == [4, 1, None] and Counting.num_calls == 3
+    [key, read] = read_record(write_group(0, Group(TASK, [played]))[0])
+    for trajectory, is_whole in ((read, True), (read_turns(path)[0][0], False)):
+        assert [turn.tool_results for turn in trajectory.turns] == [turn.tool_results for turn in played.turns]
+        assert asyncio.run(replay(trajectory, counting, contexts, SAMPLING, is_whole=is_whole)) == ""
+    assert Counting.num_calls == 3
+    read.turns[1].tool_results = None  # as in records of earlier versions: the tool is asked, and says something else
+    with pytest.raises(RolloutError, match=r"turn 3, position \d+: expected"):
+        asyncio.run(replay(read, counting, contexts, SAMPLING))
 
 
 def test_what_goes_wrong_after_the_last_turn_is_said(tmp_path: Path) -> None:
