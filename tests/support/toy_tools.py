@@ -9,7 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnwise.errors import ToolError
+from turnwise.tools import jail
 from turnwise.types import Observation, Task
+
+LACKS_SANDBOX = "TURNWISE_NEEDS_SANDBOX" not in os.environ and jail.landlock_version() < jail.MIN_LANDLOCK
+"""Whether tests of the sandbox are skipped. CI needs one: there a refusal is a failed test."""
 
 
 def schema(name: str) -> dict[str, Any]:

@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+from toy_tools import LACKS_SANDBOX
 
 from turnwise.errors import ConfigError, NotAvailableError
 from turnwise.protocols import Tool
-from turnwise.tools import jail
 from turnwise.tools.python_tool import PythonTool
 
-pytestmark = pytest.mark.skipif(jail.landlock_version() < jail.MIN_LANDLOCK, reason="this kernel has no Landlock")
+pytestmark = pytest.mark.skipif(LACKS_SANDBOX, reason="this kernel has no Landlock")
 
 
 def answer(code: str, **config) -> str:

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from toy_tools import LACKS_SANDBOX
 
 import turnwise
 from turnwise.errors import ConfigError, NotAvailableError
@@ -30,7 +31,7 @@ ORDINARY = [
 ]
 """Makes root an ordinary user that may read the interpreter wherever it is installed."""
 
-pytestmark = pytest.mark.skipif(jail.landlock_version() < jail.MIN_LANDLOCK, reason="this kernel has no Landlock")
+pytestmark = pytest.mark.skipif(LACKS_SANDBOX, reason="this kernel has no Landlock")
 
 
 def run(code: str, **limits) -> PythonResult:

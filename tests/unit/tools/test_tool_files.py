@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from toy_rewards import TellsTools
-from toy_tools import Notebook, schema
+from toy_tools import LACKS_SANDBOX, Notebook, schema
 
 from turnwise.build.rows import build_row_agent, load_rows
 from turnwise.build.tools import build_tools
@@ -17,7 +17,6 @@ from turnwise.config import AgenticConfig, parse_config
 from turnwise.errors import ConfigError, DataError, EnvironmentFault
 from turnwise.runtime.stopwatch import Stopwatch
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.tools import jail
 from turnwise.tools.gsm8k import Gsm8kTool
 from turnwise.types import Task
 
@@ -80,7 +79,7 @@ def test_public_functions_of_a_file_are_tools(folder: Path) -> None:
     assert asyncio.run(main()) == "1.5"
 
 
-@pytest.mark.skipif(jail.landlock_version() < jail.MIN_LANDLOCK, reason="this kernel has no Landlock")
+@pytest.mark.skipif(LACKS_SANDBOX, reason="this kernel has no Landlock")
 def test_the_python_tool_by_its_name(folder: Path) -> None:
     box = build_tools(config_of({"tools": [{"class_name": "python", "config": {"timeout_s": 20}}]}))
 
