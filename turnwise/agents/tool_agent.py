@@ -104,8 +104,8 @@ class ToolAgent:
         errors: Sequence[str],
         recorded: Sequence[str] | None,
     ) -> list[Message]:
-        """A message of role `tool` for each call, in the order of the calls; unreadable ones come last. Nothing is executed where
-        the results are recorded."""
+        """A message of role `tool` for each call, in the order of the calls; unreadable ones come last. Where results are
+        recorded, nothing is executed."""
         for error in errors:
             logger.info("Failed to decode tool call: %s", error)
         functions = [call["function"] for call in calls]

@@ -1,5 +1,4 @@
-"""Plays a recorded trajectory again: the loop, its environment and the template run, tokens and results of tools are the recorded
-ones."""
+"""Plays a recorded trajectory again: loop, environment and template run, tokens and results of tools are the recorded ones."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -159,7 +159,7 @@ class _Line(Record):
     task: Task | None = None
     sibling: int = 0
     turn: int = 0
-    messages: list[dict[str, Any]] = []
+    messages: Sequence[dict[str, Any]] = ()
     sampled: TurnRecord | None = None
 
 

@@ -128,7 +128,7 @@ def test_a_replay_executes_no_call_whose_result_is_recorded(tmp_path: Path) -> N
     [played] = asyncio.run(journal.noted(counting)(TASK).run(TASK, 1, opened, SAMPLING))
     journal.close()
     assert [turn.tool_results and len(turn.tool_results) for turn in played.turns] == [4, 1, None] and Counting.num_calls == 3
-    [key, read] = read_record(write_group(0, Group(TASK, [played]))[0])
+    _, read = read_record(write_group(0, Group(TASK, [played]))[0])
     for trajectory, is_whole in ((read, True), (read_turns(path)[0][0], False)):
         assert [turn.tool_results for turn in trajectory.turns] == [turn.tool_results for turn in played.turns]
         assert asyncio.run(replay(trajectory, counting, contexts, SAMPLING, is_whole=is_whole)) == ""
