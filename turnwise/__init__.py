@@ -19,17 +19,12 @@ __version__ = "0.1.0"
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+_LATER = {"Trainer": "trainer.trainer", "RLTrainingTool": "rl_tool.tool", "AgenticRLPipeline": "rl_tool.pipeline"}
+
+
 def __getattr__(name: str) -> object:
-    if name == "Trainer":
-        from turnwise.trainer.trainer import Trainer
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
 
-        return Trainer
-    if name == "RLTrainingTool":
-        from turnwise.rl_tool.tool import RLTrainingTool
-
-        return RLTrainingTool
-    if name == "AgenticRLPipeline":
-        from turnwise.rl_tool.pipeline import AgenticRLPipeline
-
-        return AgenticRLPipeline
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return vars(import_module(f"{__name__}.{_LATER[name]}"))[name]

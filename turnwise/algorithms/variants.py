@@ -55,16 +55,19 @@ VariantResult = tuple[Tensor, dict[str, Tensor]]
 Variant = Callable[..., VariantResult]
 
 
+def _shares(is_clipped: Tensor, x: Tensor, low: float, high: float) -> dict[str, Tensor]:
+    return {
+        "actor/clipfrac": is_clipped,
+        "actor/ppo_ratio_high_clipfrac": x > high,
+        "actor/ppo_ratio_low_clipfrac": x < low,
+    }
+
+
 def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> VariantResult:
     """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A) [N]."""
     unclipped = -ratio * advantages
     clipped = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
-    shares = {
-        "actor/clipfrac": clipped > unclipped,
-        "actor/ppo_ratio_high_clipfrac": ratio > 1.0 + clip_high,
-        "actor/ppo_ratio_low_clipfrac": ratio < 1.0 - clip_low,
-    }
-    return torch.maximum(unclipped, clipped), shares
+    return torch.maximum(unclipped, clipped), _shares(clipped > unclipped, ratio, 1.0 - clip_low, 1.0 + clip_high)
 
 
 def _weighted(inputs: PolicyInputs, weights: Tensor) -> Tensor:
@@ -104,11 +107,7 @@ def gmpo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantR
     sign = torch.sign(advantages)
     clipped = difference.clamp(-clip_low, clip_high)
     exponent = sign * torch.minimum(sign * difference, sign * clipped)
-    shares = {
-        "actor/clipfrac": sign * clipped < sign * difference,
-        "actor/ppo_ratio_high_clipfrac": difference > clip_high,
-        "actor/ppo_ratio_low_clipfrac": difference < -clip_low,
-    }
+    shares = _shares(sign * clipped < sign * difference, difference, -clip_low, clip_high)
     return -advantages * torch.exp(inputs.averaged(exponent)), shares
 
 
@@ -119,12 +118,7 @@ def cispo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> Variant
     """
     ratio = inputs.ratio
     weights = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    shares = {
-        "actor/clipfrac": weights != ratio,
-        "actor/ppo_ratio_high_clipfrac": ratio > 1.0 + clip_high,
-        "actor/ppo_ratio_low_clipfrac": ratio < 1.0 - clip_low,
-    }
-    return _weighted(inputs, weights), shares
+    return _weighted(inputs, weights), _shares(weights != ratio, ratio, 1.0 - clip_low, 1.0 + clip_high)
 
 
 def sapo(inputs: PolicyInputs, *, tau_positive: float, tau_negative: float) -> VariantResult:

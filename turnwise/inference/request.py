@@ -1,7 +1,7 @@
 """A request as a server in this process sees it, its checks, which are common to all servers, and how it ended."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -142,18 +142,14 @@ def _prompt_problem(prompt_ids: IntArray, vocab_size: int, max_length: int) -> s
 
 
 def _sampling_problem(sampling: SamplingParams) -> str | None:
-    if sampling.max_new_tokens < 1:
-        return f"max_new_tokens is {sampling.max_new_tokens}; it must be at least 1"
-    if sampling.temperature < 0:
-        return f"temperature is {sampling.temperature}; it must be 0 (greedy) or more"
-    if not 0 < sampling.top_p <= 1:
-        return f"top_p is {sampling.top_p}; it must be in (0, 1]"
-    if sampling.top_k < 0:
-        return f"top_k is {sampling.top_k}; it must be 0 (off) or more"
-    if not 0 <= sampling.min_p <= 1:
-        return f"min_p is {sampling.min_p}; it must be in [0, 1], 0 being off"
-    if sampling.repetition_penalty <= 0:
-        return f"repetition_penalty is {sampling.repetition_penalty}; it must be above 0"
-    if not 0 <= sampling.seed < 2**64:
-        return f"seed is {sampling.seed}; it must be in [0, 2**64)"
-    return None
+    allowed = {
+        "max_new_tokens": (sampling.max_new_tokens >= 1, "at least 1"),
+        "temperature": (sampling.temperature >= 0, "0 (greedy) or more"),
+        "top_p": (0 < sampling.top_p <= 1, "in (0, 1]"),
+        "top_k": (sampling.top_k >= 0, "0 (off) or more"),
+        "min_p": (0 <= sampling.min_p <= 1, "in [0, 1], 0 being off"),
+        "repetition_penalty": (sampling.repetition_penalty > 0, "above 0"),
+        "seed": (0 <= sampling.seed < 2**64, "in [0, 2**64)"),
+    }
+    wrong = next((name for name, (is_allowed, _) in allowed.items() if not is_allowed), None)
+    return wrong and f"{wrong} is {asdict(sampling)[wrong]}; it must be {allowed[wrong][1]}"

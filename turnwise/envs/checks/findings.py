@@ -39,6 +39,11 @@ class Finding:
         return asdict(self)
 
 
+def judged(check: str, result: str, advice: str = "") -> Finding:
+    """A warning where there is advice, else all is well."""
+    return Finding(check, "warning" if advice else "ok", result, advice)
+
+
 @dataclass(slots=True)
 class CheckedEpisode:
     """One episode as it was seen: the result of `reset`, and one of each action."""
@@ -65,9 +70,8 @@ def starts(call_results: Sequence[CallResult]) -> Finding:
     """Whether other seeds give other starts."""
     distinct = len({call_result.content for call_result in call_results})
     result = f"{distinct} of {len(call_results)} starts are distinct ({distinct / len(call_results):.0%})"
-    if distinct == 1 and len(call_results) > 1:
-        return Finding("other seeds", "warning", result, "draw the start from reset's seed, unless there is one task only")
-    return Finding("other seeds", "ok", result)
+    is_fixed = distinct == 1 and len(call_results) > 1
+    return judged("other seeds", result, "draw the start from reset's seed, unless there is one task only" if is_fixed else "")
 
 
 def splits(
@@ -80,16 +84,16 @@ def splits(
     result = f"{num_shared} of {len(val)} validation starts occur among {len(train)} of training"
     if plays_all:
         advice = "training and validation tasks are the same: success in validation says nothing about new tasks"
-        return Finding("train/val", "warning", f"{result}: too few tasks to hold any out", advice)
+        return judged("train/val", f"{result}: too few tasks to hold any out", advice)
     if takes_split and is_given:
         advice = "remove `split` from the arguments, if the environment can hold tasks out"
-        return Finding("train/val", "warning", f"{result}; `split` is given, so only seeds differ", advice)
+        return judged("train/val", f"{result}; `split` is given, so only seeds differ", advice)
     if not takes_split:
         advice = "give the constructor a parameter `split` (train or val) that keeps tasks apart by content"
-        return Finding("train/val", "warning", f"{result}; no `split`: only seeds differ", advice)
+        return judged("train/val", f"{result}; no `split`: only seeds differ", advice)
     if num_shared:
         return Finding("train/val", "error", result, "let `split` decide by a hash of the content, not by seed")
-    return Finding("train/val", "ok", result)
+    return judged("train/val", result)
 
 
 def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
@@ -97,17 +101,16 @@ def rewards(episodes: Sequence[CheckedEpisode]) -> Finding:
     values, scores = [step.reward for e in episodes for step in e.steps], [e.score for e in episodes]
     spread = f"{min(values):.3g} … {max(values):.3g} a step, {min(scores):.3g} … {max(scores):.3g} an episode"
     result = f"{spread}; not 0 in {_share(map(bool, values)):.1%} of steps, {_share(map(bool, scores)):.0%} of episodes"
-    if min(scores) == max(scores) and len(scores) > 1:
-        advice = "equal scores teach nothing: use easier tasks, rewards on the way, or a start from demonstrations"
-        return Finding("rewards", "warning", result, advice)
-    return Finding("rewards", "ok", result)
+    is_equal = min(scores) == max(scores) and len(scores) > 1
+    advice = "equal scores teach nothing: use easier tasks, rewards on the way, or a start from demonstrations"
+    return judged("rewards", result, advice if is_equal else "")
 
 
 def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[CheckedEpisode]) -> Finding:
     """The reward of text that is no action. It should be less than most actions', or training learns to say such text."""
     result = ", ".join(f"{name} gets reward {m.reward:.3g}{' and the end' if m.is_over else ''}" for name, m in answers)
     if not episodes:
-        return Finding("no action", "ok", f"{result}; what actions get wasn't examined")
+        return judged("no action", f"{result}; what actions get wasn't examined")
     steps, scores = [step.reward for e in episodes for step in e.steps], [e.score for e in episodes]
     for name, call_result in answers:
         # An action that ends the episode also avoids all later penalties.
@@ -116,8 +119,8 @@ def unreadable(answers: Sequence[tuple[str, CallResult]], episodes: Sequence[Che
         if worse > 0.5:
             result += f"; {name} pays better than {worse:.0%} of {what}, which get {min(beside):.3g} … {max(beside):.3g}"
             advice = f"give it less than {min(beside):.3g}, such as by a format_penalty: training would learn to say nothing"
-            return Finding("no action", "warning", result, advice)
-    return Finding("no action", "ok", result)
+            return judged("no action", result, advice)
+    return judged("no action", result)
 
 
 def metrics(episodes: Sequence[CheckedEpisode], reductions: Mapping[str, Reduction]) -> Finding:
@@ -126,11 +129,11 @@ def metrics(episodes: Sequence[CheckedEpisode], reductions: Mapping[str, Reducti
     result = ", ".join(f"{name} ({reduction})" for name, reduction in reductions.items()) or "none"
     if silent := [name for name in reductions if name not in reported]:
         advice = "report them in info['metrics'] of step, or take them out of metric_reductions"
-        return Finding("metrics", "warning", f"never reported: {', '.join(silent)}", advice)
-    if "success" not in reductions:
-        advice = "declare `success` (last); until then every positive score counts as one"
-        return Finding("metrics", "warning", f"{result}, no `success`", advice)
-    return Finding("metrics", "ok", result)
+        return judged("metrics", f"never reported: {', '.join(silent)}", advice)
+    if "success" in reductions:
+        return judged("metrics", result)
+    advice = "declare `success` (last); until then every positive score counts as one"
+    return judged("metrics", f"{result}, no `success`", advice)
 
 
 def observations(
@@ -150,14 +153,14 @@ def observations(
             return Finding("observations", "error", result, advice)
         if budget and longest > budget:
             advice = "episodes will be cut by sequence_length: shorten observations, raise it, or use mode: step"
-            return Finding("observations", "warning", result, advice)
+            return judged("observations", result, advice)
     elif budget and max(lengths) > CHARACTERS_PER_TOKEN * budget:
         advice = f"it hardly fits into a context of {budget} tokens: shorten it, or count them with --tokenizer DIR"
-        return Finding("observations", "warning", result, advice)
+        return judged("observations", result, advice)
     num_empty = sum(not m.text.strip() and not m.images for e in episodes for m in e.call_results if not m.is_over)
     if num_empty:
-        return Finding("observations", "warning", f"{result}; {num_empty} are empty", "show the model something")
-    return Finding("observations", "ok", result)
+        return judged("observations", f"{result}; {num_empty} are empty", "show the model something")
+    return judged("observations", result)
 
 
 def lengths(episodes: Sequence[CheckedEpisode], max_steps: int) -> Finding:
@@ -166,10 +169,8 @@ def lengths(episodes: Sequence[CheckedEpisode], max_steps: int) -> Finding:
     ended, cut = _share(m.is_terminated for m in last), _share(m.is_truncated and not m.is_terminated for m in last)
     result = f"{fmean(counts):.1f} steps, at most {max(counts)}; {ended:.0%} terminated, {cut:.0%} truncated, "
     result += f"{max(1 - ended - cut, 0.0):.0%} cut by max_steps {max_steps}"
-    if ended + cut == 0:
-        advice = "no episode came to its end: raise max_steps (--max-steps here), or check that step ever says terminated"
-        return Finding("episodes", "warning", result, advice)
-    return Finding("episodes", "ok", result)
+    advice = "no episode came to its end: raise max_steps (--max-steps here), or check that step ever says terminated"
+    return judged("episodes", result, "" if ended + cut else advice)
 
 
 def player(
@@ -181,10 +182,9 @@ def player(
     """How often a player succeeds. An expert must do it more often than the random player, whose episodes are `beaten`."""
     num_successes, score = sum(e.is_success(reductions) for e in episodes), fmean(e.score for e in episodes)
     result = f"success {num_successes / len(episodes):.2f} ({num_successes} of {len(episodes)}), score {score:.3g} on average"
-    if beaten is not None and (not num_successes or (beaten and score <= fmean(e.score for e in beaten))):
-        advice = "it should beat a random player: check rewards, `success`, max_steps and the expert"
-        return Finding(check, "warning", result, advice)
-    return Finding(check, "ok", result)
+    is_weak = beaten is not None and (not num_successes or (beaten and score <= fmean(e.score for e in beaten)))
+    advice = "it should beat a random player: check rewards, `success`, max_steps and the expert"
+    return judged(check, result, advice if is_weak else "")
 
 
 def state_keys(episodes: Sequence[CheckedEpisode]) -> Finding:
@@ -201,12 +201,11 @@ def state_keys(episodes: Sequence[CheckedEpisode]) -> Finding:
     result = f"{len(views_of)} keys, {len(keys_of)} observations in {len(seen)} turns"
     if merged := _share(len(views_of[key]) > 1 for _, key in seen):
         advice = "GiGPO would compare different states: put all that the observation shows into the key"
-        return Finding("state_key", "warning", f"{result}; {merged:.0%} of turns share a key and look different", advice)
+        return judged("state_key", f"{result}; {merged:.0%} of turns share a key and look different", advice)
     if hidden := _share(len(keys_of[view]) > 1 for view, _ in seen):
         advice = "the model can't tell these states apart: show more, or accept that it must remember"
-        result = f"{result}; {hidden:.0%} of turns look the same but are in different states"
-        return Finding("state_key", "warning", result, advice)
-    return Finding("state_key", "ok", f"{result}, one to one")
+        return judged("state_key", f"{result}; {hidden:.0%} of turns look the same but are in different states", advice)
+    return judged("state_key", f"{result}, one to one")
 
 
 def times(clock: CallTimes, mean_steps: float, num_cores: int) -> Finding:
@@ -220,14 +219,14 @@ def times(clock: CallTimes, mean_steps: float, num_cores: int) -> Finding:
     start_s = sorted(reset.wall_s)[len(reset.wall_s) // 2] + fmean(made.wall_s)
     result = f"mean {duration(mean_s)}, p99 {duration(p99_s)}, max {duration(ordered[-1])}; a start {duration(start_s)}"
     if step.is_async:
-        return Finding("step time", "ok", f"{result}: coroutines")
+        return judged("step time", f"{result}: coroutines")
     if mean_s + start_s / max(mean_steps, 1.0) <= COOPERATIVE_S and p99_s <= TAIL_S and start_s <= BLOCK_S:
-        return Finding("step time", "ok", f"{result}: cooperative")
+        return judged("step time", f"{result}: cooperative")
     if sum(step.cpu_s) + sum(reset.cpu_s) < 0.5 * (sum(step.wall_s) + sum(reset.wall_s)):
         advice = f"it mostly waits: max_env_num_per_worker: {NUM_WAITING} lets {NUM_WAITING} calls wait at once"
     else:
         advice = f"it mostly computes: make it quicker, or set max_env_num_per_worker: {num_cores} if it releases Python's lock"
-    return Finding("step time", "warning", f"{result}: blocking", advice)
+    return judged("step time", f"{result}: blocking", advice)
 
 
 def duration(seconds: float) -> str:

@@ -3,7 +3,7 @@ decoder layer's other work between matrix products, in torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -62,25 +62,8 @@ class _Pieces:
         return _Pieces(self.slots[index], self.tokens[index], self.starts[index], self.counts[index])
 
 
-def plan_attention(step: PackedStep, device: torch.device, dtype: torch.dtype) -> list[AttentionGroup]:
-    """Groups the rows of a step: decoding rows, then the others by the power of two above their number of new tokens."""
-    pieces = _Pieces(step.slots, np.cumsum(step.counts) - step.counts, step.starts, step.counts)
-    if len(step.token_ids) == len(step.slots):
-        return [_group(pieces, len(step.token_ids), device, dtype)]
-    return [_group(group, len(step.token_ids), device, dtype) for group in _grouped(pieces)]
-
-
-def attend(queries: Tensor, keys: Tensor, values: Tensor, groups: Sequence[AttentionGroup], scale: float) -> Tensor:
-    """Attention output [N, heads · head_dim] of packed queries [N, heads, head_dim] over a layer's cache, causal per row."""
-    if len(groups) == 1 and groups[0].tokens is None:
-        return _attend_group(queries, keys, values, groups[0], scale)
-    output = torch.empty_like(queries).flatten(1)
-    for group in groups:
-        output[group.tokens] = _attend_group(queries[group.tokens], keys, values, group, scale)
-    return output
-
-
 def _grouped(pieces: _Pieces) -> Iterator[_Pieces]:
+    """The rows by the power of two above their number of new tokens."""
     exponents = np.ceil(np.log2(pieces.counts)).astype(np.int64)
     for exponent in np.unique(exponents):
         alike = pieces[np.flatnonzero(exponents == exponent)]
@@ -190,7 +173,10 @@ class TorchOps:
         self._slots = torch.from_numpy(step.slots[step.rows]).to(device)
         self._positions = torch.from_numpy(step.positions).to(device)
         self._cosines, self._sines = rotary.index_select(0, self._positions)[:, :, None].unbind(1)
-        self._groups = plan_attention(step, device, dtype)
+        num_tokens = len(step.token_ids)
+        pieces = _Pieces(step.slots, np.cumsum(step.counts) - step.counts, step.starts, step.counts)
+        groups = [pieces] if num_tokens == len(step.slots) else _grouped(pieces)
+        self._groups = [_group(group, num_tokens, device, dtype) for group in groups]
 
     def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """x / √(mean x² + eps) · weight over the last dimension (Zhang & Sennrich 2019)."""
@@ -218,7 +204,13 @@ class TorchOps:
 
     def attend(self, layer: int, queries: Tensor) -> Tensor:
         """Attention output [N, heads · head_dim]: each token sees its slot's cache up to its own position."""
-        return attend(queries, self._cache.keys[layer], self._cache.values[layer], self._groups, self._shape.scale)
+        keys, values, groups = self._cache.keys[layer], self._cache.values[layer], self._groups
+        if len(groups) == 1 and groups[0].tokens is None:
+            return _attend_group(queries, keys, values, groups[0], self._shape.scale)
+        output = torch.empty_like(queries).flatten(1)
+        for group in groups:
+            output[group.tokens] = _attend_group(queries[group.tokens], keys, values, group, self._shape.scale)
+        return output
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) · up of [N, 2 · size], their halves; [N, size]."""
