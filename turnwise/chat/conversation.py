@@ -5,7 +5,7 @@ import logging
 import re
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -227,6 +227,7 @@ def _parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
 
 
+@dataclass(frozen=True)
 class TokenContexts:
     """Opens token ledgers over one server, with request ids of this episode's own.
 
@@ -234,20 +235,12 @@ class TokenContexts:
     tool calls in contexts that are opened with tools.
     """
 
-    def __init__(
-        self,
-        template: ChatTemplate,
-        server: PolicyServer,
-        max_length: int,
-        episode_id: str,
-        parser: ToolCallParser | None = None,
-    ) -> None:
-        self._template = template
-        self._server = server
-        self._max_length = max_length
-        self._episode_id = episode_id
-        self._parser = parser
-        self._conversations: list[TokenConversation] = []
+    template: ChatTemplate
+    server: PolicyServer
+    max_length: int
+    episode_id: str
+    parser: ToolCallParser | None = None
+    _conversations: list[TokenConversation] = field(init=False, default_factory=list)
 
     def __call__(
         self,
@@ -258,18 +251,18 @@ class TokenContexts:
         encode_special_tokens: bool = True,
     ) -> TokenConversation:
         index = len(self._conversations)
-        request_id = f"{self._episode_id}/{index}"
+        request_id = f"{self.episode_id}/{index}"
         # Turns count from 0 in each context, so the contexts of an episode need seeds of their own.
         sampling = replace(sampling, seed=derive_seed(sampling.seed, "context", index))
         conversation = TokenConversation(
-            self._template if encode_special_tokens else self._template.without_special_tokens,
-            self._server,
+            self.template if encode_special_tokens else self.template.without_special_tokens,
+            self.server,
             request_id,
             sampling,
-            self._max_length,
+            self.max_length,
             parent=parent,
             tools=tools,
-            parser=self._parser,
+            parser=self.parser,
             opens_episode=index == 0,
         )
         self._conversations.append(conversation)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from turnwise.batching.samples import build_samples
@@ -43,6 +43,7 @@ class EpisodeContexts(OpenConversation, Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
 class GroupPlayer:
     """Plays groups on the run's event loop: each task by its agent, contexts by the id of an episode.
 
@@ -50,30 +51,21 @@ class GroupPlayer:
     ends.
     """
 
-    def __init__(
-        self,
-        agents: Callable[[Task], AgentLoop],
-        contexts: Callable[[str], EpisodeContexts],
-        sampling: SamplingParams,
-        settings: SchedulerSettings,
-        watchdog: Watchdog,
-        on_end: Callable[[int], None] = lambda index: None,
-    ) -> None:
-        self.settings = settings
-        self._agents = agents
-        self._contexts = contexts
-        self._sampling = sampling
-        self._watchdog = watchdog
-        self._on_end = on_end
+    agents: Callable[[Task], AgentLoop]
+    contexts: Callable[[str], EpisodeContexts]
+    sampling: SamplingParams
+    settings: SchedulerSettings
+    watchdog: Watchdog
+    on_end: Callable[[int], None] = lambda index: None
 
     async def play(self, task: Task, index: int, note_failure: NoteFailure = lambda failed: None) -> Group:
         """Plays the task's group, number `index`. If cancelled, it leaves no episode behind. An episode that fails for good is
         noted at once if the group needs it.
         """
         size, redundancy = self.settings.group_size, self.settings.group_size_redundancy
-        samplings = [self._sampling] * (size + redundancy)
+        samplings = [self.sampling] * (size + redundancy)
         if self.settings.has_greedy_sibling:
-            samplings.append(replace(self._sampling, do_sample=False))
+            samplings.append(replace(self.sampling, do_sample=False))
         num_spare = redundancy
 
         async def noted(sibling: int, sampling: SamplingParams) -> list[Trajectory]:
@@ -91,7 +83,7 @@ class GroupPlayer:
             for sibling, sampling in enumerate(samplings)
         ]
         for episode in episodes:
-            episode.add_done_callback(lambda ended: None if ended.cancelled() else self._on_end(index))
+            episode.add_done_callback(lambda ended: None if ended.cancelled() else self.on_end(index))
         try:
             if redundancy:
                 await _quickest(episodes[: size + redundancy], size)
@@ -110,12 +102,12 @@ class GroupPlayer:
         """Plays one episode with its retries. Here an exception of agent or environment becomes data."""
         error = ""
         for attempt in range(1 + self.settings.max_env_retries):
-            contexts = self._contexts(f"{task.id}/{sibling}/{attempt}")
+            contexts = self.contexts(f"{task.id}/{sibling}/{attempt}")
             try:
                 async with self._limit(task.tag):
                     own_sampling = sibling_sampling(sampling, task, sibling)
                     with Foreign(f"the agent of {task.tag}"):
-                        trajectories = await self._agents(task).run(task, sibling, contexts, own_sampling)
+                        trajectories = await self.agents(task).run(task, sibling, contexts, own_sampling)
                 contexts.verify()
                 for trajectory in trajectories:
                     trajectory.samples = build_samples(trajectory)
@@ -140,7 +132,7 @@ class GroupPlayer:
 
     def _limit(self, tag: str) -> Wait:
         awaited, timeout_s = f"an episode of {tag} to end", self.settings.episode_timeout_s
-        return self._watchdog.waiting("the rollouts", awaited, timeout_s, "episode_timeout_s", EnvironmentFault)
+        return self.watchdog.waiting("the rollouts", awaited, timeout_s, "episode_timeout_s", EnvironmentFault)
 
 
 async def _quickest(episodes: Sequence[Episode], num_wanted: int) -> None:

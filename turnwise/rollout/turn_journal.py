@@ -8,7 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -91,14 +91,15 @@ def earlier_part(path: Path) -> Path:
     return path.with_name(f"{path.stem}.1{path.suffix}")
 
 
+@dataclass
 class _NotedLoop:
-    def __init__(self, loop: AgentLoop, journal: TurnJournal) -> None:
-        self._loop, self._journal = loop, journal
+    loop: AgentLoop
+    journal: TurnJournal
 
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
     ) -> list[Trajectory]:
-        return await self._loop.run(task, sibling, _NotedContexts(self._journal, task, sibling, open_conversation), sampling)
+        return await self.loop.run(task, sibling, _NotedContexts(self.journal, task, sibling, open_conversation), sampling)
 
 
 class _NotedContexts:
