@@ -132,7 +132,7 @@ def test_training_and_validation_start_in_different_states() -> None:
     assert len(starts["train"]) > 100 and len(starts["val"]) > 50 and not starts["train"] & starts["val"]
 
 
-@pytest.mark.parametrize("name", ["CliffWalking-v1", "MiniGrid-Empty-5x5-v0"])
+@pytest.mark.parametrize("name", ["CliffWalking-v1", "minigrid:MiniGrid-Empty-5x5-v0"])
 def test_an_environment_with_one_start_plays_it_in_both_splits_and_says_so(name: str, caplog: pytest.LogCaptureFixture) -> None:
     _say_that_all_are_played.cache_clear()
     walks = [GymnasiumEnv(name, split=split) for split in ("train", "val")]
