@@ -33,7 +33,8 @@ test-full: $(VENV)/.installed-dev
 	$(BIN)/python tests/full.py
 
 # Every CUDA path, then its figures, in at most ten minutes. It uses the Python at hand, as images for GPUs come with a torch of
-# their own, and writes benchmarks/results/gpu-<card>.json. pytest, transformers and pydantic must be there.
+# their own, and writes benchmarks/results/gpu-<card>.json. The dependencies of pyproject.toml and pytest must be there, and peft for
+# what trains adapters.
 gpu:
 	TURNWISE_NEEDS_GPU=1 PYTHONPATH=. $(PYTHON) -m pytest tests/gpu
 	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -126,13 +127,20 @@ def test_greedy_answers_are_those_of_generate(device):
 
 ROLES = ("actor_train", "actor_infer", "critic", "reference")
 LORA = {"lora_rank": 4, "lora_dropout": 0.1}
+NEEDS_PEFT = pytest.mark.skipif(find_spec("peft") is None, reason="LoRA needs peft, which isn't installed")
 PPO = {"adv_estimator": "gae", "critic": training(1e-3), "use_kl_loss": True}
 """Three models of their own beside the server, which take turns on a card."""
 
 
 @pytest.mark.parametrize(
     ("dtype", "policy", "changes"),
-    [("fp32", {}, {}), ("bf16", {}, {}), ("fp16", {}, {}), ("bf16", {}, PPO), ("bf16", LORA, {"use_kl_loss": True})],
+    [
+        ("fp32", {}, {}),
+        ("bf16", {}, {}),
+        ("fp16", {}, {}),
+        ("bf16", {}, PPO),
+        pytest.param("bf16", LORA, {"use_kl_loss": True}, marks=NEEDS_PEFT),
+    ],
     ids=["fp32", "bf16", "fp16", "critic and reference", "LoRA"],
 )
 def test_a_whole_run_trains_and_its_parity_gate_passes(device, tiny_model, tmp_path, dtype, policy, changes):
@@ -154,6 +162,7 @@ def test_a_deterministic_run_repeats_itself(device, tiny_model, tmp_path, dtype)
     assert measured(runs[0].folder) == measured(runs[1].folder)
 
 
+@NEEDS_PEFT
 def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(device, tiny_model, tmp_path):
     changes = {"actor_train": training(1e-3) | {"model_args": LORA}, "deterministic": True}
     whole = run_small(small_config(tiny_model, tmp_path / "whole", max_steps=3, **changes))
