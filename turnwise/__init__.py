@@ -1,8 +1,7 @@
 """turnwise: reinforcement learning of language-model agents, turn by turn.
 
 `Trainer` trains from Python; `RLTrainingTool` is told dicts, `AgenticRLPipeline` a file. They are imported when they are
-first asked for, so that `import turnwise` takes no time.
-"""
+first asked for, so that `import turnwise` takes no time."""
 
 import os
 

@@ -19,8 +19,7 @@ FinishReason = Literal["stop", "length", "aborted"]
 class SamplingParams:
     """How a server draws tokens. The seed makes a request's randomness its own: it does not depend on its neighbours.
 
-    `temperature` 0 or `do_sample` False is greedy: its log-probs are 0 and its tokens are never trained on.
-    """
+    `temperature` 0 or `do_sample` False is greedy: its log-probs are 0 and its tokens are never trained on."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -63,8 +62,7 @@ class Completion:
 
     `versions` are runs, because a weight update may fall into the middle of a response: they add up to R. If `sampling` says
     `keeps_ids`, a server that can returns the ids that it drew each token from: those of token t are `kept_ids` [K] from
-    `kept_offsets[t]` to `kept_offsets[t + 1]` [R + 1]. A token without any was drawn from the whole vocabulary.
-    """
+    `kept_offsets[t]` to `kept_offsets[t + 1]` [R + 1]. A token without any was drawn from the whole vocabulary."""
 
     token_ids: IntArray
     logprobs: FloatArray

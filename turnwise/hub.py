@@ -1,7 +1,6 @@
 """Model names of the Hugging Face hub: from `ORG/NAME` to a folder on this machine, downloaded once.
 
-A name is looked up only if it can't be a folder's, and only its weights, config, tokenizer and template are fetched.
-"""
+A name is looked up only if it can't be a folder's, and only its weights, config, tokenizer and template are fetched."""
 
 import re
 import sys
@@ -49,8 +48,7 @@ def cached_folder(name: str, allow_code: bool = False, allow_pickle: bool = Fals
 def model_folder(name: str | Path, allow_code: bool = False, allow_pickle: bool = False) -> Path:
     """The folder of a path or a hub name. Files missing in the hub's cache are downloaded, with progress on stderr; an
     interrupted download goes on where it stopped. `allow_code` fetches the repository's Python files too, `allow_pickle`
-    pickled weights where it has no others.
-    """
+    pickled weights where it has no others."""
     path, text = Path(name).expanduser(), str(name)
     if not text.strip() or "\0" in text:
         raise ModelError(f"{text!r} names no model; {HOW_TO_NAME}")

@@ -1,7 +1,6 @@
 """Checks a model folder without loading it and without torch: unreadable files, impossible sizes.
 
-`turnwise config` and every load ask the same.
-"""
+`turnwise config` and every load ask the same."""
 
 import json
 import math

@@ -1,7 +1,6 @@
 """The contracts between rooms. An implementation is found by its shape; nothing here imports a heavy library.
 
-`docs/design/protocols.md` walks each contract through the systems it must fit.
-"""
+`docs/design/protocols.md` walks each contract through the systems it must fit."""
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,8 +53,7 @@ Route = Literal["split", "broadcast", "rank0"]
 class Env(Protocol):
     """Gymnasium's contract over text (or text and media). Never sees tokens. `reset` and `step` may be coroutines.
 
-    `step`'s info may hold `"metrics"`, a dict of numbers named in `metric_reductions`.
-    """
+    `step`'s info may hold `"metrics"`, a dict of numbers named in `metric_reductions`."""
 
     @property
     def metric_reductions(self) -> Mapping[str, Reduction]:
@@ -66,8 +64,7 @@ class Env(Protocol):
 
     def step(self, action: str) -> tuple[str | Observation, float, bool, bool, dict[str, Any]]:
         """Plays one action: `(observation, reward, terminated, truncated, info)`. The action "" stands for one that couldn't be
-        parsed.
-        """
+        parsed."""
         ...
 
     def render(self) -> Any:
@@ -123,8 +120,7 @@ class Conversation(Protocol):
 
 class OpenConversation(Protocol):
     """Opens a context. Called once per episode in trajectory mode, once per turn in step mode, once per sub-agent. Without
-    `encode_special_tokens`, special tokens spelt out in messages of users and tools stay ordinary text.
-    """
+    `encode_special_tokens`, special tokens spelt out in messages of users and tools stay ordinary text."""
 
     def __call__(
         self,
@@ -140,8 +136,7 @@ class OpenConversation(Protocol):
 class AgentLoop(Protocol):
     """Plays one task. Returns one trajectory, or several for sub-agents and compaction, whose weights add up to 1.
 
-    Failures of an environment or a tool are raised; the scheduler records them, retries, and goes on.
-    """
+    Failures of an environment or a tool are raised; the scheduler records them, retries, and goes on."""
 
     async def run(
         self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
@@ -239,8 +234,7 @@ class Stateful(Protocol):
 class Algorithm(Protocol):
     """Credit and loss of one method. Adding one touches its file and its line in `spec`.
 
-    A class that a config names as `module:Class` is called with `(settings, kl_controller)`.
-    """
+    A class that a config names as `module:Class` is called with `(settings, kl_controller)`."""
 
     needs: frozenset[str]
     """Which of `old_logprobs`, `ref_logprobs`, `values`, `greedy_sibling` it needs."""
@@ -289,8 +283,7 @@ class NeedsWholeStep(Protocol):
 
         The role (`pipelines.roles`) calls it once an optimiser step, or once a part of one that is streamed, in the pipeline's
         process, with all of its samples as one packed batch of numpy arrays and a seed of its own. The annotations travel with
-        their tokens into the micro-batches, whose denominators count the kept tokens. The loss itself has no state.
-        """
+        their tokens into the micro-batches, whose denominators count the kept tokens. The loss itself has no state."""
         ...
 
 

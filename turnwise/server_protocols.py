@@ -69,8 +69,7 @@ class InferenceServer(PolicyServer, Protocol):
     ) -> Completion:
         """See `PolicyServer`. `partial_ids` are the response's tokens from before an interruption. They count towards
         `max_new_tokens` and stop strings, and the completion holds only those that follow. These are drawn by other random
-        numbers: where each token has its own seed, by those that would have followed.
-        """
+        numbers: where each token has its own seed, by those that would have followed."""
         ...
 
     async def suspend(self, how: Suspension = "finish") -> None:
@@ -96,7 +95,6 @@ class ServerFactory(Protocol):
 
 class WeightTransfer(Protocol):
     """Moves the policy from the trainer's ranks into the servers' replicas: suspends the servers, copies the weights, raises
-    the version, resumes. It is a collective over both sides, so a method of neither.
-    """
+    the version, resumes. It is a collective over both sides, so a method of neither."""
 
     async def update(self, version: int) -> list[Metric]: ...

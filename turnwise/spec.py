@@ -1,8 +1,7 @@
 """Torch-free facts that the config and the registries share: names, parameters with defaults, what each needs (`spec.yaml`).
 
 A name is *available* when this version implements it. `turnwise config` accepts a valid name that isn't available; `turnwise
-train` refuses it with a sentence.
-"""
+train` refuses it with a sentence."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,8 +41,7 @@ class EstimatorSpec:
 
     `entry` is `module:Class` of the Algorithm. `placement` is the default
     `reward_placement`: `score` means that the estimator works on trajectory scores. `normalization` is the default
-    `(grouping, method)`; `own` estimators define their own and refuse `reward_normalization`.
-    """
+    `(grouping, method)`; `own` estimators define their own and refuse `reward_normalization`."""
 
     entry: str = ""
     needs: frozenset[str] = frozenset()
@@ -83,8 +81,7 @@ sequence (product of the ratios)."""
 @dataclass(frozen=True, slots=True)
 class VariantSpec:
     """One `pg_variant`: its `pg_args` with defaults, and its default `loss_agg_mode`. `granularities` lists those its ratio can
-    have, the default first; it is empty for a loss without a ratio.
-    """
+    have, the default first; it is empty for a loss without a ratio."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
     aggregation: LossAggMode = "token-mean"

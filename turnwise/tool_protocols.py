@@ -36,8 +36,7 @@ class ToolCallParser(Protocol):
 class Tool(Protocol):
     """A function that a model may call. State is per trajectory: created once, asked for its reward, always released.
 
-    A class that a tool file names is made as `Class(config, tool_schema)`: the mapping of the file, and its schema or None.
-    """
+    A class that a tool file names is made as `Class(config, tool_schema)`: the mapping of the file, and its schema or None."""
 
     schema: Mapping[str, Any]
     """OpenAI's function schema: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
@@ -68,8 +67,7 @@ class Interaction(Protocol):
     """A simulated user, who may reply to the final answer of each of the model's turns. One object serves all conversations.
 
     A class that an interaction file names is made as `Class(config)`: the mapping of the file, and its `name`. The keyword
-    arguments of a conversation are those of its row, `extra_info.interaction_kwargs`.
-    """
+    arguments of a conversation are those of its row, `extra_info.interaction_kwargs`."""
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
         """The state of one conversation, which the other methods get; None stands for the id itself."""
@@ -81,8 +79,7 @@ class Interaction(Protocol):
         """`(should_terminate, text, score, metadata)` for the whole conversation so far, whose last message is the model's.
 
         The text is the next message of the user, unless the conversation ends here. The score is the reward of the model's
-        turn, and the metadata's numbers are its metrics.
-        """
+        turn, and the metadata's numbers are its metrics."""
         ...
 
     async def calculate_score(self, state: Any) -> float:

@@ -190,8 +190,7 @@ class Trajectory(ViewedTrajectory):
     """One episode: its turns, its samples and how it ended. A failure is data here, not an exception.
 
     `limit` names the limit that cut a `truncated` episode. For credit, the task's own limits (`max_steps`, `sequence_length`)
-    terminate it; after a cut from outside (`environment`, `time`) an estimator with values bootstraps.
-    """
+    terminate it; after a cut from outside (`environment`, `time`) an estimator with values bootstraps."""
 
     task: Task
     sibling: int
@@ -251,8 +250,7 @@ class Denominators(NamedTuple):
     """The divisors of the losses of one *optimiser step*, known before its first micro-batch.
 
     `num_tokens` = Σ weight·tokens of the loss mask, `num_sequences` = Σ weight over samples that have one, `num_turns` =
-    Σ weight·turns that have one, all over all micro-batches and all ranks; `max_length` is the constant `sequence_length`.
-    """
+    Σ weight·turns that have one, all over all micro-batches and all ranks; `max_length` is the constant `sequence_length`."""
 
     num_tokens: float
     num_sequences: float
@@ -262,8 +260,7 @@ class Denominators(NamedTuple):
 
 class TokenAnnotations(NamedTuple):
     """What a loss must know about single tokens and can only learn from the whole optimiser step: arrays [N], or None. They are
-    computed before the step is cut into micro-batches, so that no result depends on the cut.
-    """
+    computed before the step is cut into micro-batches, so that no result depends on the cut."""
 
     keep_mask: Any = None
     """bool: False takes a token out of the loss and of its denominators. It stays in the ratios of its turn and sequence."""
@@ -278,8 +275,7 @@ class Batch:
     """Samples packed back to back, as one micro-batch. A closed schema: `[N]` tokens of `S` samples.
 
     The arrays are numpy here; a strategy turns them into tensors on its device with `map` and hands that to the loss.
-    Optional arrays are None until the forward pass or the credit assignment that computes them has run.
-    """
+    Optional arrays are None until the forward pass or the credit assignment that computes them has run."""
 
     token_ids: Any  # int64 [N]
     position_ids: Any  # int64 [N], restarting at 0 with each sample

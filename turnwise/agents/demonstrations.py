@@ -1,8 +1,7 @@
 """Episodes of scripted players: demonstrations to learn from, and baselines to compare with.
 
 `EnvAgent` itself plays them, over a conversation whose responses come from the player. So prompts and limits are those of
-training.
-"""
+training."""
 
 import asyncio
 import json
@@ -58,8 +57,7 @@ Converse = Callable[[Env | None, Task], Callable[[SamplingParams, Tools], Record
 class PlayerConversation:
     """A Conversation in which a player answers: text without tokens or limits. One player may answer in several.
 
-    If `answer_template` is None, an action is written in the first form that `action_pattern` reads.
-    """
+    If `answer_template` is None, an action is written in the first form that `action_pattern` reads."""
 
     def __init__(self, player: Player, answer_template: str | None, action_pattern: str | None) -> None:
         self.turns: list[Turn] = []
@@ -102,8 +100,7 @@ def demonstrations(
     """The messages of one episode per task, from its first prompt to the player's last answer; in mode `step`, of each turn
     alone.
 
-    If the player gives up, the episode ends before that turn; a player that gives up at once has no messages.
-    """
+    If the player gives up, the episode ends before that turn; a player that gives up at once has no messages."""
     converse = scripted(make_player, settings.action_pattern, answer_template)
     for episode in episodes(make_env, settings, converse, tasks):
         yield from episode.conversations

@@ -52,8 +52,7 @@ class EnvAgent:
     fresh one each turn (mode `step`).
 
     Errors of an environment are passed on. A result that breaks the contract, and a call that doesn't return, raise
-    `EnvironmentFault`. The environment is closed on every path.
-    """
+    `EnvironmentFault`. The environment is closed on every path."""
 
     def __init__(self, make_env: Callable[[Task], Env], settings: EnvAgentSettings) -> None:
         self._make_env = make_env

@@ -24,8 +24,7 @@ class CallSettings:
 
     Environments are cooperative: their calls take microseconds, or are coroutines, and run on the event loop. With
     `max_in_threads` or `use_thread_lock` they may block: each is made, called and closed in a thread of its own, while the
-    other episodes go on.
-    """
+    other episodes go on."""
 
     timeout_s: float | None = None
     """Seconds for one call: the constructor, `reset`, `step`, `close`."""
@@ -59,8 +58,7 @@ class CallSettings:
 class EnvSession:
     """An environment that is called on the event loop.
 
-    Every method raises EnvironmentFault if the call takes longer than allowed.
-    """
+    Every method raises EnvironmentFault if the call takes longer than allowed."""
 
     env: Env
 
@@ -123,8 +121,7 @@ class EnvSession:
 class ThreadSession(EnvSession):
     """An environment in a thread of its own, since some libraries are bound to the thread that loaded them.
 
-    A call past its deadline is abandoned: if it ever returns, its thread closes the environment and ends.
-    """
+    A call past its deadline is abandoned: if it ever returns, its thread closes the environment and ends."""
 
     def __init__(self, tag: str, settings: CallSettings, places: asyncio.Semaphore) -> None:
         super().__init__(tag, settings)

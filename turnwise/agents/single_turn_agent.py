@@ -26,8 +26,7 @@ class RowAgentSettings:
 
 class SingleTurnAgent:
     """Answers the prompt of a row once. A simulated user, where the row names one, may reply to each answer. A response that is
-    cut at its length gives a trajectory `truncated` by it.
-    """
+    cut at its length gives a trajectory `truncated` by it."""
 
     def __init__(self, settings: RowAgentSettings, interactions: Interactions | None = None) -> None:
         self._settings = settings

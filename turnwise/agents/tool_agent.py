@@ -36,8 +36,7 @@ class ToolAgent:
     """Plays a row in one context. Tools of a row are created once, and released however the episode ends. A simulated user may
     reply to each response without calls, where the row names one.
 
-    What the model gets wrong, it is told. A tool that hangs or crashes raises, and the scheduler plays the episode anew.
-    """
+    What the model gets wrong, it is told. A tool that hangs or crashes raises, and the scheduler plays the episode anew."""
 
     def __init__(
         self, settings: RowAgentSettings, *, tools: ToolBox, limits: ToolAgentLimits, interactions: Interactions | None = None

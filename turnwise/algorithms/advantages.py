@@ -10,8 +10,7 @@ from turnwise.types import Metric
 def write_advantages(tokens: ResponseTokens, advantages: Array, settings: AlgorithmSettings) -> list[Metric]:
     """Writes the `advantages` [R] of the batch's trained tokens into their samples, 0 on every other token.
 
-    If the settings ask for it, they are first whitened over all tokens and clipped.
-    """
+    If the settings ask for it, they are first whitened over all tokens and clipped."""
     if settings.whiten_advantages:
         advantages = whiten_all(advantages)
     advantages, metrics = clip("critic/advantage_clip_frac", advantages, settings.advantage_clip)

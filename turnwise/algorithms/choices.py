@@ -1,8 +1,7 @@
 """Chooses the tokens of an optimiser step that a `pg_variant` treats differently: those that drive the policy's entropy down.
 
 Cov_t = (A_t − Ā)·(old_t − mean old) is a token's share of the covariance of advantage and log-prob, which is the rate at which
-the entropy falls (Cui et al. 2025, arXiv:2505.22617, section 4). Means are over all tokens of the step.
-"""
+the entropy falls (Cui et al. 2025, arXiv:2505.22617, section 4). Means are over all tokens of the step."""
 
 from collections.abc import Callable
 

@@ -4,8 +4,7 @@
 ρ = exp(old − sampled) is the importance ratio if sampling truncates nothing, or if both are over the kept ids of each token.
 With penalties, or top-p alone, part of the policy's mass is never sampled, and E[ρ] < 1 without any drift. ρ is known before an
 optimiser step begins, and so are its weights and masks. They don't depend on the cut into micro-batches, and the step's
-denominators count the tokens that the masks leave.
-"""
+denominators count the tokens that the masks leave."""
 
 from collections.abc import Sequence
 
@@ -33,8 +32,7 @@ def importance_ratio(batch: Batch, granularity: Granularity) -> Tensor:
 def kept_tokens(batch: Batch, correction: Correction) -> Tensor | None:
     """bool [N]: the trained tokens with low ≤ ρ ≤ high in every filter; None without filters.
 
-    A filter on tokens is IcePop; a filter on sequences is masked importance sampling.
-    """
+    A filter on tokens is IcePop; a filter on sequences is masked importance sampling."""
     if not correction.filters:
         return None
     kept = batch.response_mask
@@ -48,8 +46,7 @@ def importance_weights(batch: Batch, correction: Correction) -> Tensor | None:
     """min(ρ, cap) [N], constants of the loss, 0 outside the response mask; None without weights.
 
     Truncated importance sampling (Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy
-    RL training").
-    """
+    RL training")."""
     if correction.weights is None:
         return None
     ratio = importance_ratio(batch, correction.weights.granularity).clamp(max=correction.weights.cap)
@@ -75,8 +72,7 @@ def token_mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor)
     percentile of
     |old − sampled|, mean of ρ, KL(sampled ‖ old) (k3) and effective sample size.
 
-    They combine over micro-batches and optimiser steps into those of all their tokens.
-    """
+    They combine over micro-batches and optimiser steps into those of all their tokens."""
     difference = (old_logprobs - rollout_logprobs).detach()[mask]
     distance = difference.abs()
     ratio = torch.exp(difference.clamp(-MAX_EXPONENT, MAX_EXPONENT))

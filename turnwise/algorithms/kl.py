@@ -1,6 +1,5 @@
 """Estimators of KL(p ‖ q) from tokens sampled from p (Schulman, "Approximating KL Divergence", 2020), and the KL to a
-reference as a penalty on rewards (Ziegler et al. 2019, arXiv:1909.08593, eq. 2).
-"""
+reference as a penalty on rewards (Ziegler et al. 2019, arXiv:1909.08593, eq. 2)."""
 
 from collections.abc import Callable
 

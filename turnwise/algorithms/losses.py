@@ -2,8 +2,7 @@
 
 All four modes of `loss_agg_mode` are linear in the token losses, so a mode is a factor for each token, already divided by the
 denominators of the *whole* optimiser step. Sums over micro-batches and ranks then add up to the same loss however the step was
-cut.
-"""
+cut."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,8 +42,7 @@ def token_factors(
     - `token-mean`: w·m / N
     - `seq-mean-token-sum`: w·m / B
     - `seq-mean-token-mean`: w·m / (B·Σm of its sequence), exact because a sequence is never cut over micro-batches
-    - `seq-mean-token-sum-norm`: w·m / (B·T_max), T_max a constant (Liu et al. 2025, "Dr. GRPO")
-    """
+    - `seq-mean-token-sum-norm`: w·m / (B·T_max), T_max a constant (Liu et al. 2025, "Dr. GRPO")"""
     share = replace_outside(weights.to(torch.float32), mask)
     denominator = step_denominator(denominators, mode)
     if mode == "seq-mean-token-sum-norm":
@@ -186,8 +184,7 @@ class PolicyLoss:
 def loss_metrics(parts: dict[str, Tensor], batch: Batch) -> list[Metric]:
     """Parts of a step's losses as metrics whose mean is the mean over *optimiser steps*, however each was cut.
 
-    Each part is weighed by the micro-batch's share of the step's counted tokens; the shares of a step add up to 1.
-    """
+    Each part is weighed by the micro-batch's share of the step's counted tokens; the shares of a step add up to 1."""
     tokens = replace_outside(batch.weights, batch.loss_mask).sum()
     share = tokens / max(batch.denominators.num_tokens, torch.finfo(torch.float32).tiny)
     divisor = torch.where(share > 0, share, torch.ones_like(share))
@@ -219,8 +216,7 @@ class ValueLoss:
 
     With `value_clip` c it is ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), V_old the value before the update: moving a
     value further than c doesn't reduce the loss (Schulman et al. 2016's GAE with PPO's clip; the pessimistic bound of OpenAI
-    Baselines' ppo2).
-    """
+    Baselines' ppo2)."""
 
     outputs: frozenset[Output] = frozenset({"values"})
 

@@ -1,8 +1,7 @@
 """Statistics over the trained tokens only.
 
 Inputs are *replaced* where the mask is 0: a NaN there must change neither values nor gradients, and multiplying by 0 would keep
-it.
-"""
+it."""
 
 import torch
 from torch import Tensor

@@ -5,8 +5,7 @@ Trajectories of one run (sub-agents, compaction) carry weights that add up to 1,
 trajectories of each run share its score, they are exactly those over runs.
 
 `running` statistics are over every score since training began, whatever the grouping. A batch is added before it is normalised,
-so the first batch is normalised by itself.
-"""
+so the first batch is normalised by itself."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

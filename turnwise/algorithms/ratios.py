@@ -37,8 +37,7 @@ class Spans:
         """`x` [N] itself, or each token's mean over its turn (`segment`) or its sequence (`geometric`), or its sequence's sum.
 
         Gradients flow into every token of a mean or sum. Both add up token by token, forwards and backwards, so they use
-        float64: in float32 a span of 64k tokens is off by 1e-3.
-        """
+        float64: in float32 a span of 64k tokens is off by 1e-3."""
         if granularity == "token":
             return x
         ids = self.turn_id if granularity == "segment" else self.sequence_id

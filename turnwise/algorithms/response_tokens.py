@@ -3,8 +3,7 @@ sums and generalised advantage estimation.
 
 Observations, template and padding aren't among them, so no credit runs through these.
 Arrays [R] hold the steps of T trajectories one after another; `lengths` [T] counts each one's steps. A step is a response token
-or a turn.
-"""
+or a turn."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class Decisions(NamedTuple):
 class ResponseTokens:
     """R trained tokens of T trajectories, ordered by trajectory and turn, whatever contexts they lie in.
 
-    Observations, template glue and padding are not among them. K turns have a trained token; a trajectory may have none.
-    """
+    Observations, template glue and padding are not among them. K turns have a trained token; a trajectory may have none."""
 
     trajectories: tuple[Trajectory, ...]
     samples: tuple[Sample, ...]
@@ -115,8 +113,7 @@ class ResponseTokens:
     def gather(self, arrays: Sequence[FloatArray | None]) -> Array | None:
         """The tokens' entries [R] of one array [N] per sample, None if a sample with trained tokens has no array.
 
-        Entries outside the response mask are not read.
-        """
+        Entries outside the response mask are not read."""
         known: list[FloatArray] = []
         for sample, array in zip(self.samples, arrays, strict=True):
             if array is None and sample.num_trained:
@@ -146,8 +143,7 @@ def turn_rewards(tokens: ResponseTokens) -> Array:
     """r_k on the last token of turn k, [R]; the whole episode's rewards (`outcome_rewards`) on its last token.
 
     The reward of a turn without trained tokens (an empty or a greedy response) goes to the last trained turn before it, or to
-    the first of all. No reward is lost: a trajectory's rewards add up to its score.
-    """
+    the first of all. No reward is lost: a trajectory's rewards add up to its score."""
     counts = np.array([len(trajectory.turns) for trajectory in tokens.trajectories], dtype=np.int64)
     of_turns = np.array([turn.reward for trajectory in tokens.trajectories for turn in trajectory.turns], dtype=np.float64)
     owner = np.repeat(np.arange(len(counts)), counts)

@@ -35,8 +35,7 @@ class ScoreEstimator(Estimator):
 
     In this order: s ← s − β·ΣKL, `transform`, clip to ±`reward_clip`; the same on all trained tokens of a trajectory, however
     many contexts they lie in; whitening, clip to ±`advantage_clip`. Statistics are over trajectories, never over tokens, so
-    long episodes don't weigh more in them.
-    """
+    long episodes don't weigh more in them."""
 
     def credit(self, groups: Sequence[Group]) -> list[Metric]:
         tokens = tokens_of(groups)
@@ -113,8 +112,7 @@ class GPG(ScoreEstimator):
     """A = α(s − μ) over the siblings of a task, on every trained token; α = B / (B − M) makes up for groups that teach nothing:
     B trajectories in the batch, M of them in groups without variance (Chu et al. 2025, arXiv:2504.02546).
 
-    Whole groups are counted: a graded score that happens to be its group's mean leaves α as it is.
-    """
+    Whole groups are counted: a graded score that happens to be its group's mean leaves α as it is."""
 
     spec = ESTIMATORS["gpg"]
 
@@ -144,8 +142,7 @@ class RLOO(ScoreEstimator):
     """A = the score minus the weighted mean score of the other siblings, on every trained token; 0 where there are none
     (Ahmadian et al. 2024, arXiv:2402.14740).
 
-    A whole run is left out: if its other trajectories stayed, the baseline would depend on what the run did.
-    """
+    A whole run is left out: if its other trajectories stayed, the baseline would depend on what the run did."""
 
     spec = ESTIMATORS["rloo"]
 

@@ -30,8 +30,7 @@ class TokenEstimator(Estimator):
     """Base of the estimators on token rewards; a subclass turns rewards into advantages.
 
     Rewards, in this order: r_k on the last token of turn k, or s on the last of all (`reward_placement: final`); minus β·KL of
-    each token; clipped to ±`reward_clip`; whitened. If s is normalised, β·ΣKL is subtracted from s first.
-    """
+    each token; clipped to ±`reward_clip`; whitened. If s is normalised, β·ΣKL is subtracted from s first."""
 
     normalizes: ClassVar[Literal["scores", "step returns"]] = "scores"
     """The values that `reward_normalization` normalises. Rewards of single turns are never normalised."""
@@ -144,8 +143,7 @@ class PPO(TokenEstimator):
     (Schulman et al. 2017, arXiv:1707.06347).
 
     With `gae_granularity: turn` a turn is one decision: the sum of its rewards, V at its first token, one advantage for all its
-    tokens, γ and λ per turn.
-    """
+    tokens, γ and λ per turn."""
 
     spec = ESTIMATORS["gae"]
 

@@ -2,8 +2,7 @@
 
 A variant returns its losses [N] and, by metric name, quantities [N] whose means over the trained tokens are logged. Its
 parameters are keyword arguments with the names and defaults of `turnwise.spec.PG_VARIANTS`. A user's own, `module:function`,
-has the same form; its keyword arguments are what `pg_args` holds. sg(x) is x without its gradient.
-"""
+has the same form; its keyword arguments are what `pg_args` holds. sg(x) is x without its gradient."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -79,8 +78,7 @@ def ppo(inputs: PolicyInputs, *, clip_low: float, clip_high: float, dual_clip: f
     """−min(rA, clip(r, 1−ε_lo, 1+ε_hi)·A), and at most −cA where A < 0 (`dual_clip` c, None = off).
 
     Without the second bound a token with A < 0 whose probability has grown has an unbounded loss.
-    Schulman et al. 2017, arXiv:1707.06347, eq. 7; Ye et al. 2020, arXiv:1912.09729, eq. 5 (dual clip).
-    """
+    Schulman et al. 2017, arXiv:1707.06347, eq. 7; Ye et al. 2020, arXiv:1912.09729, eq. 5 (dual clip)."""
     losses, shares = _clipped(inputs.ratio, inputs.advantages, clip_low, clip_high)
     if dual_clip is not None:
         bound = -dual_clip * inputs.advantages
@@ -93,16 +91,14 @@ def ppo(inputs: PolicyInputs, *, clip_low: float, clip_high: float, dual_clip: f
 def gspo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
     """The clipped loss of a sequence, the same at each of its tokens: r = exp(mean over it of lp − old), A its mean.
 
-    Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7.
-    """
+    Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7."""
     return _clipped(inputs.ratio, inputs.averaged(inputs.advantages), clip_low, clip_high)
 
 
 def gmpo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
     """−A·exp(mean over the sequence of sgn(A)·min(sgn(A)Δ, sgn(A)·clip(Δ, −ε_lo, ε_hi))), Δ = lp − old, A the sequence's mean.
 
-    The geometric mean of ratios that are clipped token by token, in log space. Zhao et al. 2025, arXiv:2507.20673, eq. 4.
-    """
+    The geometric mean of ratios that are clipped token by token, in log space. Zhao et al. 2025, arXiv:2507.20673, eq. 4."""
     difference, advantages = inputs.difference, inputs.averaged(inputs.advantages)
     sign = torch.sign(advantages)
     clipped = difference.clamp(-clip_low, clip_high)
@@ -114,8 +110,7 @@ def gmpo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantR
 def cispo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> VariantResult:
     """−sg(clip(r, 1−ε_lo, 1+ε_hi))·A·lp: the weight is clipped, and no token loses its gradient.
 
-    MiniMax 2025, arXiv:2506.13585, eq. 4 and 5.
-    """
+    MiniMax 2025, arXiv:2506.13585, eq. 4 and 5."""
     ratio = inputs.ratio
     weights = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     return _weighted(inputs, weights), _shares(weights != ratio, ratio, 1.0 - clip_low, 1.0 + clip_high)
@@ -124,8 +119,7 @@ def cispo(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> Variant
 def sapo(inputs: PolicyInputs, *, tau_positive: float, tau_negative: float) -> VariantResult:
     """−A·(4/τ)·σ(τ(r − 1)), τ by the sign of A: a gate that fades where PPO cuts. Its slope at r = 1 is 1 for every τ.
 
-    Gao et al. 2025, arXiv:2511.20347.
-    """
+    Gao et al. 2025, arXiv:2511.20347."""
     advantages = inputs.advantages
     tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
     return -advantages * (4.0 / tau) * torch.sigmoid(tau * (inputs.ratio - 1.0)), {}
@@ -145,8 +139,7 @@ def tis(inputs: PolicyInputs, *, cap: float) -> VariantResult:
 def topr(inputs: PolicyInputs, *, weight_positive: float, weight_negative: float) -> VariantResult:
     """−w⁺·A·lp where A > 0, −w⁻·sg(min(r, 1))·A·lp where A < 0: good tokens are imitated, bad ones left once they are rare.
 
-    Le Roux et al. 2025, arXiv:2503.14286, eq. 8, with the sign of A for that of the reward.
-    """
+    Le Roux et al. 2025, arXiv:2503.14286, eq. 8, with the sign of A for that of the reward."""
     ratio = inputs.ratio
     is_good = inputs.advantages > 0
     weights = torch.where(is_good, weight_positive, weight_negative * ratio.clamp(max=1.0))
@@ -156,8 +149,7 @@ def topr(inputs: PolicyInputs, *, weight_positive: float, weight_negative: float
 def kimi15(inputs: PolicyInputs, *, tau: float) -> VariantResult:
     """−A·lp + τ/2·(lp − old)²: the square keeps the policy near the old one.
 
-    Kimi Team 2025, arXiv:2501.12599, section 2.3.2.
-    """
+    Kimi Team 2025, arXiv:2501.12599, section 2.3.2."""
     return _weighted(inputs, torch.ones_like(inputs.advantages)) + 0.5 * tau * inputs.difference.square(), {}
 
 
@@ -172,8 +164,7 @@ def clip_cov(
 ) -> VariantResult:
     """PPO's clipped loss, 0 at the chosen tokens (`choices.clip_cov`): those whose update would cost the most entropy.
 
-    Cui et al. 2025, arXiv:2505.22617, eq. 10 and 11.
-    """
+    Cui et al. 2025, arXiv:2505.22617, eq. 10 and 11."""
     chosen = _chosen(inputs)
     losses, shares = _clipped(inputs.ratio, inputs.advantages, clip_low, clip_high)
     return torch.where(chosen, torch.zeros_like(losses), losses), shares

@@ -232,8 +232,7 @@ class TokenContexts:
     """Opens token ledgers over one server, with request ids of this episode's own.
 
     `episode_id` must be unique among running episodes, since servers keep KV under request ids made from it. The `parser` reads
-    tool calls in contexts that are opened with tools.
-    """
+    tool calls in contexts that are opened with tools."""
 
     template: ChatTemplate
     server: PolicyServer

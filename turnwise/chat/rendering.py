@@ -2,8 +2,7 @@
 
 Many published templates silently drop messages of some kind. So each shape of conversation is rendered once with made-up words
 in place of its texts, calls and schemas, and is refused if a word is missing from the result. In text from outside, special
-tokens that are spelt out stay text, so that nobody can forge a turn.
-"""
+tokens that are spelt out stay text, so that nobody can forge a turn."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Sampled tokens are never decoded and encoded again. The text after them is rendered behind a *sentinel* assistant message in a
 short made-up conversation and cut behind the sentinel. So the end-of-turn token, separators and headers are exactly the
-template's, and the cost of a turn doesn't grow with the history. `docs/design/tokens.md` lists the traps.
-"""
+template's, and the cost of a turn doesn't grow with the history. `docs/design/tokens.md` lists the traps."""
 
 from __future__ import annotations
 
@@ -189,8 +188,7 @@ class ChatTemplate:
         """Ids that end a response: the template's end of turn, the tokenizer's end of text, and the generation config's.
 
         A token that also ends a part of a response, such as thinking, counts only if the tokenizer or the generation config
-        names it.
-        """
+        names it."""
         end = self._ends.said[-1:]
         is_part = bool(end) and end[0] in self._between_thought_and_answer
         return tuple(dict.fromkeys([*([] if is_part and self._known_ends else end), *self._known_ends]))
@@ -200,8 +198,7 @@ class ChatTemplate:
         """Whether a fresh render of a conversation differs from the appended one: thinking is stripped, an empty think block
         is written into answers without thinking, the system prompt is moved.
 
-        Found by rendering conversations, with a system prompt if the template takes one.
-        """
+        Found by rendering conversations, with a system prompt if the template takes one."""
         user, sentinel = self._prefix
         form = _TEXT_FORMS[isinstance(user["content"], list)]
         thinking = dict.fromkeys(_THINKING_KEYS, _THOUGHT)
@@ -288,8 +285,7 @@ class ChatTemplate:
     def _ends(self) -> _Ends:
         """The text that the template writes after a message with a successor, and after the last message.
 
-        Their common beginning ends the turn. Without one, each has its own end.
-        """
+        Their common beginning ends the turn. Without one, each has its own end."""
         user = self._prefix[0]
         tail = self._codec.encode(self.renderer.shown(self._prefix, [user]), after=_BEFORE)
         last = self._codec.encode(self._text(self._prefix).partition(SENTINEL)[2], after=_BEFORE)
@@ -314,8 +310,7 @@ class ChatTemplate:
     def _lead_in(self) -> str | None:
         """The text between a response's header and its content: a blank, a channel, the end of opened thinking.
 
-        None if thinking is opened and the template doesn't show its end.
-        """
+        None if thinking is opened and the template doesn't show its end."""
         header = self._header
         rendered = (self.renderer.render([*self._prefix, self._prefix[0]]), self._text(self._prefix))
         led = [text.partition(SENTINEL)[0] for text in rendered if SENTINEL in text]

@@ -2,8 +2,7 @@
 
 The forms are those of the families' own chat templates and model cards. What can't be read becomes a sentence for the model.
 Whether a tool is known and its arguments fit its schema is for whoever executes the call. Thinking is skipped: what stands
-before `</think>` is no call.
-"""
+before `</think>` is no call."""
 
 import ast
 import json

@@ -1,7 +1,6 @@
 """Renders conversations of every kind with a chat template. `trial.py` starts it as a program that it may end.
 
-It imports neither turnwise nor transformers, so that it takes a tenth of a second.
-"""
+It imports neither turnwise nor transformers, so that it takes a tenth of a second."""
 
 import json
 import sys

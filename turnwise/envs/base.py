@@ -14,8 +14,7 @@ class TextEnv(ABC):
     """A synchronous environment: `reset` and `step` are its own, the rest has defaults.
 
     Subclassing is a convenience: anything of the shape of `protocols.Env` is an environment. One whose observation
-    doesn't tell its true state adds `state_key()`.
-    """
+    doesn't tell its true state adds `state_key()`."""
 
     metric_reductions: ClassVar[Mapping[str, Reduction]] = MappingProxyType({})
     relays_foreign_text: ClassVar[bool] = False

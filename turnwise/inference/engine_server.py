@@ -58,8 +58,7 @@ class _Running:
 class RequestServer(ABC):
     """What servers share whose requests run apart from each other: requests are checked here, held back while weights change,
     and counted. A subclass samples and ends requests by their ids. It holds contexts of up to `max_length` tokens; `decode`
-    turns ids into text, for stop strings.
-    """
+    turns ids into text, for stop strings."""
 
     name: str
     """What messages call the server."""
@@ -189,8 +188,7 @@ class RequestServer(ABC):
 
 class EngineServer(RequestServer):
     """A `protocols.InferenceServer` around an engine. Its cached prefixes are marked with the number of the weight update, so
-    that no request continues from what older weights computed. Weights reach it as safetensors files of a folder.
-    """
+    that no request continues from what older weights computed. Weights reach it as safetensors files of a folder."""
 
     def __init__(self, rank: RankContext, policy: PolicyInfo) -> None:
         super().__init__(policy.vocab_size, policy.max_context, decoder(policy))

@@ -1,8 +1,7 @@
 """The plain reference server: transformers' own `generate`, one request after another, one token a call.
 
 One token per call keeps the event loop turning, so that aborts and deadlines work without a thread, and gives every token its
-own seed. Only transformers decides how a token is sampled.
-"""
+own seed. Only transformers decides how a token is sampled."""
 
 import asyncio
 from typing import Any
@@ -24,8 +23,7 @@ class HFServer(HoldsModel, RequestServer):
     """Samples with `model.generate`, keeping nothing between requests. For checking other servers, not for speed.
 
     `max_length` bounds contexts (default: the model's own). Responses include the stop token, or the token that completed a
-    stop string. Requests that the suspension `keep` finds running are finished.
-    """
+    stop string. Requests that the suspension `keep` finds running are finished."""
 
     name = "the hf server"
 

@@ -236,8 +236,7 @@ class ManagerTransfer:
     `weights` gives the trainer's named tensors, or something to await that does, as another process needs. Servers that read
     the trainer's own parameters only need to be suspended and resumed: they drop their caches and their reordered copies of the
     weights. The others receive the tensors; where these are several or in other processes, `share` makes a form that all can
-    read. `take_turn` is called first, where roles take turns on a device. An update may take `timeout_s` seconds.
-    """
+    read. `take_turn` is called first, where roles take turns on a device. An update may take `timeout_s` seconds."""
 
     servers: LLMServerManager
     weights: Callable[[], NamedTensors | Awaitable[NamedTensors]]

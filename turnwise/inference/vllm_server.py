@@ -40,8 +40,7 @@ class VLLMServer(EngineServer):
     """Samples with `engine`, an `AsyncLLM`, whose log-probs are those of the distribution that is drawn from.
 
     Every request has a seed of its own; a response that goes on after an interruption draws with another. Stop strings need
-    the text of a response; only then is one decoded.
-    """
+    the text of a response; only then is one decoded."""
 
     name = "vLLM"
 

@@ -1,7 +1,6 @@
 """Compiles the C kernels when they are first needed, with the compiler that the machine has, and keeps the result.
 
-That takes a second. Without a compiler, or with `TURNWISE_KERNELS=off`, torch's operations do the same work in more passes.
-"""
+That takes a second. Without a compiler, or with `TURNWISE_KERNELS=off`, torch's operations do the same work in more passes."""
 
 import ctypes
 import hashlib

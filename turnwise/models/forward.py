@@ -39,8 +39,7 @@ def make_forward(model: PreTrainedModel, temperature: float = 1.0, use_kernels: 
 class PackedForward(ABC):
     """A model's outputs at the trained tokens of a batch of tensors; 0 elsewhere. The model is in evaluation mode.
 
-    Sequences are packed if the model's attention can keep them apart, else padded; the numbers are the same.
-    """
+    Sequences are packed if the model's attention can keep them apart, else padded; the numbers are the same."""
 
     gives: ClassVar[frozenset[Output]]
     reads_last: ClassVar[bool] = True
@@ -115,8 +114,7 @@ class PolicyForward(PackedForward):
     ids, `logprobs` are those over the ids that each token was drawn from, and `full_logprobs` come with them.
 
     The vocabulary projection runs on trained tokens only, and without keeping [N, V] unless the architecture does something
-    to its logits.
-    """
+    to its logits."""
 
     gives = frozenset({"logprobs", "full_logprobs", "entropy"})
     reads_last = False

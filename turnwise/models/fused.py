@@ -2,8 +2,7 @@
 
 The trainer goes on seeing `q_proj.weight` and its siblings. Their storage is one tensor laid out q, k, v, so that the engine
 multiplies once where the model multiplies three times, and an in-place optimiser step or `load_state_dict` shows up in both.
-A fused tensor is found again from where its parts lie in memory. (Own kernels read a copy; `inference.embedded` has it.)
-"""
+A fused tensor is found again from where its parts lie in memory. (Own kernels read a copy; `inference.embedded` has it.)"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

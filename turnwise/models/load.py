@@ -244,8 +244,7 @@ def _quiet() -> Iterator[None]:
 def written_whole(folder: Path) -> Iterator[Path]:
     """An empty folder to write into; when all is written it is renamed to `folder`, replacing an old one.
 
-    If writing fails, `folder` stays as it was and nothing else is left behind. The data are on the disk before the renaming.
-    """
+    If writing fails, `folder` stays as it was and nothing else is left behind. The data are on the disk before the renaming."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -1,7 +1,6 @@
 """Log-probs and entropies of tokens under softmax(logits / temperature), without keeping [N, V].
 
-A chunk of rows at a time: the forward pass keeps one number a row, the backward pass computes the logits again.
-"""
+A chunk of rows at a time: the forward pass keeps one number a row, the backward pass computes the logits again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Partial training: parameters that keep the values they start with, and LoRA (Hu et al. 2021, arXiv:2106.09685) by peft:
 W x + (alpha / rank) · B A x, of which A and B alone are trained.
 
-Only this module imports peft, and only if adapters are used: the import takes seconds.
-"""
+Only this module imports peft, and only if adapters are used: the import takes seconds."""
 
 import hashlib
 import json
@@ -135,8 +134,7 @@ class Adapters:
         """`(Hugging Face name, tensor)` of every parameter of the model with the adapters added, W + (alpha / rank) · B A.
 
         Each is computed anew from what is trained and the base, neither of which changes: nothing adds up. Parameters are read
-        while they are `gathered`.
-        """
+        while they are `gathered`."""
         adapted = {id(layer.get_base_layer().weight): layer for layer in self._layers.values()}
         with torch.no_grad():
             for name, parameter in self._base_parameters():

@@ -1,8 +1,7 @@
 """Decoder layers of the plain shape trained by the library's own kernels between matrix products: float32 on a CPU.
 
 transformers' modules stay, with their parameters, hooks and adapters; `forward` alone is replaced, on each module. Their own
-forward passes run wherever the kernels don't fit: another device or dtype, autocast, and attention over a cache.
-"""
+forward passes run wherever the kernels don't fit: another device or dtype, autocast, and attention over a cache."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -26,8 +25,7 @@ def use_native_layers(model: PreTrainedModel) -> bool:
     """Lets a model of the plain shape run its norms, rotations and gates on own kernels, in place; whether it does now.
 
     Asked again, it does nothing. Attention must be the packed one: it's told where sequences lie. Projections of one input
-    are laid together (`models.fused`), so that one product serves them.
-    """
+    are laid together (`models.fused`), so that one product serves them."""
     is_packed = model.config._attn_implementation == PACKED_ATTENTION
     if not is_packed or model.device.type != "cpu" or model.dtype != torch.float32 or not has_plain_body(model):
         return False

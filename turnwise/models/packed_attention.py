@@ -3,8 +3,7 @@
 It stands in transformers' attention registry under the name `PACKED_ATTENTION`, so that it serves every architecture that
 looks its attention up there. The lengths reach it as the keyword `sequences` of the model's forward call; a call without
 them (generation with a cache, a padded batch) is plain SDPA. Where sequences share prefixes (`models.prefix_tree`), the packed
-tokens are the distinct ones, and a branch attends to its whole path.
-"""
+tokens are the distinct ones, and a branch attends to its whole path."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ _HAS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 class PackedSequences:
     """The places of the S sequences of a packed batch: their lengths, and on the device the S + 1 positions between them.
 
-    With a tree the sequences are its branches, and keys and values are gathered along its paths.
-    """
+    With a tree the sequences are its branches, and keys and values are gathered along its paths."""
 
     lengths: tuple[int, ...]
     boundaries: Tensor
@@ -71,8 +69,7 @@ class PackedSequences:
     def mask(self, query: Tensor, num_keys: int, window: int | None) -> Tensor | None:
         """Added to the scores of queries that are the last of `num_keys` positions; None where plain causality says it.
 
-        All layers and sequences read the same memory, made when first asked for.
-        """
+        All layers and sequences read the same memory, made when first asked for."""
         num_queries = query.shape[2]
         if num_queries == num_keys and (window is None or num_keys <= window):
             return None

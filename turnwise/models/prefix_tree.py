@@ -2,8 +2,7 @@
 
 Siblings of a group begin with the same prompt and often with the same turns. With causal attention, equal prefixes have equal
 states; so the model runs over the distinct tokens alone, and every sequence reads its states, and sends back its gradients,
-through an index.
-"""
+through an index."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +23,7 @@ class PrefixTree:
     """U distinct tokens of N, laid out branch after branch.
 
     A branch is the part of a sequence after the prefix that it shares with an earlier one; its path is all tokens from the root
-    to its end: `path_lengths[i] − branch_lengths[i]` of them come before the branch.
-    """
+    to its end: `path_lengths[i] − branch_lengths[i]` of them come before the branch."""
 
     tokens: Tensor  # int64 [U]: the first position of each distinct token in the batch
     nodes: Tensor  # int64 [N]: the distinct token that each token of the batch is

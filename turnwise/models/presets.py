@@ -14,8 +14,7 @@ class ModelPreset:
     """One size: a Hugging Face `model_type`, its config fields and its vocabulary.
 
     `vocab_size` bounds the tokenizer. The embedding has as many rows as the trained tokenizer has tokens, or, where
-    `keeps_vocab_size` is set, exactly `vocab_size` rows as the published model has.
-    """
+    `keeps_vocab_size` is set, exactly `vocab_size` rows as the published model has."""
 
     model_type: str
     config: Mapping[str, Any]

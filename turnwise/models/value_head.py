@@ -1,7 +1,6 @@
 """Value models: a decoder's backbone with a scalar head, V(s) = w·h + b at every token.
 
-On disk one is a Hugging Face folder for token classification with one label (`AutoModelForTokenClassification`).
-"""
+On disk one is a Hugging Face folder for token classification with one label (`AutoModelForTokenClassification`)."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,3 @@
 """Plays groups of trajectories from tasks: admission, seeds, retries, the journal. Knows protocols, not agents or engines.
 
-What it refuses is a TurnwiseError; its message says when it is raised.
-"""
+What it refuses is a TurnwiseError; its message says when it is raised."""

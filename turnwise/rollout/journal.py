@@ -70,8 +70,7 @@ class Recording:
 
 def read_groups(path: Path) -> Recording:
     """Reads the groups of a file. It leaves out, and names, cut lines, lines that are no trajectory, and groups with missing
-    lines.
-    """
+    lines."""
     lines = list(_lines(path))
     groups, broken = list[Group](), []
     for _, rows in groupby((line.content for line in lines if line.content), lambda row: (row[0][:2], row[1].task.id)):

@@ -17,8 +17,7 @@ def rollout_metrics(groups: Sequence[Group], rejected: Sequence[Group] = ()) -> 
     training; its negative estimates the policy's entropy.
 
     `rollout/response_length` counts sampled tokens of a trajectory, `rollout/prompt_length` its first prompt and
-    `rollout/non_prompt_length` everything after it; `tokens/…` are the same of a sample.
-    """
+    `rollout/non_prompt_length` everything after it; `tokens/…` are the same of a sample."""
     played = [t for g in groups for t in g.trajectories]
     lost = [t for g in rejected if g.rejected not in ("filtered", "stale") for t in played_of(g)]
     filtered = [t for g in rejected if g.rejected == "filtered" for t in g.trajectories]

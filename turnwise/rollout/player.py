@@ -48,8 +48,7 @@ class GroupPlayer:
     """Plays groups on the run's event loop: each task by its agent, contexts by the id of an episode.
 
     `watchdog` ends episodes that run past their deadline. `on_end` is called with a group's index whenever one of its episodes
-    ends.
-    """
+    ends."""
 
     agents: Callable[[Task], AgentLoop]
     contexts: Callable[[str], EpisodeContexts]
@@ -60,8 +59,7 @@ class GroupPlayer:
 
     async def play(self, task: Task, index: int, note_failure: NoteFailure = lambda failed: None) -> Group:
         """Plays the task's group, number `index`. If cancelled, it leaves no episode behind. An episode that fails for good is
-        noted at once if the group needs it.
-        """
+        noted at once if the group needs it."""
         size, redundancy = self.settings.group_size, self.settings.group_size_redundancy
         samplings = [self.sampling] * (size + redundancy)
         if self.settings.has_greedy_sibling:

@@ -81,8 +81,7 @@ async def replay(
     is_whole: bool = True,
 ) -> str:
     """Puts a trajectory through its loop; `contexts` opens those of an episode over a server. One that isn't `is_whole` has the
-    turns of an episode up to some point: no actions, rewards or outcome. Returns what then went wrong, or "".
-    """
+    turns of an episode up to some point: no actions, rewards or outcome. Returns what then went wrong, or ""."""
     task, server = trajectory.task, RecordedServer(trajectory, is_whole)
     opened = contexts(server, f"replay/{task.id}/{trajectory.sibling}")
     own_sampling = sibling_sampling(sampling, task, trajectory.sibling)

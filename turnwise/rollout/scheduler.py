@@ -39,8 +39,7 @@ class RolloutScheduler:
     `agents` gives the agent that plays a task. `score` rewards a group as soon as it is complete, before the filter sees it.
 
     `run_async` waits for a coroutine on the run's event loop. `watchdog` ends episodes that run past their deadline.
-    `replay_log` notes which groups each batch takes, or says it; `stopwatch` learns how many groups play.
-    """
+    `replay_log` notes which groups each batch takes, or says it; `stopwatch` learns how many groups play."""
 
     def __init__(
         self,
@@ -101,16 +100,14 @@ class RolloutScheduler:
         """Plays and returns `num_trajectories` trajectories in complete groups, ordered by group index; fewer, perhaps none, if
         the filter rejected more than may be refilled.
 
-        If it ends early, all episodes stop and the task position is restored, so that the next batch plays the same tasks.
-        """
+        If it ends early, all episodes stop and the task position is restored, so that the next batch plays the same tasks."""
         [part] = self.parts(num_trajectories, is_streamed=False)
         return part.groups
 
     def parts(self, num_trajectories: int, is_streamed: bool) -> Generator[Part]:
         """The batch as one part or, if streamed, in several: groups in the order in which they end, each as soon as it has a
         place in the batch, while the others play on. Raises what `get_batch` does. A batch that is closed before its last part
-        is played again; `close` closes it too.
-        """
+        is played again; `close` closes it too."""
         self._open_parts = self._parts(num_trajectories, is_streamed)
         return self._open_parts
 
@@ -254,8 +251,7 @@ class RolloutScheduler:
 
     def _fail(self, index: int, failed: list[Trajectory]) -> None:
         """Notes an episode that failed for good, at once: the run ends as soon as there are too many. Failures of the recorded
-        run don't count in its replay, where more of them may fall into one batch.
-        """
+        run don't count in its replay, where more of them may fall into one batch."""
         group = self._failing.setdefault(index, Group(self._task(index), [], index, rejected="failed"))
         group.trajectories += failed
         if self._is_fixed or not self._replay_log.rejects(index):

@@ -11,8 +11,7 @@ class SchedulerSettings:
 
     `max_failed_fraction` is a share of the trajectories of one batch. Beyond it the run stops with the most frequent error,
     since refilling would only hide it. At most `max_refill_factor` times the groups of a batch are played to replace filtered
-    ones.
-    """
+    ones."""
 
     group_size: int
     max_concurrent_groups: int

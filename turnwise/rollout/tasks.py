@@ -199,8 +199,7 @@ class CurriculumTasks:
 
     With p = (s + 1)/(n + 2), the success that was measured, a tag or row weighs 0.1 + 0.9 · 4p(1 − p): most at one half, least
     where everything or nothing succeeds, and never nothing. n counts the groups that were played and s adds up their shares of
-    successful siblings, both multiplied by 0.9 at each new one, so that what was measured long ago is forgotten.
-    """
+    successful siblings, both multiplied by 0.9 at each new one, so that what was measured long ago is forgotten."""
 
     _FLOOR, _DECAY = 0.1, 0.9
 
@@ -290,6 +289,5 @@ def _success(trajectory: Trajectory) -> float:
 def sibling_sampling(sampling: SamplingParams, task: Task, sibling: int) -> SamplingParams:
     """The group's sampling parameters with a seed of this sibling's own; the conversation adds the turn to it.
 
-    A retry of a failed episode uses the same seed, so that it meets the same tokens where the cause was outside.
-    """
+    A retry of a failed episode uses the same seed, so that it meets the same tokens where the cause was outside."""
     return replace(sampling, seed=derive_seed(task.seed, "tokens", sibling))

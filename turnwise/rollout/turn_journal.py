@@ -1,8 +1,7 @@
 """`turns.jsonl`: every turn as soon as it is sampled, so that an episode can be replayed that never came to its end.
 
 A turn has two lines: the messages that the model is shown, results of tools among them, and then what was sampled, with the
-calls in it. The first line of an episode holds its task.
-"""
+calls in it. The first line of an episode holds its task."""
 
 import json
 import logging
@@ -27,8 +26,7 @@ _CLOSE_S = 10.0  # seconds to write what is left at the end of a run
 
 class TurnJournal:
     """Appends lines to a file, in a thread, so that no episode waits for the disk. A file that has half of `max_bytes` is kept
-    as `turns.1.jsonl` in the place of the one before. If the disk fails, it says so and is off.
-    """
+    as `turns.1.jsonl` in the place of the one before. If the disk fails, it says so and is off."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path, self._max_bytes = path, max_bytes // 2
@@ -174,8 +172,7 @@ def is_turn_journal(path: Path) -> bool:
 
 def read_turns(path: Path) -> tuple[list[Trajectory], list[str]]:
     """The episodes of a journal, each with the turns that were sampled, and a sentence about each loss: a line that can't be
-    read, episodes whose beginning is gone.
-    """
+    read, episodes whose beginning is gone."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     begun: dict[str, Trajectory] = {}

@@ -5,8 +5,7 @@ Its first line of output says how it is isolated, or why it can't be; what follo
 
 Landlock (kernel 6.2 or newer) opens the standard library, shared libraries and the folder itself, and nothing else. Seccomp
 allows the system calls of `jail.json`, so that there is no network, no other process, no signal to one, and no way to ask for
-more rights.
-"""
+more rights."""
 
 import builtins
 import ctypes

@@ -1,8 +1,7 @@
 """Runs Python text that nobody trusts: in a process without network, other processes, or files outside its own folder.
 
 Each wait here has a deadline, and none is for the end of the output: its other side may be held open by a process that was
-forked elsewhere in the same moment. A run ends when its process does, and its process is ended when a limit is reached.
-"""
+forked elsewhere in the same moment. A run ends when its process does, and its process is ended when a limit is reached."""
 
 import asyncio
 import json

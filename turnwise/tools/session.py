@@ -121,8 +121,7 @@ class ToolBox:
 class ToolSession:
     """The tools of one episode. Entering it creates their states, and leaving it releases them, however it is left.
 
-    `num_calls`, `num_errors` and `seconds` count by the tool's name; a call that no tool could take counts under "".
-    """
+    `num_calls`, `num_errors` and `seconds` count by the tool's name; a call that no tool could take counts under ""."""
 
     def __init__(self, box: ToolBox, tools: Sequence[OfferedTool], task: Task) -> None:
         self._box, self._task = box, task

@@ -2,8 +2,7 @@
 
 Nothing here looks at a single step alone. A share is compared over several steps in a row, and a rise or fall only counts where
 it exceeds several standard errors. These come from how much neighbouring steps differ: they play different tasks, which a
-binomial would miss.
-"""
+binomial would miss."""
 
 import math
 from collections import deque

@@ -151,8 +151,7 @@ class LiveTracker:
     """One screen that stays in place; output printed or logged meanwhile appears above it.
 
     It goes up with the first phase or step, and comes down with `close` or with the process, whichever is first: its last
-    state stays on the terminal and the cursor is back.
-    """
+    state stays on the terminal and the cursor is back."""
 
     def __init__(self, screen: Screen, console: Console) -> None:
         self._screen = screen

@@ -40,8 +40,7 @@ class MetricColumn(NamedTuple):
 class MetricColumns:
     """The figures of one pipeline.
 
-    `trends` are what the run is about, `validation` is the same on held-out data.
-    """
+    `trends` are what the run is about, `validation` is the same on held-out data."""
 
     trends: tuple[MetricColumn, ...]
     validation: MetricColumn

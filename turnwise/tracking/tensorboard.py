@@ -12,8 +12,7 @@ class TensorBoardStore:
     """Scalars, one event a step, settings as hyperparameters, and texts in the folder `log_dir`, `tensorboard` of the run if
     unset; look at them with `tensorboard --logdir FOLDER`.
 
-    A run that goes on takes back what an earlier one wrote of its first step and later ones.
-    """
+    A run that goes on takes back what an earlier one wrote of its first step and later ones."""
 
     def __init__(self, run: TrackedRun, log_dir: str | None = None) -> None:
         # Imported here, so that only runs that track with it pay. Torch's SummaryWriter makes an event of every scalar, which

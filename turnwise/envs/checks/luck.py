@@ -20,8 +20,7 @@ def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: in
     `max_steps`. The player draws uniformly from the environment's `actions`.
 
     The result is empty if the environment names no actions, reports no success or breaks a call, or if fewer than 50 episodes
-    fit into `budget_s`: nothing is claimed from what was measured only in part.
-    """
+    fit into `budget_s`: nothing is claimed from what was measured only in part."""
     outcomes: list[bool] = []
     ends_at = time.monotonic() + budget_s
     for seed in seeds:

@@ -102,8 +102,7 @@ CallTimes = defaultdict[str, Timings]
 class CheckedEnv:
     """An environment in a thread of its own, so that a call which never returns can be left behind.
 
-    Every method raises BrokenCall. The constructor raises TurnwiseError if the environment's own refuses its arguments.
-    """
+    Every method raises BrokenCall. The constructor raises TurnwiseError if the environment's own refuses its arguments."""
 
     def __init__(self, make: Callable[[], Env], timeout_s: float, clock: CallTimes) -> None:
         self._thread = DaemonThread("check-env")

@@ -1,8 +1,7 @@
 """FrozenLake: walk over the ice to the goal and don't fall into a hole.
 
 The dynamics are those of gymnasium's FrozenLake-v1 (Towers et al. 2024, arXiv:2407.17032), written anew for text: a step
-costs microseconds and needs no other library.
-"""
+costs microseconds and needs no other library."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -1,8 +1,7 @@
 """Maps of the frozen lake: drawing, telling apart, and finding the way.
 
 A map is a tuple of rows of the letters S (start), F (ice), H (hole) and G (goal); a position is row · width + column; an
-action is gymnasium's number: 0 left, 1 down, 2 right, 3 up.
-"""
+action is gymnasium's number: 0 left, 1 down, 2 right, 3 up."""
 
 import hashlib
 from collections import deque
@@ -85,8 +84,7 @@ def random_map(seed: int, size: int = 4, p: float = 0.8, split: Split | None = N
     """A solvable map of `split` whose other cells are ice with probability `p`; it follows from the arguments alone.
 
     With `split` None it is the map of gymnasium's `generate_random_map(size, p, seed)`; otherwise the first one of the
-    same stream that falls into the split.
-    """
+    same stream that falls into the split."""
     check_map_arguments(size, p)
     return _drawn(seed, size, p, split)
 

@@ -1,7 +1,6 @@
 """Environments of gymnasium's registry, made with errors that say what to change.
 
-This module imports gymnasium; it is imported itself where an environment is made.
-"""
+This module imports gymnasium; it is imported itself where an environment is made."""
 
 import importlib
 import os

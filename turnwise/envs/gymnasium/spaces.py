@@ -1,7 +1,6 @@
 """Gymnasium's spaces: which ones an agent of text can act in, and their elements as text.
 
-This module imports gymnasium; it is imported itself where an environment is made.
-"""
+This module imports gymnasium; it is imported itself where an environment is made."""
 
 from collections.abc import Sequence
 from typing import Any

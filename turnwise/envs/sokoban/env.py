@@ -1,8 +1,7 @@
 """Sokoban: push every box onto a target.
 
 Rules and rewards are those of the gym-sokoban package (Schrader 2018), written anew for text: rooms of our own, microseconds
-a step, no other library.
-"""
+a step, no other library."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -167,8 +166,7 @@ class SokobanEnv(GridEnv):
     def _coordinates(self) -> str:
         """Inner walls, targets, boxes and player as `symbol row,column`, also where two of them share a place.
 
-        Items of varying number come first, so that the rest is always at the same distance from the answer.
-        """
+        Items of varying number come first, so that the rest is always at the same distance from the answer."""
         return f"{self._scenery} {self._places(BOX, self.state.boxes)} {self._places(PLAYER, [self.state.player])}"
 
     def _places(self, number: int, cells: Iterable[int]) -> str:

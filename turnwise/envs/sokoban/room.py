@@ -1,8 +1,7 @@
 """Rooms of Sokoban: moving, telling apart, reading and drawing at random.
 
 A cell is row · width + column; an action is 0 up, 1 down, 2 left, 3 right. There is wall all around a room, so that no step
-leaves it.
-"""
+leaves it."""
 
 import hashlib
 import random
@@ -90,8 +89,7 @@ def layout_hash(layout: Layout) -> int:
 def in_split(layout: Layout, split: Split | None) -> bool:
     """Whether a room belongs to `split`: by its content a quarter of all rooms validate and the others train.
 
-    Only the fixed part counts, so no state of a held-out room occurs in training.
-    """
+    Only the fixed part counts, so no state of a held-out room occurs in training."""
     return split is None or (layout_hash(layout) % 4 == 0) == (split == "val")
 
 
@@ -101,8 +99,7 @@ def random_room(
     """A room of `dim_room` (height, width; walls included) that can be solved and isn't yet; it follows from the arguments.
 
     A floor grows cell by cell, targets fall on it, and a game is played backwards from the solved room: `search_depth`
-    random moves, pulling. The room starts in the state that this game discovered last and in which no box is on a target.
-    """
+    random moves, pulling. The room starts in the state that this game discovered last and in which no box is on a target."""
     check_room_arguments(dim_room, num_boxes, search_depth)
     height, width = dim_room
     rng = random.Random(seed)
@@ -180,8 +177,7 @@ def _grown_floor(rng: random.Random, height: int, width: int) -> list[int]:
 def _played_backwards(rng: random.Random, layout: Layout, state: State, search_depth: int) -> State | None:
     """The state without a box on a target that the backward game discovered last, None if it met none.
 
-    Each move undoes one of `move`, so whatever state it reaches is solved by the same moves in reverse.
-    """
+    Each move undoes one of `move`, so whatever state it reaches is solved by the same moves in reverse."""
     seen: set[State] = set()
     last = None
     for _ in range(search_depth):

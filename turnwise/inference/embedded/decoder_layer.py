@@ -163,8 +163,7 @@ class TorchOps:
     """The operations over the `N` packed tokens of one forward pass over `step`, whose slots the cache has room for.
 
     `rotary` [length, 2, head_dim] holds cosines, and sines with the sign of their half of the head. Rows of similar lengths go
-    through one kernel call of `scaled_dot_product_attention` together.
-    """
+    through one kernel call of `scaled_dot_product_attention` together."""
 
     def __init__(self, step: PackedStep, shape: HeadShape, cache: KVCache, rotary: Tensor) -> None:
         device, dtype = rotary.device, rotary.dtype
@@ -189,8 +188,7 @@ class TorchOps:
     def place_heads(self, layer: int, qkv: Tensor, norms: Tensor | None) -> Tensor:
         """Queries [N, heads, head_dim] out of `qkv` [N, (heads + 2 kv_heads) · head_dim]; keys and values go to the cache.
 
-        Queries and keys are normed by `norms` [heads + kv_heads, head_dim] where given, and rotated (Su et al. 2021).
-        """
+        Queries and keys are normed by `norms` [heads + kv_heads, head_dim] where given, and rotated (Su et al. 2021)."""
         shape = self._shape
         heads = qkv.view(len(qkv), -1, shape.head_dim)
         rotated = heads[:, : shape.num_rotated]

@@ -1,8 +1,7 @@
 """The synchronous core of the embedded server: requests in, tokens out, one step at a time.
 
 A step takes the uncomputed tokens of running rows through one forward pass: the last sampled token, the tail of a new prompt,
-or a chunk of a long one. It samples one token for each completed row. No clock, no thread, no text.
-"""
+or a chunk of a long one. It samples one token for each completed row. No clock, no thread, no text."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class Engine:
     """Continuous batching over a runner. A conversation's cache is kept for its next request.
 
     A forward pass computes one token of each decoding row, and prompt tokens up to the rest of `max_step_tokens`. A cache
-    depends on token ids and weights alone, so any conversation with the same prefix can use it.
-    """
+    depends on token ids and weights alone, so any conversation with the same prefix can use it."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """The fast path: turnwise's own forward pass of the Llama, Qwen2, Qwen3 and Mistral shape over fused projections.
 
 It reads the parameters of the model it was given. Those of a small model in float32 on a CPU are copied at every `refresh`,
-into the order in which own kernels read them.
-"""
+into the order in which own kernels read them."""
 
 from typing import Any
 

@@ -55,8 +55,7 @@ class _Step(ctypes.Structure):
 class NativeForward:
     """Forward passes over a copy of the weights as they are when this is made, in panels that the kernels read in order.
 
-    A token's result depends neither on the number of threads nor on the rest of the batch.
-    """
+    A token's result depends neither on the number of threads nor on the rest of the batch."""
 
     def __init__(
         self,

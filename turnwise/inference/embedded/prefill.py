@@ -71,8 +71,7 @@ class Prefill:
 
     A prompt copies a prefix that another slot has cached. If another row is computing that prefix, the prompt waits and copies
     it in the next step, so that siblings of a group compute their common prompt once. A row that has begun to compute never
-    waits, so no two rows wait for each other.
-    """
+    waits, so no two rows wait for each other."""
 
     def __init__(self, rows: Rows, runner: Runner) -> None:
         self._rows = rows

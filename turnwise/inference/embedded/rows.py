@@ -32,8 +32,7 @@ _NO_TOKEN = -1
 class Rows:
     """`state` [S] of dtype `ROW`, `ids` and `logprobs` [S, capacity], `stop_ids` [S, K] padded with −1; S slots.
 
-    Between steps `cached < length` holds for every running row: the tokens between are computed next, `num_new` at a time.
-    """
+    Between steps `cached < length` holds for every running row: the tokens between are computed next, `num_new` at a time."""
 
     def __init__(self) -> None:
         self.state = np.zeros(0, ROW)

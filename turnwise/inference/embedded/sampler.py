@@ -1,8 +1,7 @@
 """Draws the next token of every row at once, from counter-based random numbers.
 
 The uniform number behind token t of a request is a hash of (its seed, t): it doesn't depend on the other rows, on what was
-drawn before, or on the device.
-"""
+drawn before, or on the device."""
 
 import ctypes
 import math

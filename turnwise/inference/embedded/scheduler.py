@@ -11,8 +11,7 @@ class Scheduler:
     """First come, first served, over at most `max_slots` slots, each owned by one conversation.
 
     A conversation keeps its slot between its requests. When none is free, the least recently used idle conversation loses
-    its own; when all are running, requests wait.
-    """
+    its own; when all are running, requests wait."""
 
     def __init__(self, *, max_slots: int, max_concurrency: int) -> None:
         self.max_slots = max_slots
