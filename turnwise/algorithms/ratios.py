@@ -1,7 +1,5 @@
 """Probability ratios at four granularities: token, turn, sequence (mean), sequence (sum)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +25,7 @@ class Spans:
     sequence_id: Tensor  # int64 [N], below N
 
     @classmethod
-    def of(cls, batch: Batch) -> Spans:
+    def of(cls, batch: Batch) -> "Spans":
         """The spans of a batch of tensors. A batch counts turns from 0 in each sequence; here each turn gets its own number."""
         number = batch.sequence_id * (batch.turn_id.max() + 2) + batch.turn_id
         _, turn_id = torch.unique(number, return_inverse=True)

@@ -5,8 +5,6 @@ Observations, template and padding aren't among them, so no credit runs through 
 Arrays [R] hold the steps of T trajectories one after another; `lengths` [T] counts each one's steps. A step is a response token
 or a turn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -49,7 +47,7 @@ class ResponseTokens:
     num_turns: Index  # [T] turns of each trajectory that have a trained token; they add up to K
 
     @classmethod
-    def of(cls, trajectories: Sequence[Trajectory]) -> ResponseTokens:
+    def of(cls, trajectories: Sequence[Trajectory]) -> "ResponseTokens":
         """The tokens of the trajectories' samples."""
         samples: list[Sample] = []
         spans: list[tuple[int, int, int, int]] = []

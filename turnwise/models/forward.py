@@ -1,7 +1,5 @@
 """Forward passes of a policy or a value model over a packed `Batch`."""
 
-from __future__ import annotations
-
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Set
@@ -28,7 +26,7 @@ _CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Settings of transformers' architectures for the steps between projection and logits."""
 
 
-def make_forward(model: PreTrainedModel, temperature: float = 1.0, use_kernels: bool = True) -> PackedForward:
+def make_forward(model: PreTrainedModel, temperature: float = 1.0, use_kernels: bool = True) -> "PackedForward":
     """The forward pass of a model, by its head; on the library's own kernels where they fit and `use_kernels` is set."""
     if use_kernels:
         use_native_layers(model)

@@ -2,8 +2,6 @@
 
 A chunk of rows at a time: the forward pass keeps one number a row, the backward pass computes the logits again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +30,7 @@ class Kept(NamedTuple):
         total = z.new_zeros(len(z)).index_add(0, rows, torch.exp(kept - top[rows]))
         return top + total.clamp(min=torch.finfo(z.dtype).tiny).log()
 
-    def cut(self, chunks: Sequence[slice]) -> list[Kept]:
+    def cut(self, chunks: Sequence[slice]) -> "list[Kept]":
         """The parts of chunks of rows that follow each other."""
         counts = [self.counts[rows] for rows in chunks]
         ids = self.ids.split([int(part.sum()) for part in counts])

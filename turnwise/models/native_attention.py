@@ -1,7 +1,5 @@
 """Attention over packed sequences and shared prefixes by the library's own kernels: float32 on a CPU, forward and backward."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,7 +25,7 @@ class Branches(NamedTuple):
     ends: IntArray  # [B + 1]
 
     @classmethod
-    def of(cls, branch_lengths: tuple[int, ...], path_lengths: tuple[int, ...], paths: IntArray | None) -> Branches:
+    def of(cls, branch_lengths: tuple[int, ...], path_lengths: tuple[int, ...], paths: IntArray | None) -> "Branches":
         """
         >>> Branches.of((3, 2), (3, 2), None).paths
         array([0, 1, 2, 3, 4])

@@ -5,8 +5,6 @@ looks its attention up there. The lengths reach it as the keyword `sequences` of
 them (generation with a cache, a padded batch) is plain SDPA. Where sequences share prefixes (`models.prefix_tree`), the packed
 tokens are the distinct ones, and a branch attends to its whole path."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -43,7 +41,7 @@ class PackedSequences:
     _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> PackedSequences:
+    def of(cls, lengths: Sequence[int], device: torch.device) -> "PackedSequences":
         """
         >>> PackedSequences.of([3, 2], torch.device("cpu")).boundaries
         tensor([0, 3, 5], dtype=torch.int32)
@@ -53,7 +51,7 @@ class PackedSequences:
         return cls(tuple(lengths), boundaries.to(device))
 
     @classmethod
-    def along(cls, tree: PrefixTree) -> PackedSequences:
+    def along(cls, tree: PrefixTree) -> "PackedSequences":
         """The branches of a tree."""
         return replace(cls.of(tree.branch_lengths, tree.tokens.device), tree=tree)
 

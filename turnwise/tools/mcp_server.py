@@ -1,7 +1,5 @@
 """The registered name `mcp`: the tools of an MCP server, by the official client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
@@ -47,14 +45,14 @@ class McpServer:
                 )
         self._tools = [McpTool(self._connection, offered[name]) for name in config.get("tools", offered)]
 
-    def __iter__(self) -> Iterator[McpTool]:
+    def __iter__(self) -> "Iterator[McpTool]":
         return iter(self._tools)
 
 
 class McpTool(StatelessTool):
     """A tool of a server. What goes wrong in the tool is the result, which the model reads."""
 
-    def __init__(self, connection: _Connection, tool: Any) -> None:
+    def __init__(self, connection: "_Connection", tool: Any) -> None:
         function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
         self.schema: Mapping[str, Any] = {"type": "function", "function": function}
         self._connection, self._name = connection, tool.name

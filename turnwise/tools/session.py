@@ -1,8 +1,6 @@
 """The tools and the simulated user of one episode: their state, their calls with deadlines, and who is to blame when one goes
 wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging
@@ -112,7 +110,7 @@ class ToolBox:
     def schemas(self) -> list[Mapping[str, Any]]:
         return [offered.tool.schema for offered in self.tools]
 
-    def open(self, task: Task) -> ToolSession:
+    def open(self, task: Task) -> "ToolSession":
         """The tools of one episode: all, or those of the row's `extra_info.tool_selection`."""
         selection = (task.payload.get("extra_info") or {}).get("tool_selection")
         return ToolSession(self, [offered for offered in self.tools if not selection or offered.name in selection], task)
@@ -233,7 +231,7 @@ class Interactions:
     watchdog: Watchdog = field(default_factory=Watchdog)
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
-    def open(self, task: Task, sibling: int, max_turns: int | None = None) -> InteractionSession:
+    def open(self, task: Task, sibling: int, max_turns: int | None = None) -> "InteractionSession":
         """The user that the row names, with at most `max_turns` messages; nobody if it names none. Raises ToolFault if there is
         no such user."""
         kwargs = interaction_kwargs(task.payload)

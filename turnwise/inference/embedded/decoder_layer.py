@@ -1,8 +1,6 @@
 """Attention of packed new tokens over the cache, where rows of similar lengths go through one kernel call together, and a
 decoder layer's other work between matrix products, in torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -58,7 +56,7 @@ class _Pieces:
     """Position of the first token of each piece."""
     counts: IntArray
 
-    def __getitem__(self, index: IntArray) -> _Pieces:
+    def __getitem__(self, index: IntArray) -> "_Pieces":
         return _Pieces(self.slots[index], self.tokens[index], self.starts[index], self.counts[index])
 
 

@@ -3,8 +3,6 @@
 A step takes the uncomputed tokens of running rows through one forward pass: the last sampled token, the tail of a new prompt,
 or a chunk of a long one. It samples one token for each completed row. No clock, no thread, no text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -32,7 +30,7 @@ class StepSize(NamedTuple):
     decode_tokens: int
 
     @classmethod
-    def of(cls, num_new: IntArray) -> StepSize:
+    def of(cls, num_new: IntArray) -> "StepSize":
         """The size of a step over rows with so many tokens each. A row with one has sampled it, or has only that one left.
 
         >>> StepSize.of(np.array([1, 1, 30]))

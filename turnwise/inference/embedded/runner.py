@@ -1,7 +1,5 @@
 """The model behind the engine, one forward pass at a time: the protocol of a runner, and the runner for any causal LM."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,7 +30,7 @@ class PackedStep:
     last_tokens: IntArray  # [C] index in the pack of the last token of each such row
 
     @classmethod
-    def pack(cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray, lengths: IntArray) -> PackedStep:
+    def pack(cls, ids: IntArray, slots: IntArray, starts: IntArray, counts: IntArray, lengths: IntArray) -> "PackedStep":
         """The step over `counts` tokens from `starts` on of the contexts `ids` [S, L] of `lengths` [B] in `slots`.
 
         >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
@@ -51,7 +49,7 @@ class PackedStep:
         token_ids = ids[slots[rows], positions]
         return cls(slots, starts, counts, rows, columns, positions, token_ids, ends_context, last_tokens[ends_context])
 
-    def tail(self) -> PackedStep:
+    def tail(self) -> "PackedStep":
         """The last token of each row whose context ends here, as rows of one token.
 
         >>> ids = np.array([[5, 6, 7], [8, 9, 4]])
@@ -64,7 +62,7 @@ class PackedStep:
         token_ids = self.token_ids[self.last_tokens]
         return PackedStep(slots, positions, ones, order, order * 0, positions, token_ids, ones.astype(np.bool_), order)
 
-    def cut(self, max_tokens: int) -> Iterator[PackedStep]:
+    def cut(self, max_tokens: int) -> "Iterator[PackedStep]":
         """Cuts the rows, in order, into steps of limited tokens; a longer row is a step of its own."""
         ends = np.cumsum(self.counts)
         first, num_before = 0, 0
@@ -73,7 +71,7 @@ class PackedStep:
             yield self._part(first, stop, num_before, int(ends[stop - 1]))
             first, num_before = stop, int(ends[stop - 1])
 
-    def _part(self, first: int, stop: int, begin: int, end: int) -> PackedStep:
+    def _part(self, first: int, stop: int, begin: int, end: int) -> "PackedStep":
         """Rows `first` to `stop`, whose tokens are `begin` to `end`."""
         is_within = (self.last_tokens >= begin) & (self.last_tokens < end)
         return PackedStep(
