@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from turnwise import Trainer
+from turnwise.agents.single_turn_agent import SingleTurnAgent
 from turnwise.errors import TurnwiseError
 from turnwise.tracking.jsonl import read_metrics
 
@@ -26,6 +27,16 @@ class Brief:
 
     def __call__(self, completions):
         return [-len(text) / 100 for text in completions]
+
+
+class Shouting(SingleTurnAgent):
+    """A loop that is an object."""
+
+    async def run(self, *args):
+        trajectories = await super().run(*args)
+        for trajectory in trajectories:
+            trajectory.metrics["shouts"] = 3.0
+        return trajectories
 
 
 @pytest.fixture
@@ -69,6 +80,14 @@ def test_a_run_on_rows_goes_on_with_the_same_rows(keys):
     again = Trainer(**keys, **given, resume_from_checkpoint=True)
     again.train()
     assert again.run_folder == trainer.run_folder and again.checkpoint.name == "checkpoint-2"
+
+
+def test_rows_are_played_by_a_loop_that_is_an_object(keys):
+    data = {"default_agent": Shouting}
+    trainer = Trainer(**keys | {"eval_steps": 0, "max_steps": 1}, data=data, train_dataset=ROWS, reward_funcs=has_letter)
+    [report] = trainer.steps()
+    assert {group.task.agent.rpartition(":")[2] for group in report.groups} == {"Shouting"}
+    assert report.metrics["env/data/shouts"] == 3.0
 
 
 @pytest.mark.parametrize(
