@@ -1,12 +1,12 @@
-"""Sums of two numbers below 100 as rows, a reward for them, and a tiny model that is right about one time in four.
+"""Sums of two numbers below 100 as rows, a reward for them, and a tiny model that is right about one time in three.
 
     python examples/arithmetic/sums.py [--out DIR] [--seed N]
 
 1. The 10,000 sums are dealt out: 1,000 are held out, and nothing is ever trained on them.
 2. A model with random weights and a tokenizer are made.
-3. Supervised fine-tuning teaches it addition. Once it begins to understand, a hundred steps take it from nothing to nearly all,
-   and each seed begins at another step: so the start of the training is the first checkpoint whose loss on 300 sums that
-   weren't shown is at most 0.5.
+3. Supervised fine-tuning teaches it addition. Once it begins to understand, two hundred steps take it from nothing to nearly
+   all, and each seed begins at another step. So checkpoints are measured: the training starts from the first one that is right
+   in 35 of 100 answers to sums that weren't shown.
 
 Then: `turnwise train examples/arithmetic/grpo.yaml`, or the same in Python: `python examples/arithmetic/train.py`.
 """
@@ -19,8 +19,10 @@ import os
 import random
 import shutil
 import sys
+from bisect import bisect_left
 from pathlib import Path
 
+from turnwise import Trainer
 from turnwise.build.sft import fine_tune
 from turnwise.cli.main import exit_status
 from turnwise.config import SFTConfig, load_config
@@ -28,9 +30,9 @@ from turnwise.models.make import make_model
 
 HERE = Path(__file__).parent
 NUM_HELD_OUT = 1000
-NUM_NOT_SHOWN = 300
-LOSS_TO_START_FROM = 0.5
-"""Nats a token; the model is right about one time in four then."""
+NUM_NOT_SHOWN = 1000
+SUCCESS_TO_START_FROM = 0.35
+"""Share of sampled answers."""
 
 
 def correct(completions: list[str], answer: list[str], **columns: object) -> list[float]:
@@ -64,23 +66,31 @@ def main() -> None:
     write(out / "train.jsonl", train)
     shown = [{"messages": conversation(row)} for row in train]
     write(out / "demonstrations.jsonl", shown[NUM_NOT_SHOWN:])
-    write(out / "not_shown.jsonl", shown[:NUM_NOT_SHOWN])
+    write(out / "not_shown.jsonl", train[:NUM_NOT_SHOWN])
     made = make_model("tiny", out / "model", [f"{row['prompt']} {row['answer']}" for row in train[:3000]], seed=options.seed)
-    files = {"train_files": "demonstrations.jsonl", "val_files": "not_shown.jsonl"}
-    paths = [f"pretrain={made.folder}", f"output_dir={out}", *(f"{key}=[{out / name}]" for key, name in files.items())]
+    paths = [f"pretrain={made.folder}", f"output_dir={out}", f"train_files=[{out / 'demonstrations.jsonl'}]"]
     config, _ = load_config(HERE / "sft.yaml", [*paths, f"seed={options.seed}", *options.overrides], SFTConfig)
     start = out / "sft_model"
     start.unlink(missing_ok=True)
-    start.symlink_to(os.path.relpath(first_good_enough(fine_tune(config)), out))
+    start.symlink_to(os.path.relpath(first_good_enough(fine_tune(config), out), out))
     print(f"\nnext: turnwise train examples/arithmetic/grpo.yaml  (starts from {start})")
 
 
-def first_good_enough(last: Path) -> Path:
-    """The first checkpoint of the last one's run that is good enough to start from. All before it and after it are deleted."""
-    lines = [json.loads(line) for line in (last.parents[1] / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    losses = {last.with_name(f"checkpoint-{line['step']}"): line["sft/val_loss"] for line in lines if "sft/val_loss" in line}
-    chosen = next((folder for folder, loss in losses.items() if loss <= LOSS_TO_START_FROM), last)
-    for other in set(last.parent.glob("checkpoint-*")) - {chosen}:
+def first_good_enough(last: Path, out: Path) -> Path:
+    """The first checkpoint of the last one's run that is good enough to start from, by bisection. All others are deleted."""
+    data = {"train_files": str(out / "val.jsonl"), "val_files": str(out / "not_shown.jsonl")}  # nothing is trained here
+    settings = {"data": data, "output_dir": str(out), "val_batch_size": NUM_NOT_SHOWN}
+    judge = Trainer.from_config(HERE / "grpo.yaml", pretrain=str(last), is_quiet=True, **settings)
+
+    def success(checkpoint: Path) -> float:
+        share = judge.evaluate(checkpoint).overall.success
+        print(f"{checkpoint.name}: right in {share:.1%} of sums that weren't shown", flush=True)
+        return share
+
+    checkpoints = sorted(last.parent.glob("checkpoint-*"), key=lambda folder: int(folder.name.rpartition("-")[2]))
+    index = bisect_left(checkpoints, SUCCESS_TO_START_FROM, key=success)
+    chosen = checkpoints[min(index, len(checkpoints) - 1)]
+    for other in set(checkpoints) - {chosen}:
         shutil.rmtree(other)
     return chosen
 

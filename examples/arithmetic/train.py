@@ -19,7 +19,7 @@ from sums import NUM_HELD_OUT, correct, digits, sums
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/arithmetic"))
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args()
     rows = sums(seed=42)
     trainer = Trainer(
@@ -31,14 +31,19 @@ def main() -> None:
         max_steps=options.steps,
         output_dir=str(options.out),
         save_steps=0,
-        rollout_batch_size=256,
+        rollout_batch_size=512,
         val_batch_size=NUM_HELD_OUT,
         sequence_length=48,
         actor_infer={"generating_args": {"max_new_tokens": 6}},
         actor_train={
-            "training_args": {"learning_rate": 6e-4, "per_device_train_batch_size": 256, "lr_scheduler_type": "linear"}
+            "training_args": {
+                "learning_rate": 4e-4,
+                "per_device_train_batch_size": 512,
+                "lr_scheduler_type": "linear",
+                "warmup_steps": 10,
+            }
         },
-        train_env_manager={"num_env_groups": 32, "group_size": 8},
+        train_env_manager={"num_env_groups": 64, "group_size": 8},
         val_env_manager={"num_env_groups": 128},
     )
     trainer.train()
