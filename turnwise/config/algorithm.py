@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -27,6 +27,13 @@ def _aliases(names: Mapping[str, str]) -> BeforeValidator:
     return BeforeValidator(lambda value: names.get(value, value) if isinstance(value, str) else value)
 
 
+class Statistics(NamedTuple):
+    """The scores that a mean and a standard deviation are over."""
+
+    mean: str
+    std: str
+
+
 class RewardNormalizationArgs(Section):
     """How scores are centred and scaled. Absent parts are the estimator's own."""
 
@@ -40,10 +47,14 @@ class RewardNormalizationArgs(Section):
     """Scores that the deviation σ is over [the method's]."""
 
     @property
-    def statistics(self) -> tuple[str, str]:
+    def statistics(self) -> Statistics:
         """The scores over which mean and standard deviation are taken."""
         mean, std = METHOD_STATISTICS[self.method]
-        return self.norm_mean_type or mean, self.norm_std_type or std
+        return Statistics(self.norm_mean_type or mean, self.norm_std_type or std)
+
+    @property
+    def changes_scores(self) -> bool:
+        return self.statistics != ("none", "none")
 
 
 class ImportanceWeightArgs(Section):

@@ -1,27 +1,30 @@
-"""Contradictions and impossible sizes, found before a model is loaded. Each message shows the arithmetic or both choices."""
+"""Contradictions and impossible sizes that are more than a rule of `rules.yaml`, found before a model is loaded. Each message
+shows the arithmetic or both choices."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from string import Formatter
+from typing import Any
 
-from turnwise.config.checks_algorithm import algorithm_problems
 from turnwise.config.environments import CustomEnv, EnvManager
 from turnwise.config.model_shape import PROJECTIONS, read_model_shape
 from turnwise.config.problems import Path, Problem
+from turnwise.config.resolve import streaming_obstacles
 from turnwise.config.roles import ROLES, ModelArgs, StrategyArgs
 from turnwise.config.rules import impossible
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.errors import ModelError, nearest
 from turnwise.model_folder import check_model
-from turnwise.spec import ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS
+from turnwise.spec import PG_VARIANTS, ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, TRACKERS, TURN_PLACEHOLDERS
 
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
     """Everything that makes the config impossible, all at once, but for `sibling_problems`."""
-    checks = (_environments, _rewards, _sizes, _roles, _critic, _cache, algorithm_problems)
+    checks = (_environments, _rewards, _sizes, _roles, _critic, _cache, _loss, _room, _streaming, _validations, _deterministic)
     shared = [*_models(config), *_trackers(config)]
     if isinstance(config, SFTConfig):
         return [*shared, *impossible("impossible_in_sft", config), *_sft(config)]
@@ -207,9 +210,6 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
         strategy = role.strategy_args.strategy_name
         if STRATEGIES[strategy].kind not in ROLES[name]["kinds"]:
             yield _wrong_strategy(f"{name}.strategy_args", strategy, *ROLES[name]["kinds"])
-        if name == "actor_infer" and config.on_weight_update == "keep" and not STRATEGIES[strategy].freezes:
-            message = f"{strategy} can't let responses stand still; take abort_continue, or sample with vllm or sglang"
-            yield Problem.at("on_weight_update", message)
         yield from _options(f"{name}.strategy_args", role.strategy_args, is_active=name in config.active_roles)
         if role.device_mapping is not None and len(role.device_mapping) % role.model_parallel_size:
             yield Problem.at(
@@ -267,3 +267,101 @@ def _cache(config: AgenticConfig) -> Iterator[Problem]:
             f"{config.kv_cache_bytes:,} can't hold one sequence: {token:,} bytes a token × sequence_length {length:,} = "
             f"{token * length:,}; raise it, or lower sequence_length",
         )
+
+
+def sibling_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
+    """Groups of one, which can be played, but teach nothing."""
+    if isinstance(config, SFTConfig) or config.train_env_manager.group_size > 1:
+        return
+    normalization, estimator = config.reward_normalization, config.estimator
+    centres_groups = normalization.grouping == "traj_group_id" and "group" in normalization.statistics
+    if estimator.compares_siblings and (estimator.normalization == "own" or centres_groups):
+        message = f"1 leaves every advantage of {config.adv_estimator} at 0, since it compares siblings; use at least 2"
+        if estimator.has_step_returns:
+            message = f"1 leaves {config.adv_estimator} no siblings with whose turns a turn could be compared; use at least 2"
+        yield Problem.at("train_env_manager.group_size", message)
+    yield from impossible("without_siblings", config)
+
+
+def _loss(config: AgenticConfig) -> Iterator[Problem]:
+    allowed = config.variant.parameters
+    if config.pg_variant in PG_VARIANTS:
+        for name in config.pg_args:
+            if name not in allowed:
+                known = ", ".join(allowed) or "none"
+                message = f"pg_variant {config.pg_variant} has no such parameter (it has: {known}).{nearest(name, allowed)}"
+                yield Problem(("pg_args", name), message)
+            elif message := _wrong_parameter(name, config.pg_args):
+                yield Problem(("pg_args", name), message)
+    if refusal := config.variant.ratio_refusal(config.pg_variant, config.ratio_type):
+        yield Problem.at("ratio_type", f"{config.ratio_type}: {refusal}")
+    correction = config.train_infer_correction
+    for index, band in enumerate(correction.filters if correction else ()):
+        if band.ratio_low >= band.ratio_high:
+            path = ("train_infer_correction", "filters", index)
+            yield Problem(path, f"ratio_low {band.ratio_low} isn't below ratio_high {band.ratio_high}")
+
+
+def _wrong_parameter(name: str, given: Mapping[str, Any]) -> str:
+    """The reason why a built-in loss can't have the parameter's value among the `given` ones; empty if it can."""
+    value = given[name]
+    if name == "dual_clip" and value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        return f"got {value!r}; expected a number that isn't negative"
+    if name.startswith("tau_") and value == 0:
+        return "0 is no temperature; it divides the loss"
+    if name == "dual_clip" and value <= 1:
+        return f"{value} would bound losses that no ratio has moved yet; use more than 1 (3 is usual), or dual_clip_loss: false"
+    if name == "fraction" and value > 1:
+        return f"{value} is no share of the tokens; use at most 1"
+    if name == "cap" and value == 0:
+        return "0 takes the weight, and with it the loss, from every token"
+    if name == "covariance_low" and not _wrong_parameter("covariance_high", given) and value >= given["covariance_high"]:
+        return f"{value} isn't below covariance_high {given['covariance_high']}, so that no token could be chosen"
+    return ""
+
+
+def _room(config: AgenticConfig) -> Iterator[Problem]:
+    for tag in config.train_env_manager.env_tags:
+        if tag in config.custom_envs and (limit := config.max_new_tokens("train", tag)) >= config.sequence_length:
+            message = f"{limit} tokens of one response leave no room for a prompt in a sequence_length of"
+            of_tag = config.custom_envs[tag].max_tokens_per_step == limit
+            keys = [f"{role}.generating_args.max_new_tokens" for role in ("train_env_manager", "actor_infer")]
+            path: list[Path] = [("custom_envs", tag, "max_tokens_per_step")] if of_tag else []
+            path += [tuple(key.split(".")) for key in keys if config.is_set(key)]
+            if path:
+                yield Problem(path[0], f"{message} {config.sequence_length}")
+
+
+def _streaming(config: AgenticConfig) -> Iterator[Problem]:
+    for obstacle in streaming_obstacles(config) if config.is_streamed else ():
+        yield Problem.at("stream_training", f"true trains on the groups of a step as they end, but {obstacle}; leave it out")
+
+
+def _validations(config: AgenticConfig) -> Iterator[Problem]:
+    """Problems of `save_best` and `early_stopping` with the validations of the config."""
+    for key, section in (("save_best", config.save_best), ("early_stopping", config.early_stopping)):
+        if section is not None and not section.metric.startswith("val/"):
+            message = f"{section.metric!r} is no metric of a validation; those begin with val/, such as val/score/mean"
+            yield Problem.at(f"{key}.metric", message)
+    every, updated = config.eval_steps, config.actor_train.model_update_frequency
+    if config.save_best is not None and every % updated:
+        yield Problem.at(
+            "save_best",
+            f"validations every eval_steps {every} play older weights than the trainer's, which are sent every "
+            f"model_update_frequency {updated} steps; make eval_steps a multiple of that",
+        )
+
+
+def _deterministic(config: AgenticConfig) -> Iterator[Problem]:
+    if not config.deterministic:
+        return
+    every = config.actor_train.model_update_frequency
+    if config.save_steps % every:
+        message = f"{config.save_steps} isn't a multiple of actor_train.model_update_frequency {every}"
+        yield Problem.at("save_steps", f"{message}: a run that goes on would sample from other weights (deterministic: true)")
+    for tag, env in config.custom_envs.items():
+        if env.use_thread_lock:
+            message = "threads answer in any order, which deterministic: true forbids; leave it out"
+            yield Problem(("custom_envs", tag, "use_thread_lock"), message)

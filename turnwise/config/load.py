@@ -12,8 +12,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ValidationError
 from typing_extensions import TypeVar
 
-from turnwise.config.checks import find_problems
-from turnwise.config.checks_algorithm import sibling_problems
+from turnwise.config.checks import find_problems, sibling_problems
 from turnwise.config.coming_from import counterpart, differing_defaults, unknown_leaves
 from turnwise.config.compose import Composed, compose
 from turnwise.config.problems import MAX_SHOWN, Path as KeyPath, Problem, as_sentences, config_error

@@ -71,7 +71,7 @@ def streaming_obstacles(config: AgenticConfig) -> Iterator[str]:
         yield f"adv_estimator {config.adv_estimator} scales advantages by the whole batch"
     if config.whiten_rewards or config.whiten_advantages or estimator.whitens_advantages:
         yield "whitening is over the whole batch"
-    if normalization.statistics != ("none", "none") and not takes_groups:
+    if normalization.changes_scores and not takes_groups:
         yield "reward_normalization looks beyond a group"
     if config.add_token_level_kl and config.target_kl is not None:
         yield "target_kl adapts to whole batches"

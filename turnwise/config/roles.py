@@ -198,6 +198,11 @@ class GeneratingArgs(Section):
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
 
     @property
+    def loses_ids(self) -> bool:
+        """Whether nobody knows what a token was drawn from, so that its log-prob can't be compared."""
+        return self.is_truncated and not self.keeps_ids
+
+    @property
     def keeps_ids(self) -> bool:
         """Whether the ids that a token is drawn from are few enough to come back with it (`SamplingParams.keeps_ids`)."""
         return 0 < self.top_k <= MAX_KEPT and self.repetition_penalty == 1
@@ -219,6 +224,11 @@ class StrategyArgs(Section):
             if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
                 raise ValueError(f"{name} is {asked!r}; it must be a whole number of at least 1, without quotes or exponent")
         return options
+
+    @property
+    def freezes(self) -> bool:
+        """Whether running requests can stand still over a weight update."""
+        return STRATEGIES[self.strategy_name].freezes
 
     @property
     def always_packs(self) -> bool:

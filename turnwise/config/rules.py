@@ -8,8 +8,14 @@ from typing import Any, NamedTuple
 from turnwise.config.problems import Problem
 from turnwise.config.section import Section
 from turnwise.package_tables import read_table
+from turnwise.spec import MAX_KEPT
 
 RULES: dict[str, list[dict[str, Any]]] = read_table(__file__, "rules.yaml")
+_CUT = (
+    "without a top_k the sampler doesn't say which tokens top_p or min_p left, and repetition_penalty changes each token's "
+    f"distribution: exp(old − sampled) is no importance ratio then. Sample with top_k 1 to {MAX_KEPT} beside top_p and min_p, "
+    "or with top_p 1, top_k 0, min_p 0; repetition_penalty must be 1"
+)
 
 
 class Requirement(NamedTuple):
@@ -36,7 +42,7 @@ def impossible(table: str, config: Section) -> Iterator[Problem]:
     """The combinations of a table that the config has."""
     for row in RULES[table]:
         if all(holds(condition, config) for condition in row["when"]):
-            yield Problem.at(row["key"], row["says"].format(c=config))
+            yield Problem.at(row["key"], row["says"].format(c=config, cut=_CUT))
 
 
 def without_effect(rows: Iterable[Requirement], section: Section, *prefix: str) -> Iterator[Problem]:

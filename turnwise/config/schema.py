@@ -124,6 +124,16 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return self.async_generation_ratio > 0
 
     @property
+    def staleness(self) -> str:
+        """The most steps by which samples may be older than the policy that they train, with the arithmetic."""
+        ratio, every = self.async_generation_ratio, self.actor_train.model_update_frequency
+        return f"{ratio} steps" if every == 1 else f"{ratio + every - 1} steps ({ratio} + model_update_frequency {every} − 1)"
+
+    @property
+    def train_sampling(self) -> GeneratingArgs:
+        return self.sampling("train")
+
+    @property
     def num_task_versions(self) -> int:
         """Versions of a curriculum's state that groups which aren't trained on yet may have been drawn from."""
         return self.async_generation_ratio + 2
