@@ -35,14 +35,7 @@ def _sft(config: SFTConfig) -> Iterator[Problem]:
     if STRATEGIES[config.strategy_args.strategy_name].kind != "train":
         yield _wrong_strategy("strategy_args", config.strategy_args.strategy_name, "train")
     yield from _options("strategy_args", config.strategy_args)
-    yield from _head("model_args", config.model_args)
     yield from _adapters("model_args", config.model_args)
-
-
-def _head(path: str, model: ModelArgs) -> Iterator[Problem]:
-    if model.model_type != "causal_lm":
-        message = f"{model.model_type} is a value head, which writes no text; this model needs causal_lm"
-        yield Problem.at(f"{path}.model_type", message)
 
 
 def named_models(config: AgenticConfig | SFTConfig) -> Iterator[tuple[str, ModelArgs]]:
@@ -225,9 +218,7 @@ def _roles(config: AgenticConfig) -> Iterator[Problem]:
             f"{sampled} isn't the model that is trained, actor_train.model_args.model_name_or_path {trained}; actor_infer "
             "samples from the trained weights, so remove it here",
         )
-    yield from _head("actor_train.model_args", config.actor_train.model_args)
     yield from _adapters("actor_train.model_args", config.actor_train.model_args)
-    yield from _head("actor_infer.model_args", config.actor_infer.model_args)
 
 
 def _critic(config: AgenticConfig) -> Iterator[Problem]:

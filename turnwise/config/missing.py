@@ -38,7 +38,7 @@ def unavailable(config: AgenticConfig | SFTConfig) -> list[str]:
     if isinstance(config, SFTConfig):
         return [*_role("", config), *shared]
     return [
-        *(line for name, role in config.active_roles.items() for line in (*_role(f"{name}.", role), *_devices(name, role))),
+        *(line for name, role in config.active_roles.items() for line in _role(f"{name}.", role)),
         *_environments(config, [*config.train_env_manager.tags, *config.val_env_manager.tags]),
         *shared,
     ]
@@ -55,12 +55,13 @@ def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str
     manager = config.env_manager(split)
     return [
         *_role("actor_infer.", config.actor_infer),
-        *_devices("actor_infer", config.actor_infer),
         *_environments(config, manager.tags),
     ]
 
 
 def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
+    if prefix == "reward." and len(role.device_mapping or ()) > 1:
+        yield "reward.device_mapping: reward on several devices isn't in this version."
     name = role.strategy_args.strategy_name
     spec, path = STRATEGIES[name], f"{prefix}strategy_args.strategy_name"
     if not spec.is_available:
@@ -79,11 +80,6 @@ def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
     if name in _WITHOUT_OPTIONS and role.strategy_args.strategy_config:
         options = f"an option of {' or '.join(_WITHOUT_OPTIONS)}"
         yield f"{prefix}strategy_args.strategy_config: {options} isn't in this version."
-
-
-def _devices(name: str, role: Role) -> Iterator[str]:
-    if len(role.device_mapping or ()) > 1 and name == "reward":
-        yield f"{name}.device_mapping: {name} on several devices isn't in this version."
 
 
 def _environments(config: AgenticConfig, tags: Iterable[str]) -> Iterator[str]:
