@@ -89,6 +89,11 @@ class TrainInferCorrection(Section):
     is_weight: ImportanceWeightArgs | None = None
     filters: list[RatioFilter] = Field(default_factory=list)
 
+    @property
+    def is_enabled(self) -> bool:
+        """Whether any part of it is."""
+        return bool(self.is_weight and self.is_weight.enabled) or any(band.enabled for band in self.filters)
+
 
 class AlgorithmKeys(Section):
     """The algorithm's keys, at the top level of a config."""

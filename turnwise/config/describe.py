@@ -18,6 +18,7 @@ from turnwise.config.environments import EnvManager
 from turnwise.config.missing import unavailable
 from turnwise.config.model_shape import ModelShape
 from turnwise.config.roles import Role, TrainingArgs
+from turnwise.config.rules import phrases
 from turnwise.config.schema import AgenticConfig, Split
 from turnwise.config.sft import SFTConfig
 from turnwise.config.sizes import checkpoints, episodes_at_once, memory, trained_memory
@@ -197,31 +198,9 @@ def _role(role: Role, where: str) -> str:
 
 def _algorithm(config: AgenticConfig) -> Iterator[Row]:
     """Advantages, loss and KL."""
-    normalization = config.reward_normalization
-    estimator = config.estimator
-    mean, std = normalization.statistics
-    if estimator.normalization == "own":
-        scaling = "scores centred in its own way"
-    elif mean == std == "none":
-        scaling = "scores as they are"
-    else:
-        over = f"over {normalization.grouping}"
-        scaling = f"{normalization.method} {over} (mean: {mean}, deviation: {std})"
-    parts = [config.adv_estimator, scaling]
-    if estimator.has_td_errors and not estimator.is_own:
-        parts.append(f"γ {config.gamma:g} and λ {config.lambd:g} a {config.gae_granularity}")
-    elif estimator.discounts and not estimator.is_own:
-        parts.append(f"γ {config.gamma:g}")
-    if estimator.has_step_returns and not estimator.is_own:
-        parts.append(f"step returns with γ {config.step_reward_gamma:g} a turn")
-    if estimator.mixes_step_advantages and not estimator.is_own:
-        parts.append(f"{config.episode_reward_weight:g} × episode + {config.step_reward_weight:g} × step")
-    parts += ["advantages whitened"] if config.whiten_advantages or estimator.whitens_advantages else []
-    parts += [f"rewards clipped to ±{config.reward_clip:g}"] if config.reward_clip else []
-    parts += [f"advantages clipped to ±{config.advantage_clip:g}"] if config.advantage_clip else []
-    yield "advantages", ", ".join(parts)
+    yield "advantages", ", ".join(phrases("advantages", config))
     yield "loss", f"{_variant(config)}, {config.loss_agg_mode}, entropy × {config.entropy_loss_coef:g}"
-    yield "KL", _kl(config)
+    yield "KL", "; ".join(phrases("KL", config))
     if config.train_infer_correction is not None:
         yield "sampler", _correction(config.train_infer_correction)
 
@@ -240,16 +219,6 @@ def _correction(correction: TrainInferCorrection) -> str:
         if band.enabled:
             parts.append(f"only where {band.ratio_low:g} ≤ ρ of a {band.agg_type} ≤ {band.ratio_high:g}")
     return "; ".join(parts) or "not corrected"
-
-
-def _kl(config: AgenticConfig) -> str:
-    parts = []
-    if config.add_token_level_kl:
-        target = f", adapted to {config.target_kl:g} nats a token" if config.target_kl else ""
-        parts.append(f"{config.init_kl_coef:g} × {config.kl_penalty} from the reward{target}")
-    if config.use_kl_loss:
-        parts.append(f"{config.kl_loss_coef:g} × {config.kl_loss_type} in the loss")
-    return "; ".join(parts) or "none, so no reference model"
 
 
 def _step(config: AgenticConfig) -> Iterator[Row]:
@@ -324,17 +293,8 @@ def _asynchronous(config: AgenticConfig) -> str:
     fates = {"finish": "are finished", "abort_continue": "go on with them", "abort_restart": "start over", "keep": "are kept"}
     trained_on = "as they end" if config.is_streamed else "when the batch is whole"
     responses = f"at new weights responses {fates[config.on_weight_update]}"
-    return f"{responses}; groups are trained on {trained_on}; {_stale_tokens(config)}"
-
-
-def _stale_tokens(config: AgenticConfig) -> str:
-    """The treatment of tokens of older versions."""
-    if config.use_rollout_log_probs:
-        return "ratios are to the policies that sampled"
-    asked = config.train_infer_correction
-    if asked is not None and ((asked.is_weight and asked.is_weight.enabled) or any(band.enabled for band in asked.filters)):
-        return "stale tokens are corrected by train_infer_correction"
-    return "stale tokens are trained on as they are (train_infer_correction corrects them)"
+    stale = "; ".join(phrases("stale_tokens", config))
+    return f"{responses}; groups are trained on {trained_on}; {stale}"
 
 
 def _validation(config: AgenticConfig) -> str:

@@ -11,6 +11,7 @@ from turnwise.package_tables import read_table
 from turnwise.spec import MAX_KEPT
 
 RULES: dict[str, list[dict[str, Any]]] = read_table(__file__, "rules.yaml")
+PHRASES: dict[str, list[dict[str, Any]]] = read_table(__file__, "phrases.yaml")
 _CUT = (
     "without a top_k the sampler doesn't say which tokens top_p or min_p left, and repetition_penalty changes each token's "
     f"distribution: exp(old − sampled) is no importance ratio then. Sample with top_k 1 to {MAX_KEPT} beside top_p and min_p, "
@@ -43,6 +44,12 @@ def impossible(table: str, config: Section) -> Iterator[Problem]:
     for row in RULES[table]:
         if all(holds(condition, config) for condition in row["when"]):
             yield Problem.at(row["key"], row["says"].format(c=config, cut=_CUT))
+
+
+def phrases(row: str, config: Section) -> list[str]:
+    """What a row of the table of a run says of the config, part by part."""
+    parts = [part for part in PHRASES[row] if all(holds(condition, config) for condition in part.get("when", ()))]
+    return [part["says"].format(c=config) for part in parts]
 
 
 def without_effect(rows: Iterable[Requirement], section: Section, *prefix: str) -> Iterator[Problem]:
