@@ -60,7 +60,7 @@ def without_effect(rows: Iterable[Requirement], section: Section, *prefix: str) 
                 yield Problem((*prefix, *key.split(".")), f"has no effect: {row.reason}.")
 
 
-def holds(condition: str, section: Section) -> bool:
+def holds(condition: str, section: Any) -> bool:
     """Whether a condition, as `rules.yaml` explains them, is true of the section."""
     word, _, rest = condition.partition(" ")
     if word == "not":

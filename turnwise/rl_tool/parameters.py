@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from turnwise.config.rules import holds
 from turnwise.errors import ConfigError, nearest
+from turnwise.package_tables import read_table
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -18,10 +20,7 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 Preset = Literal["quick", "small", "medium", "full"]
 PYTHON_ONLY = ("custom_reward",)
 """Parameters that only Python can give."""
-
-
-_OF_REWARD = ("reward_type", "reward_config", "custom_reward")
-_OF_SAMPLES = ("num_generations", "kl_coef", "clip_range", "max_new_tokens", "temperature", *_OF_REWARD)
+_UNREAD: dict[str, list[dict[str, Any]]] = read_table(__file__, "unread.yaml")
 
 
 class Action(BaseModel):
@@ -31,10 +30,9 @@ class Action(BaseModel):
 
     def without_effect(self) -> list[str]:
         """The given parameters that nothing reads, each with the reason."""
-        return [f"{name}: {reason}" for name, reason in self._unread().items() if name in self.model_fields_set]
-
-    def _unread(self) -> dict[str, str]:
-        return {}
+        rows = [row for row in _UNREAD.get(type(self).__name__, ()) if not any(holds(need, self) for need in row["needs"])]
+        reasons = {name: row["says"].format(c=self) for row in rows for name in row["keys"].split()}
+        return [f"{name}: {reason}" for name, reason in reasons.items() if name in self.model_fields_set]
 
 
 class RowChoice(Action):
@@ -113,16 +111,6 @@ class Train(RowChoice):
     overwrite: bool = False
     """Replace the result that is in output_dir."""
 
-    def _unread(self) -> dict[str, str]:
-        found = {} if self.custom_reward is None else {"reward_type": "custom_reward is in its place"}
-        if self.algorithm == "sft":
-            found |= dict.fromkeys(_OF_SAMPLES, "sft trains on demonstrations and samples no answers")
-        if self.algorithm != "ppo":
-            found["critic_learning_rate"] = f"{self.algorithm} has no value model"
-        if not self.use_lora:
-            found |= dict.fromkeys(("lora_rank", "lora_alpha", "lora_target_modules"), "use_lora is false")
-        return found if self.use_wandb else found | {"wandb_project": "use_wandb is false"}
-
 
 class LoadDataset(RowChoice):
     """Loads rows, shows three as the model will see them, and says what is wrong with them."""
@@ -161,9 +149,6 @@ class Evaluate(RowChoice):
     """Folder of worst_samples.jsonl [model_path/evaluation, or ./output/evaluation for a model of the hub]."""
     seed: Annotated[int, Field(ge=0)] = 42
     """Everything random follows from it."""
-
-    def _unread(self) -> dict[str, str]:
-        return {"temperature": "k is 1, and one answer is greedy"} if self.k == 1 else {}
 
 
 class Export(Action):
