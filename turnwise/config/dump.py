@@ -1,4 +1,4 @@
-"""A resolved config as YAML that loads to the same config."""
+"""A resolved config as YAML that loads to the same config, and what differs in that of a resumed run (`resume.yaml`)."""
 
 from __future__ import annotations
 

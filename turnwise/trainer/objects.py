@@ -1,4 +1,5 @@
-"""Objects of Python that a config names: each under a text that says its module, its name and the hash of its source."""
+"""Converts a Trainer's arguments to values of a config: an object of Python becomes a text that says its module, its name and
+the hash of its source."""
 
 from __future__ import annotations
 
