@@ -13,6 +13,7 @@ from typing import Any
 from turnwise.config.model_shape import read_model_shape
 from turnwise.errors import ConfigError, nearest
 from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NOTHING, base_of_adapter, check_model
+from turnwise.package_tables import read_table
 from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.parameters import Train
 from turnwise.rl_tool.rewards import reward_sections
@@ -266,29 +267,19 @@ def _last_metrics(run: Path) -> dict[str, float]:
     return rows[-1] if rows else {}
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {"max_samples": 10, "num_epochs": 1, "batch_size": 2},
-    "small": {"max_samples": 100, "num_epochs": 3, "batch_size": 4},
-    "medium": {"max_samples": 1000, "num_epochs": 3, "batch_size": 8},
-    "full": {"num_epochs": 5, "batch_size": 8},
-}
-SAFE_REWARD = {"only_if_correct": True, "floor": 0.0, "max_steps": 5}
-"""What the presets add to a reward that has such parameters: a wrong answer can't earn anything by its form."""
-
-
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of `train`, with those of the preset that aren't given."""
     name = given.get("preset")
     if name is None:
         return dict(given)
-    if name not in PRESETS:
-        raise ConfigError(f"preset {name!r} isn't one of {', '.join(PRESETS)}.{nearest(str(name), PRESETS)}")
-    values = {**PRESETS[name], **given}
-    names = {"length_penalty": ("only_if_correct", "floor"), "step": tuple(SAFE_REWARD), "combined": tuple(SAFE_REWARD)}
+    table = read_table(__file__, "presets.yaml")
+    presets, safe_rewards = table["presets"], table["safe_rewards"]
+    if name not in presets:
+        raise ConfigError(f"preset {name!r} isn't one of {', '.join(presets)}.{nearest(str(name), presets)}")
+    values = {**presets[name], **given}
     reward = values.get("reward_type")
-    if isinstance(reward, str) and reward in names:
-        safe = {key: SAFE_REWARD[key] for key in names[reward]}
-        values["reward_config"] = {**safe, **values.get("reward_config", {})}
+    if isinstance(reward, str) and reward in safe_rewards:
+        values["reward_config"] = {**safe_rewards[reward], **values.get("reward_config", {})}
     return values
 
 
