@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import runpy
 from pathlib import Path
@@ -87,3 +88,13 @@ def test_one_small_step(path: Path, model: Path, tmp_path: Path, capsys: pytest.
     changes += ["eval_steps=0", f"actor_train.training_args.per_device_train_batch_size={size}"]
     changes += [f"critic.training_args.per_device_train_batch_size={size}"] if has_critic else []
     assert main(["train", str(path), *changes, "--quiet"]) == 0, capsys.readouterr().err
+
+
+def test_the_word_problems_go_through_six_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    sizes = ["--rounds", "2", "--round-size", "32", "--prompts", "32", "--tests", "4"]
+    monkeypatch.setattr("sys.argv", ["word_problems.py", "--out", str(tmp_path), *sizes])
+    assert runpy.run_path(str(ROOT / "examples" / "rl_tool" / "word_problems.py"), run_name="imported")["main"]() == 0
+    assert "imitation, round 2: 0.000" in capsys.readouterr().out, "a model with random weights knows no sums"
+    results = json.loads((tmp_path / "training_results.json").read_text())
+    assert results["grpo_training"]["num_steps"] == 1 and results["sft_training"]["num_rounds"] == 2
+    assert (tmp_path / "report.html").is_file()

@@ -108,7 +108,7 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> list[Gr
     }
     trainer = Trainer(
         model=model,
-        train_dataset=rows,
+        train_dataset=[{"prompt": "unused", "ground_truth": ""}],
         eval_dataset=rows,
         reward_funcs=["accuracy"],
         seed=asked.seed,

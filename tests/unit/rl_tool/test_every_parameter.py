@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise import RLTrainingTool
 from turnwise.data.gsm8k import generate_problems
+from turnwise.data.math_rewards import FORMULAS
 from turnwise.rl_tool.parameters import ACTIONS
 
 DOCS = (Path(__file__).parents[3] / "docs" / "rl_tool.md").read_text(encoding="utf-8")
@@ -204,6 +205,10 @@ def outcome_of(folders, wandb, tmp_path, monkeypatch, known_outcomes):
         return known_outcomes[key]
 
     return outcome
+
+
+def test_formulas_are_the_same_in_code_and_docs():
+    assert [name for name, formula in FORMULAS.items() if f"| `{name}` | {formula} |" not in DOCS] == []
 
 
 def test_the_table_has_every_documented_parameter():

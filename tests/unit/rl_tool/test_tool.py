@@ -201,6 +201,12 @@ def test_presets_give_sizes_and_safe_rewards():
     assert given["reward_config"] == {"only_if_correct": True, "floor": -1.0, "max_steps": 5}
 
 
+def test_an_evaluation_warns_of_nothing(word_model, caplog):
+    answer = RLTrainingTool().run_dict({"action": "evaluate", "model_path": word_model, "dataset": ROWS, "max_new_tokens": 2})
+    assert answer["num_samples"] == 4, answer
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 def test_the_figures_of_an_evaluation():
     def answer(text, truth="7", difficulty=1, is_cut=False):
         return Answer("q", truth, text, f" {truth}" in text, 5, is_cut, difficulty)
