@@ -4,7 +4,7 @@
 
 1. Problems have one or two additions of numbers below 100. One pair of operands in five is in test problems only, and another
    tenth of them is kept from imitation, to look at it by.
-2. Imitation takes 2,000 new problems at a time, and ends once a fourth of 200 problems with kept operands are right: it
+2. Imitation takes 2,000 new problems at a time, and ends once 27 of 100 problems with kept operands are right: it
    learns to add within a few rounds, and each seed begins at another one.
 3. Reinforcement does the rest. `training_results.json` and `report.html` in DIR have the figures of the test problems.
 """
@@ -23,9 +23,10 @@ from turnwise import AgenticRLPipeline
 from turnwise.cli.main import exit_status
 from turnwise.data.gsm8k import generate_problems, prompt_of
 from turnwise.models.make import make_model
+from turnwise.types import derive_seed
 
 SIZES = {"steps": (1, 2), "largest": 99, "operations": "+"}
-GOOD_ENOUGH = 0.25
+GOOD_ENOUGH = 0.27
 """The accuracy that ends imitation."""
 Row = dict[str, str]
 
@@ -68,7 +69,7 @@ def deal(seed: int, num_rounds: int, round_size: int, num_prompts: int) -> tuple
     rows = generate_problems(number, seed=seed, **SIZES)
     shown, looked_at = [], []
     for row in rows[num_prompts:]:
-        kept = [(7 * int(a) + int(b)) % 10 == 0 for a, b in re.findall(r"<<(\d+)\+(\d+)=", row["answer"])]
+        kept = [derive_seed("kept", int(a), int(b)) % 10 == 0 for a, b in re.findall(r"<<(\d+)\+(\d+)=", row["answer"])]
         if not any(kept):
             shown.append(row)
         elif kept[0]:
@@ -84,7 +85,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=24, help="of imitation at most")
     parser.add_argument("--round-size", type=int, default=2000, help="problems of a round")
     parser.add_argument("--tests", type=int, default=200, help="problems of an evaluation")
-    parser.add_argument("--prompts", type=int, default=6400, help="problems of reinforcement, 32 of them a step")
+    parser.add_argument("--prompts", type=int, default=9600, help="problems of reinforcement, 32 of them a step")
     options = parser.parse_args()
     out, started = options.out, time.perf_counter()
     rounds, looked_at, prompts = deal(options.seed, options.rounds, options.round_size, options.prompts)
@@ -101,7 +102,14 @@ def main() -> int:
         "model": {"base_model": str(out / "model")},
         "data": {"dataset": str(out / "problems")},
         "sft": {**whole, "learning_rate": 2e-3, "warmup_ratio": 0.1},
-        "grpo": {**whole, "learning_rate": 4e-4, "warmup_ratio": 0.05, "max_new_tokens": 64, "kl_coef": 0.0},
+        "grpo": {
+            **whole,
+            "learning_rate": 5e-4,
+            "warmup_ratio": 0.05,
+            "temperature": 1.2,
+            "max_new_tokens": 64,
+            "kl_coef": 0.0,
+        },
         "eval": {"max_samples": options.tests, "max_new_tokens": 64},
     }
     (out / "pipeline.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
