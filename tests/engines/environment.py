@@ -32,6 +32,7 @@ TESTING = {"deepspeed": ["pytest", "peft", "accelerate"]}
 """What an engine's tests need beside it."""
 NEEDED_MB = 8000
 """Free space for making two environments at a time, and for what pip unpacks beside them."""
+UNUSED_S = 14 * 24 * 3600
 TRACKERS = ("wandb", "swanlab", "mlflow")
 """The extras of `trackers`."""
 
@@ -62,11 +63,12 @@ def engine_python(engine: str) -> Path:
     with open(_home() / f"{engine}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
+            _remove_unused(engine)
             started = time.monotonic()
             _make(engine, folder)
             size = sum(file.lstat().st_size for file in folder.rglob("*")) / 1e6
             print(f"made {folder.name}: {(time.monotonic() - started) / 60:.1f} minutes, {size:.0f} MB", flush=True)
-            (folder / "complete").touch()
+        (folder / "complete").touch()  # also at each use: the time tells what is used
     return folder / "bin" / "python"
 
 
@@ -97,6 +99,13 @@ def _folder(engine: str) -> Path:
     behind += "".join(TESTING.get(engine, []))
     pins = hashlib.sha256(CONSTRAINTS.read_bytes() + behind.encode()).hexdigest()[:12]
     return _home() / f"{engine}-{sys.version_info.major}.{sys.version_info.minor}-{pins}"
+
+
+def _remove_unused(engine: str) -> None:
+    """Environments of other constraints.txt that no revision has asked for in two weeks."""
+    for complete in _home().glob(f"{engine}-*/complete"):
+        if time.time() - complete.stat().st_mtime > UNUSED_S:
+            shutil.rmtree(complete.parent)
 
 
 def _make(engine: str, folder: Path) -> None:
