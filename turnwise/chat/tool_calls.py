@@ -186,7 +186,7 @@ class MistralParser(MarkedCallParser):
 class Qwen3CoderParser(MarkedCallParser):
     """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5."""
 
-    opening = re.compile(r"<function=([^>\n]*)>|<tool_call>(?!\s*<function=)")
+    opening = re.compile(r"<function=([^>\n]*)>|<tool_call>(?!\s*<function=[^>\n]*>)")
     closing = "</function>"
     form = "<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>"
     dropped = ("<tool_call>", "</tool_call>")

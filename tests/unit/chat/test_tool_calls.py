@@ -193,6 +193,28 @@ def test_published_forms_are_read(parser, text, calls, content):
     assert parsed.content == content and parsed.errors == ()
 
 
+NESTED = {"d": [{"e": '} ] </tool_call> " {'}]}
+OBJECT = json.dumps({"where": NESTED})
+CALLS = {
+    HermesParser: f'<tool_call>{{"name": "weather", "arguments": {OBJECT}}}</tool_call>',
+    Qwen3CoderParser: f"<function=weather>\n<parameter=where>\n{json.dumps(NESTED)}\n</parameter>\n</function>",
+    Llama3JsonParser: f'{{"name": "weather", "parameters": {OBJECT}}}',
+    PythonTagParser: f"<|python_tag|>weather.call(where={NESTED!r})",
+    MistralParser: f'[TOOL_CALLS][{{"name": "weather", "arguments": {OBJECT}}}]',
+    GptOssParser: f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{OBJECT}",
+    DeepSeekParser: f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{OBJECT}<｜tool▁call▁end｜>",
+}
+
+
+@pytest.mark.parametrize("parser", CALLS)
+def test_nested_braces_are_an_argument_and_a_call_that_is_cut_in_its_arguments_is_an_error(parser):
+    [call] = parser().parse(CALLS[parser], [WEATHER]).tool_calls
+    assert (call.name, call.arguments) == ("weather", {"where": NESTED})
+    for stop in range(CALLS[parser].index("where"), len(CALLS[parser])):
+        cut = parser().parse(CALLS[parser][:stop], [WEATHER])
+        assert (len(cut.tool_calls), len(cut.errors)) == (0, 1), CALLS[parser][:stop]
+
+
 def test_an_id_of_the_model_is_kept():
     [first, second] = MistralParser().parse("[TOOL_CALLS]a[CALL_ID]a1b2c3d4e[ARGS]{}[TOOL_CALLS]b[ARGS]{}", []).tool_calls
     assert (first.id, second.id) == ("a1b2c3d4e", "")
@@ -219,6 +241,7 @@ def test_an_id_of_the_model_is_kept():
         (HermesParser, "<tool_call>" + "[" * 100_000, "it is nested too deeply"),
         (HermesParser, '<tool_call>{"name": "a", "arguments": {"x": ' + "7" * 5000 + "}}</tool_call>", "a number is too long"),
         (Qwen3CoderParser, "<tool_call>\n<function=weather>\n<parameter=town>\nRome", "it isn't closed by </function>"),
+        (Qwen3CoderParser, "<tool_call>\n<function=weather", "it names no function"),
         (Qwen3CoderParser, '<tool_call>\n{"name": "weather"}\n</tool_call>', "it names no function"),
         (Llama3JsonParser, '{"name": "weather", "parameters": {"name": "Rome"', "its JSON is wrong"),
         (PythonTagParser, "<|python_tag|>weather.call(town=Rome)", "it is no call with named literal arguments"),
