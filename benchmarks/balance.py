@@ -16,8 +16,10 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+from machine import describe_machine
 
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.testing.fakes import ScriptedServer
@@ -132,6 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--only", default="")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "balance.json")
     options = parser.parse_args()
     results: dict[str, dict[str, float]] = {}
     for name in routers(0):
@@ -143,7 +146,8 @@ def main() -> None:
         if name == "manager":
             results[name]["moves_per_conversation"] = round(float(np.mean(moves)) / NUM_CONVERSATIONS, 3)
         print(f"{name:15} largest deviation of a replica: {np.mean(off):6.1%} in the mean of seeds, {max(off):6.1%} at worst")
-    print(json.dumps({"seeds": options.seeds, "deviation": results}))
+    result = {"machine": describe_machine(), "seeds": options.seeds, "deviation": results}
+    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,11 +12,13 @@ from small_runs import run_small, small_config, training
 from toy_model import toy_model
 
 from turnwise.algorithms.correction import token_mismatch
-from turnwise.algorithms.kl import k3
+from turnwise.algorithms.kl import KLController, k3, penalize_kl
 from turnwise.algorithms.losses import PolicyLoss
+from turnwise.algorithms.response_tokens import ResponseTokens
 from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.pack import blank, pack, unpack
 from turnwise.batching.plan import denominators
+from turnwise.batching.samples import build_samples
 from turnwise.build.servers import require_kept_ids
 from turnwise.errors import NotAvailableError
 from turnwise.inference.embedded.server import EmbeddedServer
@@ -24,7 +26,7 @@ from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.forward import make_forward
 from turnwise.testing.fakes import ScriptedServer
 from turnwise.tracking.jsonl import read_metrics
-from turnwise.types import ModelOutputs, Sample, SamplingParams, TurnSpan
+from turnwise.types import ModelOutputs, Sample, SamplingParams, Task, Trajectory, Turn, TurnSpan
 
 PROMPT, MAX_LENGTH = [3, 1, 4, 1, 5], 32
 SAMPLING = SamplingParams(1, temperature=0.8, top_k=20, top_p=0.7)
@@ -126,6 +128,18 @@ def test_kl_uses_the_whole_vocabulary_and_the_ratio_the_kept_ids() -> None:
     values = {metric.name: float(metric.value) for metric in metrics}
     assert values["actor/ratio_mean"] == pytest.approx(np.exp(0.5))
     assert values["actor/kl_loss"] == pytest.approx(float(k3(torch.tensor(-1.0))))
+
+
+def test_the_kl_of_the_reward_is_over_the_whole_vocabulary_too() -> None:
+    task = Task(id="t", tag="T", split="train", seed=0)
+    trajectory = Trajectory(task, 0, turns=[Turn(np.array(PROMPT), np.array([7]), np.full(1, -0.5, np.float32))])
+    trajectory.samples = build_samples(trajectory)
+    [sample] = trajectory.samples
+    for name, value in (("old_logprobs", -0.5), ("old_full_logprobs", -1.5), ("ref_logprobs", -2.5)):
+        setattr(sample, name, np.where(sample.response_mask, value, 0).astype(np.float32))
+    settings = AlgorithmSettings(add_token_level_kl=True, kl_penalty="k1")
+    penalties, _ = penalize_kl(ResponseTokens.of([trajectory]), settings, KLController(0.5))
+    assert penalties.tolist() == [0.5]
 
 
 def test_packing_keeps_each_token_s_ids_beside_samples_without() -> None:
