@@ -90,3 +90,10 @@ def counted(number: int, what: str) -> str:
     """
     plural = f"{what[:-1]}ies" if what.endswith("ry") else f"{what}es" if what.endswith("s") else f"{what}s"
     return f"{number} {what if number == 1 else plural}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of another library's error, with the second if the first ends with a colon."""
+    text = f"{error} is unknown" if isinstance(error, KeyError) else str(error)
+    first, *rest = [line.strip() for line in text.strip().split("\n") if line.strip()] or [""]
+    return f"{first} {rest[0]}" if first.endswith(":") and rest else first

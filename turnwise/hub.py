@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from turnwise.errors import ModelError
+from turnwise.errors import ModelError, first_line
 
 HOW_TO_NAME = "set `pretrain` to a Hugging Face model folder, or to a name on the hub, ORG/NAME"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -122,7 +122,7 @@ def _download(name: str, allow_code: bool, allow_pickle: bool) -> Path:
     except Exception as error:  # boundary: anything can go wrong between two machines
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             raise ModelError(f"{name}: the hub ({site}) refuses it to you; run `hf auth login` (or set HF_TOKEN)") from error
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        reason = first_line(error) or type(error).__name__
         raise ModelError(
             f"{name}: isn't whole on this machine, and the hub ({site}) didn't give it: {reason}. The same command goes on "
             f"with what is missing; without network, {how_to_fetch(name)}"

@@ -165,17 +165,9 @@ ANSWER_PATTERN = r"<answer>(.*?)</answer>"
 THINK_ANSWER_PATTERN = r"<think>(.*?)</think>\s*<answer>(.*?)</answer>"
 DEFAULT_ACTION_PATTERN = ANSWER_PATTERN
 """`action_pattern` of an environment tag."""
-DEFAULT_SYSTEM_TEMPLATE = "You act in an environment, one action each turn. Read what you see and choose your next action."
-DEFAULT_TURN_TEMPLATE = (
-    "Turn {turn_idx}:\n{observation}\n{suffix}You have {actions_left} actions left. "
-    "Give your next action as <answer>action</answer>, in at most {max_response_length} tokens."
-)
-DEFAULT_STEP_TEMPLATE = (
-    "Earlier steps ({history_length} of {step_count}):\n{history}\n\nStep {current_step}:\n{current_observation}\n{suffix}"
-    "You have {actions_left} actions left. Give your next action as <answer>action</answer>, in at most {max_response_length} "
-    "tokens."
-)
-"""`agent_template` in mode `step`."""
+DEFAULT_SYSTEM_TEMPLATE: str = _TABLES["templates"]["system"]
+DEFAULT_TURN_TEMPLATE: str = _TABLES["templates"]["turn"]
+DEFAULT_STEP_TEMPLATE: str = _TABLES["templates"]["step"]
 TURN_PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length", "env_instruction", "suffix")
 """Placeholders of an `agent_template`."""
 STEP_PLACEHOLDERS = ("history", "history_length", "step_count", "current_step", "current_observation")

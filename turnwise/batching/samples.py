@@ -27,7 +27,6 @@ def build_samples(trajectory: Trajectory) -> list[Sample]:
 
 
 def _parent(turns: list[Turn], index: int) -> int | None:
-    """The turn whose context this one continues; None if it starts its own."""
     turn = turns[index]
     if turn.starts_context or index == 0:
         return None

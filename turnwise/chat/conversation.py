@@ -205,7 +205,6 @@ class TokenConversation:
 
 
 def _of_turn(sampling: SamplingParams, number: int, asked: int | None, room: int = _NO_LIMIT) -> SamplingParams:
-    """The sampling of a turn, with a budget of `asked` tokens at most."""
     budget = sampling.max_new_tokens if asked is None else asked
     budget, seed = min(budget, sampling.max_new_tokens, room), derive_seed(sampling.seed, number)
     return replace(sampling, max_new_tokens=budget, seed=seed)
@@ -218,7 +217,6 @@ def _media_of(messages: Sequence[Message]) -> tuple[Media, ...]:
 
 
 def _text_of(messages: Sequence[Message]) -> str:
-    """The text of the last message: what the model was shown at this turn."""
     content = messages[-1]["content"] if messages else ""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in _parts(messages[-1:]))
 

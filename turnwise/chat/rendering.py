@@ -243,7 +243,6 @@ def _as_parts(message: Message) -> Message:
 
 
 def _shape(message: Message) -> tuple[Any, ...]:
-    """The parts of messages that a template may look at besides texts."""
     content = message.get("content")
     if len(message) == 2 and isinstance(content, str):
         return message.get("role"), bool(content)

@@ -244,7 +244,6 @@ class DeepSeekParser(MarkedCallParser):
 
 
 def _json_at(text: str, position: int) -> tuple[Any, int]:
-    """The JSON value that begins here, and the position after it."""
     try:
         return _JSON.raw_decode(text, _skip_space(text, position))
     except (ValueError, RecursionError) as error:

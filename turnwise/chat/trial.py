@@ -41,7 +41,6 @@ def tried(template: ChatTemplate) -> ChatTemplate:
 
 @lru_cache(maxsize=64)
 def _fault(asked: str) -> str:
-    """The error of the trial, "" for none."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", str(_PROGRAM)], input=asked, capture_output=True, text=True, timeout=_WALL_S, check=False

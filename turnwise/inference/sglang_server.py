@@ -179,7 +179,6 @@ class SGLangServer(EngineServer):
 
 
 def _launch(options: Mapping[str, Any]) -> _Process:
-    """The server's process, in a session of its own, and the file of its log."""
     arguments: list[str] = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"

@@ -160,7 +160,6 @@ class ValueForward(PackedForward):
 
 
 def _aligned(values: Tensor, batch: Batch, trained: Tensor) -> Tensor:
-    """Outputs of the trained tokens as [N], 0 elsewhere."""
     return values.new_zeros(batch.num_tokens).index_copy(0, trained, values)
 
 

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import is_flash_attn_2_available, logging as transformers_logging
 
-from turnwise.errors import ModelError, TurnwiseError, nearest
+from turnwise.errors import ModelError, TurnwiseError, first_line, nearest
 from turnwise.model_folder import NOTHING, Trust, base_of_adapter, check_folder, read_object, require_rows, text_sizes
 from turnwise.models.lora import is_value_adapter, merge_adapter
 from turnwise.models.packed_attention import PACKED_ATTENTION, supports_packing
@@ -223,12 +223,11 @@ def write_weights(model: PreTrainedModel, folder: Path, parameters: Mapping[str,
         try:
             model.save_pretrained(folder, state_dict={name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
         except SafetensorError as error:
-            raise OSError(f"{folder}: {_first_line(error)}") from error
+            raise OSError(f"{folder}: {first_line(error)}") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Turns off transformers' progress bars, and its table of missing tensors: errors name these."""
     was_enabled, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
@@ -325,7 +324,7 @@ def told_as_one_sentence(path: str | Path, what: str) -> Iterator[None]:
     except BaseException as error:  # boundary: a stranger's files in the hands of three libraries, one of which panics in Rust
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = _first_line(error) or type(error).__name__
+        reason = first_line(error) or type(error).__name__
         if "trust_remote_code" in str(error):
             reason = (
                 "it needs Python code of its own folder, which isn't run; read the code, then set "
@@ -343,10 +342,3 @@ def trusted_already(thing: PreTrainedModel | PreTrainedConfig | PreTrainedTokeni
 
 def _shape(sizes: Sequence[int]) -> str:
     return " × ".join(str(size) for size in sizes)
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of an error, with the second if the first ends with a colon."""
-    text = f"{error} is unknown" if isinstance(error, KeyError) else str(error)
-    first, *rest = [line.strip() for line in text.strip().split("\n") if line.strip()] or [""]
-    return f"{first} {rest[0]}" if first.endswith(":") and rest else first

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from turnwise.errors import ConfigError, ModelError, NotAvailableError, nearest
+from turnwise.errors import ConfigError, ModelError, NotAvailableError, first_line, nearest
 from turnwise.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from turnwise.types import derive_seed
 
@@ -184,7 +184,7 @@ class Adapters:
         try:
             save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:
-            raise OSError(f"{folder}: {_first_line(error)}") from error
+            raise OSError(f"{folder}: {first_line(error)}") from error
 
     def load(self, folder: Path) -> None:
         """Copies saved values into the live tensors. Raises ModelError if the folder holds no adapters, or other ones, or those
@@ -211,14 +211,12 @@ class Adapters:
         return f"LoRA of {sizes}, in {len(self._layers)} modules: {endings}{head}"
 
     def _base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's own parameters by the names that they have without adapters."""
         prefix = self._peft.base_model.prefix
         for name, parameter in self.model.named_parameters():
             if not any(part.startswith(prefix) for part in name.split(".")):
                 yield name.replace(".base_layer.", "."), parameter
 
     def _tensors(self) -> dict[str, Tensor]:
-        """The adapters' live tensors by peft's names for files."""
         tensors: dict[str, Tensor] = _import_peft().get_peft_model_state_dict(self._peft, save_embedding_layers=False)
         return tensors | {f"base_model.model.{name}": parameter for name, parameter in self._head.items()}
 
@@ -243,7 +241,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
         adapted = peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
         adapted.merge_and_unload(safe_merge=True)
     except _PEFT_ERRORS as error:
-        raise ModelError(f"{folder}: can't be merged into its base model: {_first_line(error)}") from error
+        raise ModelError(f"{folder}: can't be merged into its base model: {first_line(error)}") from error
     model.requires_grad_(True)
 
 
@@ -298,7 +296,3 @@ def _fingerprint(model: PreTrainedModel) -> str:
         some = values[:: max(1, len(values) // _FINGERPRINT_VALUES)].float().cpu()
         digest.update(f"{name} {tuple(parameter.shape)}".encode() + some.numpy().tobytes())
     return digest.hexdigest()
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]

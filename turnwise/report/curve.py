@@ -109,7 +109,6 @@ def compared_curves(panels: Mapping[str, Sequence[Sequence[Point]]], labels: Seq
 
 
 def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, float]) -> None:
-    """Success, or the scores of environments that know none."""
     train, held_out = _series(rows, r"env/[^/]+/success"), _series(rows, r"val/env/[^/]+/success")
     is_success = bool(train or held_out)
     if not is_success:

@@ -142,7 +142,6 @@ async def _quickest(episodes: Sequence[Episode], num_wanted: int) -> None:
 
 
 def _best(played: Sequence[list[Trajectory]], size: int) -> list[list[Trajectory]]:
-    """The runs that make a group, by sibling. Failed runs are used only if there are no others."""
     chosen = sorted(range(len(played)), key=lambda sibling: _has_failed(played[sibling]))[:size]
     return [played[sibling] for sibling in sorted(chosen)]
 

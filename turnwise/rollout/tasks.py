@@ -282,7 +282,6 @@ def _draw(limits: NDArray[np.float64], draw: float) -> int:
 
 
 def _success(trajectory: Trajectory) -> float:
-    """The environment's own success, else whether the score is positive."""
     return min(1.0, max(0.0, trajectory.metrics.get("success", float(trajectory.score > 0))))
 
 

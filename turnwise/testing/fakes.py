@@ -88,9 +88,8 @@ class ScriptedServer:
     ([7, 8, 9], 'stop')
     """
 
-    def __init__(self, script: Iterable[Sequence[int]] | Script, *, logprob: float = -0.5, version: int = 0) -> None:
+    def __init__(self, script: Iterable[Sequence[int]] | Script, *, version: int = 0) -> None:
         self._script = script if callable(script) else _from_list(script)
-        self._logprob = logprob
         self._running = asyncio.Event()
         self._running.set()
         self._aborted: set[str] = set()
@@ -125,7 +124,7 @@ class ScriptedServer:
         num_tokens = len(token_ids)
         return Completion(
             token_ids=np.array(token_ids, dtype=np.int64),
-            logprobs=np.full(num_tokens, self._logprob, dtype=np.float32),
+            logprobs=np.full(num_tokens, -0.5, dtype=np.float32),
             finish_reason=finish_reason,
             versions=(VersionRun(self.version, num_tokens),) if num_tokens else (),
         )

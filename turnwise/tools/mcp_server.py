@@ -140,7 +140,6 @@ class _Connection:
 
 
 def _cause(fault: BaseException | None) -> str:
-    """The first exception of a group, in words."""
     while isinstance(fault, BaseExceptionGroup):
         fault = fault.exceptions[0]
     return f"{type(fault).__name__}: {fault}" if fault else "it closed the connection"

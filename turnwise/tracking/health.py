@@ -321,7 +321,6 @@ def _mean(points: Iterable[Figures], name: str) -> float:
 
 
 def _mean_of(row: Row, start: str, end: str) -> float:
-    """The mean over the tags; NaN without tags."""
     values = [value for name, value in row.items() if name.startswith(start) and name.endswith(end)]
     return fmean(values) if values else math.nan
 

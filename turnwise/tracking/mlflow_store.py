@@ -63,5 +63,4 @@ class MlflowStore:
 
 
 def _allowed(name: str) -> str:
-    """The name with what MLflow allows in one; tags of a config may hold anything."""
     return re.sub(r"[^\w\-. /:]", "_", name)

@@ -105,5 +105,4 @@ class StoreTracker:
 
 
 def _described(fault: BaseException) -> str:
-    """The fault in one line, cut to 500 characters."""
     return f"{type(fault).__name__}: {' '.join(str(fault).split())[:500]}".rstrip(".: ")

@@ -37,7 +37,6 @@ def random_outcomes(make: Callable[[], Env], seeds: Iterable[int], max_steps: in
 
 
 def _play(make: Callable[[], Env], seed: int, max_steps: int) -> bool | None:
-    """One episode, None if its success is unknown."""
     with CheckedEnv(make, CALL_TIMEOUT_S, CallTimes(Timings)) as env:
         player = RandomPlayer(env.env, derive_seed(seed, "random player"))
         if not player.actions or "success" not in env.reductions:

@@ -207,5 +207,4 @@ def _renderer(env_id: str, name: str | None, known: Mapping[str, str]) -> Callab
 
 
 def _ansi(observation: Any, env: Any) -> str:
-    """The environment's drawing in text, with coloured parts in brackets."""
     return _COLOURED.sub(r"[\1]", str(env.render())).strip("\n")

@@ -77,6 +77,5 @@ def _numbers(value: float | Sequence[Any]) -> str:
 
 
 def _shown(space: Any) -> str:
-    """A space as gymnasium writes it, in one line of bounded length."""
     text = " ".join(repr(space).split())
     return text if len(text) <= 120 else f"{text[:117]}..."
