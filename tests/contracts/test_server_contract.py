@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from turnwise.errors import NotAvailableError
+from turnwise.inference import vllm_server
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.hf_server import HFServer
 
@@ -65,3 +69,13 @@ def make_model(name: str) -> PreTrainedModel:
 @pytest.mark.parametrize(("server_class", "model_name"), CASES, ids=lambda value: getattr(value, "__name__", value))
 def test_contract(server_class: Callable, model_name: str, check: Callable) -> None:
     asyncio.run(check(server_class, make_model(model_name)))
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [("0.31.9", "vLLM 0.31.9 is installed; turnwise works with 0.32 to 0.32"), ("", "can't be imported")]
+)
+def test_a_vllm_of_another_version_or_none_is_refused(version: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version) if version else None)
+    monkeypatch.setattr(vllm_server, "_ENVIRONMENT", {})
+    with pytest.raises(NotAvailableError, match=said):
+        vllm_server.load_vllm()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_tools import Notebook, divide, greet, leaving, schema
+from toy_tools import Notebook, blocking, divide, greet, leaving, schema
 
 from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.tools.calculator import calculator
@@ -84,6 +86,14 @@ def test_what_is_no_fault_of_the_model_fails_the_episode_and_releases_the_state(
     with pytest.raises(kind, match=said):
         called(box_of(tool, timeout_s=0.3 if text == "hang" else 60.0), "note", text=text)
     assert tool.num_open == 0
+
+
+def test_a_function_that_blocks_its_thread_fails_the_episode(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ToolFault, match=r"waited 0.3 s for blocking.execute"):
+        called(box_of(blocking, timeout_s=0.3), "blocking", path=str(pipe))
+    pipe.write_text("\n")  # its thread ends
 
 
 def test_a_function_in_a_thread_that_exits_the_interpreter_fails_the_episode() -> None:
