@@ -97,11 +97,7 @@ class ToolAgent:
         raise AssertionError("count ends never")
 
     async def _answers(
-        self,
-        session: ToolSession,
-        calls: Sequence[Mapping[str, Any]],
-        errors: Sequence[str],
-        recorded: Sequence[str] | None,
+        self, session: ToolSession, calls: Sequence[Mapping[str, Any]], errors: Sequence[str], recorded: Sequence[str] | None
     ) -> list[Message]:
         """A message of role `tool` for each call, in the order of the calls; unreadable ones come last. Where results are
         recorded, nothing is executed."""

@@ -31,6 +31,8 @@ def test_raw_rows_become_rows_of_the_published_schema(tmp_path: Path) -> None:
     assert (row.columns["data_source"], row.columns["agent_name"]) == ("openai/gsm8k", "tool_agent")
     assert [message["role"] for message in row.columns["prompt"]] == ["system", "user"]
     assert row.columns["reward_model"] == {"style": "rule", "ground_truth": "1072"}
+    assert row.columns["ability"] == "math"
+    assert row.columns["extra_info"]["tools_kwargs"] == {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "1072"}}}
     (tmp_path / "tools.yaml").write_text("tools: [{class_name: verl.tools.gsm8k_tool.Gsm8kTool, config: {type: native}}]")
     data = {"train_files": [str(tmp_path / "out" / "train.parquet")], "reward": "gsm8k"}
     values = {"pretrain": "m", "data": data, "agent": {"tool_config_path": str(tmp_path / "tools.yaml")}, "eval_steps": 0}
