@@ -1,7 +1,5 @@
 """The child process: holds the workers of roles and answers calls."""
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import os

@@ -2,10 +2,7 @@
 devices.
 
 `multiprocessing` has one forkserver for the whole program: the user would share its start method, preloads and signal mask, and
-its daemons may have no children. This one is light to import, so that its imports run beside those of its starter.
-"""
-
-from __future__ import annotations
+its daemons may have no children. This one is light to import, so that its imports run beside those of its starter."""
 
 import os
 import signal
@@ -65,10 +62,7 @@ class ForkServer:
 
     def fork(self, main: str, connections: Sequence[Connection]) -> int:
         """Starts a process that calls the function `main` (`module:name`) with its ends of the connections; returns its id.
-
-        Raises:
-            WorkerError: there can be none, since the fork server has ended or doesn't answer.
-        """
+        Raises WorkerError if there can be none, since the fork server has ended or doesn't answer."""
         try:
             with self._talking():
                 socket.send_fds(self._control, [_FORK], [connection.fileno() for connection in connections])
@@ -196,10 +190,7 @@ def _run(name: str, descriptors: Sequence[int]) -> None:
 
 
 def _exactly(control: socket.socket, num_bytes: int) -> bytes:
-    """
-    Raises:
-        OSError: the other end is closed.
-    """
+    """Raises OSError if the other end is closed."""
     data = b""
     while len(data) < num_bytes:
         more = control.recv(num_bytes - len(data))

@@ -1,7 +1,5 @@
 """Ranks in the processes that a launcher has started (torchrun, accelerate): the first drives the run, the others serve it."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import platform
@@ -72,11 +70,8 @@ class OwnRank(TrainerProcess):
 
 
 class LaunchedCluster(ProcessCluster):
-    """The cluster of the first of the launched processes; the others call `serve_launched`.
-
-    Raises:
-        WorkerError: the others don't come, have other versions of the libraries, or have served a run and are gone.
-    """
+    """The cluster of the first of the launched processes; the others call `serve_launched`. Raises WorkerError if the others
+    don't come, have other versions of the libraries, or have served a run and are gone."""
 
     _has_run = False
 

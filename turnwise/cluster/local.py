@@ -1,7 +1,5 @@
 """Roles in this process: the handles are the objects, and a call runs at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -28,8 +26,7 @@ class Done:
 class LocalWorkers:
     """The one worker of a role, so that `split`, `broadcast` and `rank0` all reach it with the arguments as they are.
 
-    Errors are raised by `call` itself.
-    """
+    Errors are raised by `call` itself."""
 
     size = dp_size = 1
 
@@ -40,10 +37,7 @@ class LocalWorkers:
         self._deadline_s = deadline_s
 
     def call(self, method: str, *args: Any, route: Route = "broadcast", **kwargs: Any) -> Done:
-        """
-        Raises:
-            DeadlineError: past the cluster's deadline, naming role and method.
-        """
+        """Raises DeadlineError past the cluster's deadline, naming role and method."""
         with self._watchdog.waiting("the pipeline", f"{self._role}.{method}", self._deadline_s, "deadlines.train_s"):
             return Done(getattr(self.worker, method)(*args, **kwargs))
 

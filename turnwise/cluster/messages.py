@@ -1,7 +1,5 @@
 """The messages between the two processes, and their encoding."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Callable
@@ -65,11 +63,8 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def dumps(value: Any) -> bytes:
-    """Pickled; plain dense tensors as copies on the CPU.
-
-    Raises:
-        Exception: it can't be pickled; of any class, since objects may say how they are.
-    """
+    """Pickled; plain dense tensors as copies on the CPU. Raises Exception of any class if it can't be pickled, since objects
+    may say how they are."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()

@@ -1,7 +1,5 @@
 """Where the roles of a run live, computed from its config alone: no device is touched."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -130,12 +128,8 @@ def place(
 ) -> Placement:
     """The placement of training roles by their `device_mapping`; the first role's is that of roles without.
 
-    `is_apart` asks for a process beside the rollouts. `num_launched` processes were started by a launcher: they are the devices
-    where no role names any.
-
-    Raises:
-        ConfigError: devices that aren't there, or a cluster that can't hold these ranks.
-    """
+    `is_apart` asks for a process beside the rollouts. `num_launched` processes were started by a launcher: they are the
+    devices where no role names any. Raises ConfigError if devices aren't there, or a cluster can't hold these ranks."""
     main = next(iter(mappings))
     default = tuple(mappings[main] or range(num_launched))
     devices = {role: tuple(mapping) if mapping else default for role, mapping in mappings.items()}
@@ -180,10 +174,7 @@ def _asked(cluster: str, found: ClusterName, num_devices: int, is_apart: bool) -
 
 
 def require_devices(role: str, devices: Sequence[int], num_devices: int, accelerator: str) -> None:
-    """
-    Raises:
-        ConfigError: `device_mapping` of a role names a device that isn't there.
-    """
+    """Raises ConfigError if `device_mapping` of a role names a device that isn't there."""
     if max(devices) < num_devices:
         return
     if accelerator:

@@ -53,12 +53,8 @@ class TrainerProcess(ABC):
         self._thread = DaemonThread(name)
 
     def start(self, name: str, command: Command) -> Started:
-        """Queues a call.
-
-        Raises:
-            DeadlineError: the process doesn't come back from an earlier one.
-            WorkerError: it was ended.
-        """
+        """Queues a call. Raises DeadlineError if the process doesn't come back from an earlier one; WorkerError if it was
+        ended."""
         if self._late and self._late == self._busy_with:
             raise DeadlineError(f"{name} can't be called: {self._late} is past its deadline and still runs")
         if self._has_ended:
@@ -256,12 +252,8 @@ class Started:
     process: TrainerProcess
 
     def result(self) -> Any:
-        """Waits, while the event loop turns.
-
-        Raises:
-            DeadlineError: past the cluster's deadline.
-            WorkerError: the process has ended.
-        """
+        """Waits, while the event loop turns. Raises DeadlineError past the cluster's deadline; WorkerError if the process has
+        ended."""
         return self.process.wait_for(self.name, self)
 
     def __await__(self) -> Generator[Any, None, Any]:

@@ -1,7 +1,5 @@
 """Roles on ranks in other processes of this machine, one for each device."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -39,13 +37,8 @@ class StartedAll:
         return self.calls[0].name
 
     def result(self) -> Any:
-        """Waits for all ranks.
-
-        Raises:
-            DeadlineError: past the cluster's deadline.
-            WorkerError: a process has ended. Of several failures the first cause is raised: ranks that computed together with
-                one that is gone fail too.
-        """
+        """Waits for all ranks. Raises DeadlineError past the cluster's deadline; WorkerError if a process has ended. Of several
+        failures the first cause is raised: ranks that computed together with one that is gone fail too."""
         return self.calls[0].process.wait_for(self.name, self)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -114,12 +107,8 @@ class ProcessCluster:
     processes' stopwatches go to `stopwatch`. No call takes longer than `deadline_s`.
 
     `run_async` waits for a coroutine on the run's event loop. `set_num_threads` sets the number of operator threads of the
-    calling thread: until `shutdown` `num_threads.rollout` here, and `num_threads.train` in all the others together. `set_up` is
-    called there first.
-
-    Raises:
-        WorkerError: the processes don't find each other.
-    """
+    calling thread: until `shutdown` `num_threads.rollout` here, and `num_threads.train` in all the others together. `set_up`
+    is called there first. Raises WorkerError if the processes don't find each other."""
 
     neighbours: Mapping[str, Any] = MappingProxyType({})
     _folder: TemporaryDirectory[str] | None = None  # where the processes find each other
@@ -178,11 +167,8 @@ class ProcessCluster:
         StartedAll([process.start(name, command) for process, command in told], itemgetter(0)).result()
 
     def take(self, value: Any) -> None:
-        """Sends a value there, to find out early whether it can arrive.
-
-        Raises:
-            Exception: whatever pickle raises, on either side.
-        """
+        """Sends a value there, to find out early whether it can arrive. Raises Exception: whatever pickle raises, on either
+        side."""
         self._processes[-1].start("a trial", Command("take", (value,))).result()
 
     def keep_first_ranks(self) -> bool:

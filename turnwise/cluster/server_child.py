@@ -1,7 +1,5 @@
 """The child process of an inference server: answers calls concurrently, each as soon as it is done."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import threading

@@ -1,7 +1,5 @@
 """An inference server in a process of its own, behind the interface of one in this process."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -22,8 +20,7 @@ from turnwise.types import Completion, Media, SamplingParams
 class ServerProcess(ForkedProcess):
     """A `protocols.InferenceServer` whose server another process holds. Its calls run there concurrently.
 
-    A process that has ended raises ConnectionError to all who wait for it. `begin` makes the server.
-    """
+    A process that has ended raises ConnectionError to all who wait for it. `begin` makes the server."""
 
     _entry = "turnwise.cluster.server_child:serve"
 
@@ -42,11 +39,7 @@ class ServerProcess(ForkedProcess):
         ]
 
     def wait_until_ready(self) -> None:
-        """
-        Raises:
-            WorkerError: the process has ended.
-            Exception: whatever making the server raises.
-        """
+        """Raises WorkerError if the process has ended; Exception: whatever making the server raises."""
         for step in self._beginning:
             step.result()
         self._thread.start(self._read_replies)

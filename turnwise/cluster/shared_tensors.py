@@ -59,11 +59,7 @@ class SharedTensors:
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> SharedTensors:
-        """Memory for named tensors, not yet written. Keeps no tensor.
-
-        Raises:
-            WorkerError: the machine has less memory left.
-        """
+        """Memory for named tensors, not yet written. Keeps no tensor. Raises WorkerError if memory is short."""
         places, size = {}, 0
         for name, tensor in tensors:
             places[name] = TensorSlot(size, tensor.dtype, tensor.shape)
@@ -73,11 +69,8 @@ class SharedTensors:
         return cls(Shared(path, size, places), file)
 
     def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies in the values of tensors on any device.
-
-        Raises:
-            WorkerError: the tensors' names or shapes don't match the places.
-        """
+        """Copies in the values of tensors on any device. Raises WorkerError if the tensors' names or shapes don't match the
+        places."""
         missing = dict(self.shared.places)
         with torch.no_grad():
             for name, tensor in tensors:

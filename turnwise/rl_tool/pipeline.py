@@ -1,7 +1,5 @@
 """`AgenticRLPipeline`: data, imitation, evaluation, reinforcement, evaluation and results, from one file."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator, Mapping
@@ -27,11 +25,8 @@ class StageError(TurnwiseError):
 class AgenticRLPipeline:
     """The six stages of a file with the sections `model`, `data`, `sft`, `grpo`, `eval`, `monitoring` (`docs/rl_tool.md`).
 
-    A stage that is recorded in `training_results.json` isn't done again; a training that was interrupted goes on.
-
-    Raises:
-        ConfigError: an unknown key, or two stages with one folder.
-    """
+    A stage that is recorded in `training_results.json` isn't done again; a training that was interrupted goes on. Raises
+    ConfigError for an unknown key, or two stages with one folder."""
 
     def __init__(self, config_path: str | Path) -> None:
         self.config = _sections(load_yaml(read_yaml(Path(config_path)), str(config_path)), str(config_path))

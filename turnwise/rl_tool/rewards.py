@@ -1,7 +1,5 @@
 """Rewards by name: as sections of `data.reward`, and as functions to call."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The rows of an action: found by name, formatted for imitation or reinforcement, and examined."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections import Counter
@@ -46,11 +44,8 @@ def load(
     number: int | None = None,
     takes_null: bool = False,
 ) -> Rows:
-    """The rows that an action asks for, as `kind` (sft or rl) needs them; `split` and `number` are its defaults.
-
-    Raises:
-        DataError: there are none, or one has no such columns, or a null in them that isn't taken.
-    """
+    """The rows that an action asks for, as `kind` (sft or rl) needs them; `split` and `number` are its defaults. Raises
+    DataError if there are none, or one has no such columns, or a null in them that isn't taken."""
     number = choice.max_samples or number
     name, found = _find(choice, choice.split or split, number, registered)
     for row in () if takes_null else found[:number]:

@@ -1,7 +1,5 @@
 """`RLTrainingTool`: actions as dicts in, JSON out. An agent can call it as a function, the command line as `turnwise tool`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -41,11 +39,8 @@ class RLTrainingTool:
         self._datasets[name] = dataset
 
     def register_reward_function(self, name: str, function: Callable[..., Any]) -> None:
-        """From now on `reward_type: name` means this function `(completions, **columns) -> numbers`.
-
-        Raises:
-            ConfigError: a built-in reward has this name.
-        """
+        """From now on `reward_type: name` means this function `(completions, **columns) -> numbers`. Raises ConfigError if a
+        built-in reward has this name."""
         if name in BUILT_IN:
             raise ConfigError(f"reward {name!r} is built in; register yours under another name")
         self._rewards[name] = function

@@ -1,7 +1,5 @@
 """The action `train`: a Trainer, told by the tool's parameters, whose result is put into output_dir."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

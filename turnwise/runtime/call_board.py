@@ -1,7 +1,5 @@
 """Shows a parent process which foreign code this process is in, also after this process is gone (`cli.guard`)."""
 
-from __future__ import annotations
-
 import mmap
 
 _NUM_LINES, _WIDTH = 64, 256

@@ -1,7 +1,5 @@
 """The event loop of a run. A task that blocks it for too long ends the run, by name."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import inspect
@@ -34,8 +32,7 @@ class LoopIteration(Wait):
         """Adds the result of `main` to the list. The deadline moves on as long as the loop turns.
 
         The result isn't returned: whenever `asyncio.Runner` restores its Ctrl-C handler, `signal` formats the task with its
-        result, which takes half a second for the trajectories of a step.
-        """
+        result, which takes half a second for the trajectories of a step."""
         self._loop = asyncio.get_running_loop()
         self._beat()
         try:
@@ -60,8 +57,7 @@ class WatchedRunner:
     """An `asyncio.Runner` whose event loop is watched from its first `run` to its `close`.
 
     A task that blocks the loop for `turn_s` seconds and has no deadline of its own ends the run (None = no limit). Threads of
-    `asyncio.to_thread` are daemons. The `stopwatch` records how long the loop turned and how long it was idle.
-    """
+    `asyncio.to_thread` are daemons. The `stopwatch` records how long the loop turned and how long it was idle."""
 
     def __init__(
         self,
@@ -77,11 +73,7 @@ class WatchedRunner:
         self._setting = setting
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """The result of `main`.
-
-        Raises:
-            DeadlineError: a task blocked the loop.
-        """
+        """The result of `main`. Raises DeadlineError if a task blocked the loop."""
         watchdog = self.watchdog
         watchdog.start()
         watchdog.loop = self._runner.get_loop()
@@ -105,11 +97,7 @@ class WatchedRunner:
             return results[0]
 
     def close(self) -> None:
-        """Cancels what still runs on the loop.
-
-        Raises:
-            DeadlineError: it doesn't come to its end.
-        """
+        """Cancels what still runs on the loop. Raises DeadlineError if it doesn't come to its end."""
         try:
             end = self.watchdog.waiting("the end of the run", "its event loop to close", self._turn_s, self._setting)
             with end, outer_loop_aside():

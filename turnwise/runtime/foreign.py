@@ -1,10 +1,7 @@
 """Calls of users' code. Whatever it does to the process is reported with the name of the call.
 
 A call is on the `call_board` in case it ends the process. An exception that is no `Exception` becomes an ordinary error, so
-that it doesn't end the run.
-"""
-
-from __future__ import annotations
+that it doesn't end the run."""
 
 import asyncio
 import dis
@@ -24,8 +21,7 @@ class Foreign:
     `EnvironmentFault`.
 
     Ctrl-C, cancellation and deadlines go through, exceptions too unless they `are_faults`, which say where they were raised.
-    No coroutine or future can carry StopIteration.
-    """
+    No coroutine or future can carry StopIteration."""
 
     __slots__ = ("_are_faults", "_call", "_episode", "_line")
 

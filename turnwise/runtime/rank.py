@@ -1,7 +1,5 @@
 """What a worker is told about its place among the ranks of its role."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +11,7 @@ from turnwise.runtime.stopwatch import Stopwatch
 
 def launched() -> tuple[int, int]:
     """The number of this process among those that a launcher (torchrun, accelerate) started, and how many these are; `(0, 1)`
-    without a launcher.
-
-    Raises:
-        ConfigError: they are on several machines, or the variables are none that a launcher sets.
-    """
+    without a launcher. Raises ConfigError if they are on several machines, or the variables are none that a launcher sets."""
     told = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
     if None in told:
         return 0, 1

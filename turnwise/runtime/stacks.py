@@ -1,7 +1,5 @@
 """The stacks of all threads and of an event loop's tasks, short enough to read."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import linecache
@@ -43,8 +41,7 @@ _EVENT_LOOP = str(Path(asyncio.__file__).parent)  # the folder of asyncio, whose
 def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Thread | None = None) -> str:
     """The stacks of all threads except `but` and the calling one, and of the tasks of `loop` that don't run right now.
 
-    Equal stacks are shown once. Every line is indented, so that the text can follow a message of its own.
-    """
+    Equal stacks are shown once. Every line is indented, so that the text can follow a message of its own."""
     running = None if loop is None else asyncio.current_task(loop)
     frames = sys._current_frames()
     left_out = (but, threading.current_thread())

@@ -1,9 +1,6 @@
 """Threads for calls that may never return. They are daemons, so none of them keeps the process alive.
 
-The standard executor's threads are joined at exit: one stuck call hangs the process for ever.
-"""
-
-from __future__ import annotations
+The standard executor's threads are joined at exit: one stuck call hangs the process for ever."""
 
 import asyncio
 import ctypes

@@ -1,7 +1,5 @@
 """Torch's process groups of the processes of a run."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -39,11 +37,7 @@ def join_processes(meeting: str | None, rank: int, world_size: int, device: str)
     """Joins the default process group of the processes of this machine, which find each other in the file `meeting`, or as
     their launcher says.
 
-    NCCL connects GPUs, gloo everything else, over the loopback interface.
-
-    Raises:
-        WorkerError: the others didn't come.
-    """
+    NCCL connects GPUs, gloo everything else, over the loopback interface. Raises WorkerError if the others didn't come."""
     if not os.environ.get("GLOO_SOCKET_IFNAME"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     if device.startswith("cuda"):

@@ -1,7 +1,6 @@
 """No silent hang: every wait has an owner and a deadline, and past it an error says who waits for whom, with stacks.
 
-`docs/design/watchdog.md` lists the waits of a run and their deadlines.
-"""
+`docs/design/watchdog.md` lists the waits of a run and their deadlines."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ _NO_CONTEXT = Context()  # the context of timers: that of a wait would keep the 
 class Interrupt(asyncio.CancelledError):
     """Raised inside a call that is past its deadline; the wait around it turns it into a DeadlineError.
 
-    Like any cancellation it is no `Exception`, so that code that retries after failures doesn't swallow it.
-    """
+    Like any cancellation it is no `Exception`, so that code that retries after failures doesn't swallow it."""
 
 
 class Wait:
@@ -228,8 +226,7 @@ class Watchdog:
     def _waits(self) -> list[Wait]:
         """The current waits of the thread, innermost first.
 
-        A turn of the event loop counts if the running task has no deadline of its own.
-        """
+        A turn of the event loop counts if the running task has no deadline of its own."""
         waits = list(_chain(self.innermost))
         if self.loop is None or self.turn not in waits:
             return waits

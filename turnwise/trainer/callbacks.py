@@ -1,7 +1,5 @@
 """Callbacks after steps, besides the loop that yields them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from turnwise.errors import ConfigError, nearest
@@ -15,8 +13,7 @@ STOP = "stop"
 class Callbacks:
     """Objects that have one or several of the methods `EVENTS`, each called with the StepReport of what has just happened.
 
-    Returning "stop" ends the run in an orderly way: a checkpoint, the final validation, and nothing more.
-    """
+    Returning "stop" ends the run in an orderly way: a checkpoint, the final validation, and nothing more."""
 
     def __init__(self, callbacks: Sequence[object]) -> None:
         self._callbacks = callbacks
@@ -27,12 +24,8 @@ class Callbacks:
                 raise ConfigError(f"callbacks: {callback!r} has none of the methods {', '.join(EVENTS)}.{near}")
 
     def ask_to_stop(self, report: StepReport) -> bool:
-        """Tells every callback what has happened; returns whether one of them wants the run to end.
-
-        Raises:
-            EnvironmentFault: a callback raised something.
-            ConfigError: a callback returned something that has no meaning.
-        """
+        """Tells every callback what has happened; returns whether one of them wants the run to end. Raises EnvironmentFault if
+        a callback raised something; ConfigError if a callback returned something that has no meaning."""
         has_happened = (report.validation is not None, not report.is_final, report.checkpoint is not None)
         answers = [
             _call(callback, event, report)

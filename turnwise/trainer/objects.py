@@ -1,8 +1,6 @@
 """Converts a Trainer's arguments to values of a config: an object of Python becomes a text that says its module, its name and
 the hash of its source."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import marshal
@@ -84,11 +82,8 @@ def _is_told(member: Any) -> bool:
 
 
 def plain_values(value: Any, objects: Objects, key: str) -> Any:
-    """Values that a YAML file could hold as well: classes and functions by their texts.
-
-    Raises:
-        ConfigError: the value is something else.
-    """
+    """Values that a YAML file could hold as well: classes and functions by their texts. Raises ConfigError if the value is
+    something else."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -122,11 +117,7 @@ def custom_envs(env: Any) -> dict[str, Any]:
 def data_section(
     train_dataset: Any, eval_dataset: Any, reward_funcs: Any, reward_weights: Sequence[float] | None, objects: Objects
 ) -> dict[str, Any]:
-    """The keys of `data`.
-
-    Raises:
-        ConfigError: there aren't as many weights as functions.
-    """
+    """The keys of `data`. Raises ConfigError if there aren't as many weights as functions."""
     section: dict[str, Any] = {}
     for key, rows in (("train_files", train_dataset), ("val_files", eval_dataset)):
         if rows is not None:

@@ -98,13 +98,9 @@ class Trainer:
     def steps(self, max_steps: int | None = None) -> Iterator[StepReport]:
         """Trains, and yields the report of each step when it is whole, and of the final validation.
 
-        A loop that is left early (`break`, an exception, Ctrl-C) saves the whole steps first. The next call goes on from there;
-        with more `max_steps` also where all were done.
-
-        Raises:
-            NotAvailableError: a Trainer of this process is at work already.
-            EnvironmentFault: a callback raised something; the whole steps were saved.
-        """
+        A loop that is left early (`break`, an exception, Ctrl-C) saves the whole steps first. The next call goes on from
+        there; with more `max_steps` also where all were done. Raises NotAvailableError if a Trainer of this process is at
+        work already; EnvironmentFault if a callback raised something; the whole steps were saved."""
         done = self.checkpoint
         config = self.config
         if done is not None or max_steps is not None:
@@ -139,8 +135,7 @@ class Trainer:
         """The measurements of `turnwise eval` for the newest checkpoint, for the start if there is none, or for another
         `model`.
 
-        The validation tasks of the config, or their first `num_tasks`, are played as in training.
-        """
+        The validation tasks of the config, or their first `num_tasks`, are played as in training."""
         with _alone():
             self._objects.install()
             from turnwise.build.saved import evaluate_model
@@ -159,11 +154,8 @@ class Trainer:
 
     def save(self, folder: str | Path, best: bool = False) -> Path:
         """Writes the model of the newest checkpoint, or the `best` by `save_best`, as a plain model folder with its tokenizer,
-        its adapter merged, in place of a model that is there. It says which step's model that is.
-
-        Raises:
-            ConfigError: there is no such model yet, or there is something else in the folder.
-        """
+        its adapter merged, in place of a model that is there. It says which step's model that is. Raises ConfigError if
+        there is no such model yet, or there is something else in the folder."""
         from turnwise.models.load import export_model
         from turnwise.pipelines.by_validation import best_facts
 
@@ -185,11 +177,7 @@ class Trainer:
         return folder
 
     def plot(self) -> Figure:
-        """The learning curve of the run so far, which a notebook shows.
-
-        Raises:
-            ConfigError: nothing was trained yet.
-        """
+        """The learning curve of the run so far, which a notebook shows. Raises ConfigError if nothing was trained yet."""
         from turnwise.report.curve import curve_figure
         from turnwise.tracking.jsonl import read_metrics
 

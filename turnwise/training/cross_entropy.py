@@ -1,7 +1,5 @@
 """The loss of supervised fine-tuning."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Training on ranks that share one copy of the optimiser state, gradients and weights between them (ZeRO), by DeepSpeed."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
@@ -42,12 +40,8 @@ class DeepSpeedStrategy(TorchStrategy):
     so that a run goes on with another number of ranks, another stage, or `torch_train`.
 
     All ranks pass over the same number of micro-batches, those of weight 0 too, since ZeRO 3 gathers weights for each. The
-    parts of an optimiser step wait for the last one, which computes all of them.
-
-    Raises:
-        ConfigError: the role isn't on all processes of the run, or DeepSpeed refuses the options.
-        NotAvailableError: DeepSpeed isn't installed.
-    """
+    parts of an optimiser step wait for the last one, which computes all of them. Raises ConfigError if the role isn't on all
+    processes of the run, or DeepSpeed refuses the options; NotAvailableError if DeepSpeed isn't installed."""
 
     _uses_kernels = False
 
@@ -269,11 +263,7 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
 
 
 def _join(device: torch.device, context: RankContext) -> None:
-    """Lets DeepSpeed use the processes of the run: it takes all of them.
-
-    Raises:
-        ConfigError: the role isn't on all of them.
-    """
+    """Lets DeepSpeed use the processes of the run: it takes all. Raises ConfigError if the role isn't on all of them."""
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     if context.world_size != dist.get_world_size():

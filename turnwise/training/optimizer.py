@@ -1,7 +1,5 @@
 """AdamW, its learning-rate schedule, and the loss scale of fp16."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -23,11 +21,8 @@ _SCHEDULES = {
 class OptimizerSettings:
     """AdamW (Loshchilov and Hutter 2019) and one of transformers' schedules, in planned optimiser steps (see `LRSchedule`).
 
-    `warmup_steps` wins over `warmup_ratio`, a share of `total_steps`.
-
-    Raises:
-        ConfigError: an unknown schedule, or one that needs `total_steps` without it.
-    """
+    `warmup_steps` wins over `warmup_ratio`, a share of `total_steps`. Raises ConfigError for an unknown schedule, or one
+    that needs `total_steps` without it."""
 
     learning_rate: float
     weight_decay: float = 0.0
@@ -134,8 +129,7 @@ _GROWTH_STEPS = 2000  # steps without an overflow after which the scale doubles
 class LossScale:
     """The factor of the loss, so that small gradients don't underflow. 1 unless `is_on`.
 
-    A step whose gradient overflows is skipped and halves the factor.
-    """
+    A step whose gradient overflows is skipped and halves the factor."""
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on

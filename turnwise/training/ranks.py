@@ -1,7 +1,5 @@
 """Data-parallel ranks of a role: each holds the whole model and sees a share of the samples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -18,8 +16,7 @@ _BUCKET_BYTES = 2**28  # gradients are summed in buckets of about this size: few
 class Ranks:
     """Sums over the ranks of a role. With one rank nothing is sent and no process group is needed.
 
-    All ranks must call the same methods in the same order.
-    """
+    All ranks must call the same methods in the same order."""
 
     def __init__(self, context: RankContext | None = None) -> None:
         self.context = context or RankContext()

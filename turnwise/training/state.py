@@ -1,7 +1,5 @@
 """The state that a strategy saves next to its weights, so that training continues bit by bit."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
@@ -39,11 +37,7 @@ def save_state(
 ) -> None:
     """Writes weights as a Hugging Face folder, or `adapters` alone as a peft folder, and beside them the states of optimiser,
     loss scale and random generators, of GPUs that of `device` alone. `weights` stand for the model's parameters where this
-    process doesn't hold them whole.
-
-    Raises:
-        OSError: they can't be written.
-    """
+    process doesn't hold them whole. Raises OSError if they can't be written."""
     state = {
         "optimizer": optimizer,
         "loss_scale": {} if loss_scale is None else loss_scale.state_dict(),
@@ -73,13 +67,9 @@ def load_state(
     device: torch.device = CPU,
     gathered: Gathered = together,
 ) -> None:
-    """Copies a saved state into the live objects, whose tensors stay where they are (an engine may share them).
-    `restore` takes over the optimiser's moments. Parameters are changed while they are `gathered`.
-
-    Raises:
-        ModelError: no such folder, a state without optimiser where one is needed, tensors of another shape, or adapters of
-            another base model.
-    """
+    """Copies a saved state into the live objects, whose tensors stay where they are (an engine may share them). `restore` takes
+    over the optimiser's moments. Parameters are changed while they are `gathered`. Raises ModelError if there is no such
+    folder, its state has no optimiser where one is needed, tensors have another shape, or adapters another base model."""
     file = folder / TRAINER_FILE
     if not file.is_file():
         raise ModelError(f"{folder}: holds no training state ({TRAINER_FILE}); `pretrain` loads plain model folders")
@@ -106,11 +96,8 @@ def load_moments(optimizer: Optimizer, state: dict[int, Any]) -> None:
 
 
 def load_trainer_state(file: Path, is_mapped: bool = False) -> dict[str, Any]:
-    """The contents of a trainer's file. They are memory-mapped: tensors are read when they are used.
-
-    Raises:
-        ModelError: `save_state` didn't write it.
-    """
+    """The contents of a trainer's file. They are memory-mapped: tensors are read when they are used. Raises ModelError if
+    `save_state` didn't write it."""
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
         if not {"optimizer", "random", "cuda_rng"} <= state.keys():
@@ -134,11 +121,7 @@ def _load_weights(folder: Path, model: PreTrainedModel, gathered: Gathered) -> N
 
 @torch.no_grad()
 def copy_weights(source: PreTrainedModel, target: PreTrainedModel, gathered: Gathered = together) -> None:
-    """Copies every parameter and persistent buffer in place.
-
-    Raises:
-        ModelError: the models don't have the same tensors.
-    """
+    """Copies every parameter and persistent buffer in place. Raises ModelError if the models don't have the same tensors."""
     origin, destination = source.state_dict(), target.state_dict(keep_vars=True)
     for name, tensor in destination.items():
         with gathered([tensor]):

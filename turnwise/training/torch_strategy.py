@@ -1,7 +1,5 @@
 """Training and forward passes of a model in plain PyTorch: one whole copy on the device of each rank."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -42,11 +40,7 @@ class TorchStrategy:
     underflow. Parameters are only ever changed in place, so an engine may read them and they may be views of a larger tensor.
 
     `rank` names the device and the other ranks. Each gets its share of the micro-batches; before an optimiser step gradients
-    are summed over the ranks, so that all make the same step.
-
-    Raises:
-        ConfigError: training with weights that aren't fp32.
-    """
+    are summed over the ranks, so that all make the same step. Raises ConfigError for training with weights that aren't fp32."""
 
     _uses_kernels: ClassVar[bool] = True  # whether the library's own kernels may read the weights where they lie
 
@@ -90,10 +84,7 @@ class TorchStrategy:
         self, batches: Sequence[Batch], outputs: frozenset[Output], without_adapter: bool = False
     ) -> list[dict[str, Any]]:
         """Named float32 arrays [N] for each batch, 0 outside the response mask; `without_adapter` those of the base model.
-
-        Raises:
-            NotAvailableError: the model's head doesn't give these outputs, or there is no adapter to be without.
-        """
+        Raises NotAvailableError if the model's head doesn't give these outputs, or there is no adapter to be without."""
         if without_adapter and self._adapters is None:
             raise NotAvailableError("all parameters are trained, so there is no base model; set lora_rank, or load a reference")
         results: list[dict[str, Any]] = []
@@ -113,11 +104,7 @@ class TorchStrategy:
         `skipped_steps` to the loss's metrics.
 
         A loss or a gradient that isn't finite leaves weights and optimiser as they are. Only the first rank reports what is
-        the same on all.
-
-        Raises:
-            NotAvailableError: the strategy has no optimiser.
-        """
+        the same on all. Raises NotAvailableError if the strategy has no optimiser."""
         if self._optimizer is None or self._schedule is None:
             raise NotAvailableError("a torch_infer strategy can't train; use strategy_name: torch_train")
         if part.number == 0:
@@ -190,11 +177,7 @@ class TorchStrategy:
             save_state(folder, self.model, moments, self._adapters, self._loss_scale, self.device)
 
     def load(self, folder: Path) -> None:
-        """Continues from what `save` wrote, bit by bit.
-
-        Raises:
-            ModelError: the folder holds no such state.
-        """
+        """Continues from what `save` wrote, bit by bit. Raises ModelError if the folder holds no such state."""
         restore = None if self._optimizer is None else partial(load_moments, self._optimizer)
         load_state(folder, self.model, restore, self._adapters, self._loss_scale, self.device)
 
