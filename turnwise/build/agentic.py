@@ -1,7 +1,5 @@
 """Builds the pipeline of a training run from its config."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import fields
@@ -204,8 +202,7 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
 def algorithm_settings(config: AgenticConfig) -> AlgorithmSettings:
     """The algorithm's keys of the config, under the same names.
 
-    A user's own estimator gets only the keys of `reward_normalization` that are set: it has its own defaults.
-    """
+    A user's own estimator gets only the keys of `reward_normalization` that are set: it has its own defaults."""
     is_built_in = config.adv_estimator in ESTIMATORS
     normalization = {
         f.name: getattr(config.reward_normalization, f.name)

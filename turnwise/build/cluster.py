@@ -1,7 +1,5 @@
 """The cluster of a run, and the schedule of an asynchronous one, which can be repeated."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from functools import partial

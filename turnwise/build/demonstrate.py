@@ -1,7 +1,5 @@
 """Demonstrations of any environment of a config, or of its rows, by a player that needs no model here."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Builds environments and the agents that play them from a config, and checks every plug-in. Nothing here needs torch."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping

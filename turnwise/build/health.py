@@ -1,7 +1,5 @@
 """The health of a run, with the random player that its success is compared with."""
 
-from __future__ import annotations
-
 from functools import partial
 from statistics import fmean
 

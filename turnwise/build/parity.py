@@ -1,7 +1,5 @@
 """The parity gate of a run, with the first prompts of its tags."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial

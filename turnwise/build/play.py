@@ -1,7 +1,5 @@
 """Shows one episode turn by turn, as the policy sees it, with the agent, templates and ledger of training."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -57,8 +55,7 @@ class PlayedEpisode:
 class EpisodePrinter:
     """Opens the contexts of an episode and shows an onlooker their traffic.
 
-    A turn's outcome is shown when the next turn begins, or at the end: the agent writes it in between.
-    """
+    A turn's outcome is shown when the next turn begins, or at the end: the agent writes it in between."""
 
     onlooker: Onlooker
     _open: OpenConversation = field(init=False)

@@ -1,7 +1,5 @@
 """The policies of `turnwise play` besides models: people and scripted players, whose words become tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -79,8 +77,7 @@ class PlayerServer:
     """Turns a player's words into the tokens that a model would have sampled, with log-prob 0.
 
     `choose` gives the player of an environment. Like any server it stops at the token budget: a longer action is cut. Without
-    a template it answers in text alone.
-    """
+    a template it answers in text alone."""
 
     def __init__(self, choose: Callable[[Env | None], Say], template: ChatTemplate | None) -> None:
         self._choose = choose

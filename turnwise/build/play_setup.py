@@ -1,7 +1,5 @@
 """Builds the setup of one episode from a config and a name: who answers, over which tokens, within which limits."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack

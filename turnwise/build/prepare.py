@@ -1,7 +1,5 @@
 """Work and checks of a run before heavy imports."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The model of the `reward` role: one that scores, or a judge that is asked."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

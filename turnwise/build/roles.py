@@ -1,7 +1,5 @@
 """Builds the strategy that trains or runs the model of a role."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

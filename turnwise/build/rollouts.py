@@ -1,7 +1,5 @@
 """Builds what rollouts need from a config: the policy with its servers, the environments with their agents, the schedulers."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
@@ -71,8 +69,7 @@ class ServedPolicy(Policy):
     def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
         """The result of `main`, which leaves nothing in the servers' caches. No other request may run.
 
-        An episode that reused a cached prefix would differ in the last bits from one that computed it.
-        """
+        An episode that reused a cached prefix would differ in the last bits from one that computed it."""
         result = self.event_loop.run(main)
         self.event_loop.run(self.servers.sleep(["kv_cache"]))
         self.event_loop.run(self.servers.wake(["kv_cache"]))
@@ -119,8 +116,7 @@ def serve(
     """The policy with its inference servers. `needs` are the algorithm's; `neighbours` are the workers of this process.
 
     A server of this process reads the trainer's own parameters if they are here and in its dtype, it gets every update, and no
-    adapter has to be merged. Otherwise it loads a model in the dtype of actor_infer.
-    """
+    adapter has to be merged. Otherwise it loads a model in the dtype of actor_infer."""
     settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
     num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
     is_shared = config.actor_train.model_update_frequency == 1 and not config.actor_train.model_args.has_adapter
@@ -163,8 +159,7 @@ def build_scheduler(
 ) -> RolloutScheduler:
     """The rollouts of one split. Validation plays the same tasks every time.
 
-    `settings` and `sampling` take the place of the split's `scheduler_settings` and `sampling_params`.
-    """
+    `settings` and `sampling` take the place of the split's `scheduler_settings` and `sampling_params`."""
     agents: Callable[[Task], AgentLoop] = Agents(config, split, policy, pictures)
     is_alone = split == "val" and not config.plays_ahead
     return RolloutScheduler(
@@ -250,8 +245,7 @@ def build_pictures(config: AgenticConfig, run: str) -> Pictures:
 def check_rollouts(config: AgenticConfig) -> None:
     """Checks the plug-ins of a config before a model is loaded, unless that was done when the config was read.
 
-    Warns of environments that can't keep training and validation tasks apart by content.
-    """
+    Warns of environments that can't keep training and validation tasks apart by content."""
     for _, check in () if config.is_examined else plug_ins(config):
         check()
     say_shared_prompts(config)

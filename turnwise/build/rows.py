@@ -1,7 +1,5 @@
 """Builds tasks, the agents that answer them and the rewards of their answers from `data` of a config."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging

@@ -1,7 +1,5 @@
 """The common parts of all runs: a folder, trackers, checkpoints, and a profile of determinism."""
 
-from __future__ import annotations
-
 import logging
 import os
 import random
@@ -112,8 +110,7 @@ def set_profile(config: AgenticConfig | SFTConfig) -> None:
 
     `deterministic: true` also seeds Python's and numpy's generators, and makes torch refuse kernels that add up in no fixed
     order. On a CPU the embedded server and cooperative environments give bit-identical runs without it, as long as the number
-    of threads stays the same.
-    """
+    of threads stays the same."""
     seed_process(config)
     profile = "deterministic" if config.deterministic else "not asked to be deterministic"
     logger.info("profile: %s, %d threads, seed %d", profile, torch.get_num_threads(), config.seed)

@@ -1,7 +1,5 @@
 """The table at the start of a run: that of its config, with what its objects know of themselves."""
 
-from __future__ import annotations
-
 import logging
 from typing import TypeVar
 

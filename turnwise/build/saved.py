@@ -1,7 +1,5 @@
 """Pipelines that play with a saved model and train nothing: evaluation and rollouts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -64,8 +62,7 @@ def evaluate_model(
 ) -> Evaluation:
     """Plays the config's validation tasks (the first `num_tasks`) with a saved model. `on_start` is told what is applied.
 
-    Tasks, seeds and schedule are those of validation in training, so that the same weights give the same figure.
-    """
+    Tasks, seeds and schedule are those of validation in training, so that the same weights give the same figure."""
     plan = EvaluationPlan([validation_mode(config)], num_tasks)
     [(_, evaluation)] = evaluate_modes(config, plan, model_path, on_start)
     return evaluation
@@ -124,8 +121,7 @@ def collect_rollouts(
 ) -> None:
     """Plays batches of a split with a saved model, as training's first step or a validation would.
 
-    After an error or Ctrl-C, the collection holds the groups played so far.
-    """
+    After an error or Ctrl-C, the collection holds the groups played so far."""
     needs: frozenset[str] = frozenset()
     if split == "train":
         needs = build_algorithm(config, KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)).needs

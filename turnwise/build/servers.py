@@ -1,7 +1,5 @@
 """The inference servers of a config: one in this process, or several in processes of their own."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

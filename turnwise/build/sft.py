@@ -1,7 +1,5 @@
 """Builds the pipeline of supervised fine-tuning from its config."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial

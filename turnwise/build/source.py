@@ -1,7 +1,5 @@
 """The source of a training's batches: episodes, or the rollouts of a file (`turnwise train --from-rollouts`)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Builds tools and simulated users from the files that a config names."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`turnwise check-env ENV [KEY=VALUE ...]`: a verdict on an environment in one screen."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

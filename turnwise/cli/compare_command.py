@@ -1,7 +1,5 @@
 """`turnwise compare RUN…`: results of runs side by side, the settings in which they differ, and their curves."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -1,7 +1,5 @@
 """`turnwise config FILE [overrides]`: the resolved config, the settings in force, and missing features or libraries."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

@@ -1,7 +1,5 @@
 """`turnwise demos CONFIG [KEY=VALUE ...]`: demonstrations for `turnwise sft`, by a player that needs no model here."""
 
-from __future__ import annotations
-
 import argparse
 
 from turnwise.build.play_policies import OPENAI

@@ -1,7 +1,5 @@
 """Which environment a command is about: a name or class with arguments of its own, or a tag of a config."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass

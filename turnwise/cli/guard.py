@@ -4,8 +4,6 @@ status.
 The fork comes before heavy imports. Both processes are in one process group, so the terminal, Ctrl-C and Ctrl-Z work as usual.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os

@@ -1,7 +1,5 @@
 """`turnwise VERB`: reads the command line, imports only what the verb needs, and prints errors as one message."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import io
@@ -56,8 +54,7 @@ def check_options(options: argparse.Namespace) -> None:
 def open_standard_streams(is_command: bool) -> None:
     """Opens standard streams that the shell has closed (`>&-`), whose numbers the next files would get. Characters that can't
     be encoded are escaped. A Python limited to ASCII (`LC_ALL=C PYTHONUTF8=0`) couldn't open other file names, so it is
-    restarted in UTF-8.
-    """
+    restarted in UTF-8."""
     if is_command and sys.getfilesystemencoding() == "ascii" and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     for name in ("stdin", "stdout", "stderr"):
@@ -84,8 +81,7 @@ _TYPES = {"int": int, "float": float}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit status: 0, 2 for an error that the user can fix, 130 after Ctrl-C or SIGTERM.
 
-    The command itself (no `arguments`) runs under the eyes of a parent process.
-    """
+    The command itself (no `arguments`) runs under the eyes of a parent process."""
     with ends_at_once():
         open_standard_streams(is_command=arguments is None)
         parser = build_parser()

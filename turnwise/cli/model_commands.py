@@ -1,8 +1,6 @@
 """`turnwise make-model --size tiny --out DIR`, and `turnwise export --model DIR --out DIR`: a plain Hugging Face folder of a
 checkpoint, with its LoRA adapter merged."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from itertools import chain

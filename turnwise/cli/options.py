@@ -1,7 +1,5 @@
 """What several commands do with their options: read the config, and check the files that they write at the end."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

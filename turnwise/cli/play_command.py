@@ -1,7 +1,5 @@
 """`turnwise play ENV [KEY=VALUE ...]`: one episode of an environment, or of a row, turn by turn as the policy sees it."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from contextlib import closing

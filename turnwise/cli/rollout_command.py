@@ -1,7 +1,5 @@
 """`turnwise rollout CONFIG`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`turnwise tool ACTION --parameter value …` and `turnwise pipeline CONFIG`: JSON on standard output, progress on the other."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """`turnwise train CONFIG [KEY=VALUE ...]` and `turnwise sft CONFIG [KEY=VALUE ...]`."""
 
-from __future__ import annotations
-
 import argparse
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Demonstrations for supervised fine-tuning: JSONL files, a row `{"messages": [...]}` each, and `tools` if it calls any."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

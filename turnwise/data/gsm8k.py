@@ -1,7 +1,5 @@
 """Grade-school word problems: GSM8K's format, where it lies, and problems of that format made here."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rewards of answers to mathematical problems, and how an answer is read off a text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Rewards of whole groups: functions over completions and columns, and how they are called without stopping anything."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math
@@ -178,8 +176,7 @@ class WeightedReward:
 class RewardStage:
     """Adds the rewards of a group to its trajectories: `outcome_rewards` hold the weighted parts, metrics the raw numbers.
 
-    An answer to a row is a success where the first reward is more than ½.
-    """
+    An answer to a row is a success where the first reward is more than ½."""
 
     rewards: Sequence[WeightedReward]
     timeout_s: float

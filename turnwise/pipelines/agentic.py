@@ -33,8 +33,7 @@ from turnwise.types import samples_of
 class AgenticPipeline:
     """Trains a policy on its own episodes. `build.agentic.build_agentic` puts one together.
 
-    The attributes carry the published names. `reference` and `critic` are None where the algorithm doesn't need them.
-    """
+    The attributes carry the published names. `reference` and `critic` are None where the algorithm doesn't need them."""
 
     pipeline_config: AgenticConfig
     actor_train: ModelRole

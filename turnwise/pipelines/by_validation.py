@@ -71,8 +71,7 @@ class ByValidation:
 
     def see(self, step: int, metrics: list[Metric], checkpoints: Checkpoints) -> list[Metric]:
         """Keeps the model where it is the best so far, and ends the run where that was too long ago. Returns the metrics, with
-        the best value.
-        """
+        the best value."""
         measured = reduce_metrics(metrics)
         if self.best and self.best.see(step, measured):
             facts = {"step": step, "metric": self.best.metric, "value": self.best.value}

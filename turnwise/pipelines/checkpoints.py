@@ -77,8 +77,7 @@ class Checkpoints:
     only after that, so that a kill at any instant leaves the last good one.
 
     The numbers of `contents.parts` are recorded when a step becomes whole, so that it can be saved later, while the next step's
-    tasks are played.
-    """
+    tasks are played."""
 
     def __init__(
         self, path: Path, save_steps: int, max_to_keep: int, num_steps: int, contents: Contents, config_yaml: str = ""
@@ -166,8 +165,7 @@ class Checkpoints:
 
     def save_model(self, folder: Path, notes: Mapping[str, str]) -> None:
         """Writes the model as it is now with its tokenizer, and not the state of its training; `notes` are small files beside
-        it. The folder appears whole or not at all, in place of an older one.
-        """
+        it. The folder appears whole or not at all, in place of an older one."""
         try:
             with written_whole(folder) as partial:
                 self._contents.model.gather("save", partial).result()

@@ -28,8 +28,7 @@ class DeviceTurns:
     """Knows who is awake on which device. Before a role computes, the others there put away what they don't need; then its own
     comes back. So optimiser state and KV are never there together, while the weights of two roles are during a transfer.
 
-    A role calls `take` itself, so the training loop knows nothing of it.
-    """
+    A role calls `take` itself, so the training loop knows nothing of it."""
 
     def __init__(self, residents: Mapping[str, Resident]) -> None:
         self._residents = residents

@@ -20,8 +20,7 @@ class Interrupts:
 
     Between `hold` and `release` the first Ctrl-C is remembered, and raised by `release`; a second one is raised at once.
     Elsewhere it is Python's KeyboardInterrupt, which asyncio turns into an orderly end of the running episodes. Off the main
-    thread, where Python delivers no signals, both do nothing.
-    """
+    thread, where Python delivers no signals, both do nothing."""
 
     def __init__(self) -> None:
         self._is_pressed = False

@@ -1,7 +1,6 @@
 """The parity gate: do the servers sample from the distribution that is trained?
 
-`docs/design/parity.md` says what is asked and when, and what a failure is tried for.
-"""
+`docs/design/parity.md` says what is asked and when, and what a failure is tried for."""
 
 import asyncio
 import logging
@@ -41,8 +40,7 @@ Prompt = list[Message]
 class Probe:
     """A conversation that goes on under one request id as long as the run, and starts over where it is told to.
 
-    It opens with `prompt` and then says the last message of it again. The same turn has the same seed every time.
-    """
+    It opens with `prompt` and then says the last message of it again. The same turn has the same seed every time."""
 
     def __init__(
         self,
@@ -134,8 +132,7 @@ class ParityGate:
     All have request ids of their own that are never released, and if it `forgets` the servers drop what they have cached: what
     the gate leaves in a cache serves nobody else. That waits for requests in flight, so it is for runs that have none then.
 
-    Each prompt opens one conversation of both kinds. It samples by `sampling`.
-    """
+    Each prompt opens one conversation of both kinds. It samples by `sampling`."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """Why sampler and trainer disagree: every known fault is tried on the tokens at hand.
 
 Each fault predicts what the server must have answered if it were the cause. The one whose prediction is the server's answer is
-named, with what to do about it.
-"""
+named, with what to do about it."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,8 +33,7 @@ class Suspects:
     """The models and settings that a server can be compared with.
 
     `weights` are the trainer's `(Hugging Face name, tensor)` pairs. `folders` are the model folders of the config, with a
-    setting that names each; training started from the first. `without_adapter` scores like `score`, with a LoRA adapter off.
-    """
+    setting that names each; training started from the first. `without_adapter` scores like `score`, with a LoRA adapter off."""
 
     score: ScoreSamples
     weights: Callable[[], Iterable[tuple[str, Tensor]]]
@@ -64,8 +62,7 @@ class Evidence:
 
     `ask_afresh` has last turns answered again with nothing cached, and returns the mean difference of the worst conversation.
     `change_since` is `(version, distance)`: how far the server's answers to the fixed questions are from those that it gave
-    as an earlier version; None where it gave none, or other tokens.
-    """
+    as an earlier version; None where it gave none, or other tokens."""
 
     version: int
     samples: Sequence[Sample]

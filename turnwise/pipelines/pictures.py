@@ -21,8 +21,7 @@ MakeEnv = Callable[[Task], Env]
 class Pictures:
     """Records the episodes of some tasks while they are played, and writes them as GIFs below `folder`.
 
-    Nothing else of an episode changes: its environment is only looked at, by `render()`.
-    """
+    Nothing else of an episode changes: its environment is only looked at, by `render()`."""
 
     def __init__(self, folder: Path, task_ids: Collection[str]) -> None:
         self.folder = folder
@@ -36,8 +35,7 @@ class Pictures:
     def write(self, name: str, groups: Sequence[Group]) -> list[Path]:
         """One GIF in `folder/name` for each recorded episode that came to an end: `{tag}-{group}-{score}.gif`.
 
-        A disk that is full or can't be written to costs the pictures, not the run.
-        """
+        A disk that is full or can't be written to costs the pictures, not the run."""
         written: list[Path] = []
         for group in groups:
             recording = self._recordings.pop(group.task.id, None)

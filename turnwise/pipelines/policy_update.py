@@ -22,8 +22,7 @@ class PolicyUpdate:
 
     The update is skipped if no token has an advantage and the loss has no other gradient: it would compute zeros and move the
     weights only by momentum and weight decay. Parts without an advantage wait for a part with one. Before the role's first step
-    (`plan.first_step`, the critic's warm-up) nothing is trained.
-    """
+    (`plan.first_step`, the critic's warm-up) nothing is trained."""
 
     def __init__(self, role: ModelRole, loss: Loss, step: int, is_streamed: bool) -> None:
         self.role = role
@@ -88,8 +87,7 @@ class PolicyUpdate:
 class StepRollout:
     """Iterates over the parts of a step's batch: one, or several where training is streamed.
 
-    Waiting for a part is timed as the phase `rollout`; the phase `total` lasts until the last part is trained on.
-    """
+    Waiting for a part is timed as the phase `rollout`; the phase `total` lasts until the last part is trained on."""
 
     def __init__(self, source: RolloutSource, log: RunLog, config: AgenticConfig) -> None:
         self.groups: list[Group] = []

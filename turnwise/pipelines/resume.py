@@ -47,8 +47,7 @@ def checkpoints_folder(config: Config, run: Path) -> Path:
 
 def find_resume_point(config: Config) -> ResumePoint | None:
     """The checkpoint that `resume_from_checkpoint` asks for: the last whole one of the experiment (None without any
-    checkpoint), or the one at a path.
-    """
+    checkpoint), or the one at a path."""
     asked = config.resume_from_checkpoint
     if asked is False:
         return None
@@ -86,8 +85,7 @@ def open_run(config: Config) -> tuple[RunFolder, list[str]]:
     """The folder that the run writes into, a new one or the resumed run's own, and notes about it.
 
     A run that goes on from an older checkpoint than its newest gets a new folder with the metrics up to there, so that nothing
-    is lost.
-    """
+    is lost."""
     point = find_resume_point(config)
     if point is None:
         is_expected = config.resume_from_checkpoint is not False

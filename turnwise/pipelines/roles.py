@@ -19,8 +19,7 @@ class BatchPlan:
     """How a role cuts its samples.
 
     A micro-batch holds up to `max_tokens` tokens where that is set (dynamic batching), else `max_sequences` samples; this
-    changes memory and speed, never results. An optimiser step takes `samples_per_step` samples.
-    """
+    changes memory and speed, never results. An optimiser step takes `samples_per_step` samples."""
 
     samples_per_step: int
     max_length: int
@@ -37,8 +36,7 @@ class BatchPlan:
     def cut(self, samples: Sequence[Sample], max_tokens: int | None, num_ranks: int = 1) -> list[list[int]]:
         """Indices of each micro-batch, those of the first rank first. Each rank has the same number of them: some may be empty.
 
-        Samples with a common prefix stand together, so that it is computed once.
-        """
+        Samples with a common prefix stand together, so that it is computed once."""
         limits = {"max_sequences": self.max_sequences} if max_tokens is None else {"max_tokens": max_tokens}
         ranks = []
         for dealt in deal(samples, num_ranks):
@@ -73,8 +71,7 @@ class ModelRole:
     """`actor_train`, `reference` or `critic`, on whatever workers they run.
 
     `is_base` stands for the model under the LoRA adapter of these workers. `stopwatch`, the workers' own, counts micro-batches
-    and tokens.
-    """
+    and tokens."""
 
     def __init__(
         self,
@@ -125,8 +122,7 @@ class ModelRole:
         """Fills `old_logprobs`, the log-probs of the policy at the start of an update, if the update needs them in advance.
 
         One optimiser step on samples of the current policy, `version`, needs none: its own forward pass computes the same
-        numbers, so the ratio is exactly 1, and the loss uses that.
-        """
+        numbers, so the ratio is exactly 1, and the loss uses that."""
         if self.old_log_probs == "rollouts":
             for sample in samples:
                 sample.old_logprobs = sample.rollout_logprobs
@@ -162,8 +158,7 @@ class ModelRole:
         learning-rate schedule, `seed` for what a loss draws.
 
         The metrics of the strategy come back under this role's name, by the published spelling: `actor_train/grad_norm`, but
-        `actor/lr`.
-        """
+        `actor/lr`."""
         samples, metrics = self.prepare(samples, loss, seed)
         divisors = denominators(samples, self.plan.max_length)
         if divisors.num_tokens:

@@ -34,8 +34,7 @@ def log_samples(step: int, groups: Sequence[Group], decode: Decode) -> tuple[str
 def describe(trajectory: Trajectory, decode: Decode) -> str:
     """The episode as text: the whole first prompt, then what each turn showed, what the model answered and what it got.
 
-    An advantage is the mean over the turn's tokens, as far as credit has been given.
-    """
+    An advantage is the mean over the turn's tokens, as far as credit has been given."""
     first = trajectory.turns[0]
     advantages = trajectory.advantages_by_turn
     lines = [headline(trajectory), *_quoted(decode(first.prompt_ids), MAX_PROMPT)]
