@@ -31,6 +31,7 @@ from turnwise.types import SamplingParams, VersionRun
 ENGINES_OWN = (contract.a_continuation_draws_the_same, contract.stop_strings_need_text)
 """What is asked only of servers that seed each token and are handed a `decode`."""
 MAX_LENGTH = 512
+contract.mean_bound = 1e-5
 
 
 class Kept:
