@@ -14,8 +14,8 @@ class CrowdServer(ScriptedServer):
     the largest batch that is ready. It records nothing but `largest_crowd`, the most requests that it ever held, and its script
     sees no prompts."""
 
-    def __init__(self, script: Script, *, logprob: float = -0.5) -> None:
-        super().__init__(script, logprob=logprob)
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
         self._waiting: list[asyncio.Future[None]] = []
         self._driver: asyncio.Task[None] | None = None
         self.largest_crowd = 0

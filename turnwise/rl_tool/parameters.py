@@ -72,7 +72,8 @@ class Train(RowChoice):
     """What is computed in; trained weights stay fp32."""
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's own config (zero_optimization), which shards the training over a launcher's processes [plain torch]."""
-    learning_rate: Positive | None = None  # [sft 2e-5, with LoRA 1e-4; grpo and ppo 1e-6, with LoRA 1e-5]
+    learning_rate: Positive | None = None
+    """The optimiser's rate [sft 2e-5, with LoRA 1e-4; grpo and ppo 1e-6, with LoRA 1e-5]."""
     critic_learning_rate: Positive | None = None
     """The rate of ppo's value model, which is always trained whole [learning_rate; without LoRA 10 × it, up to 1e-3]."""
     warmup_ratio: Share = 0.0

@@ -231,7 +231,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("max_refill_factor", 1.0, "metrics", _ALIKE | {"group_filter": "non_zero_variance"}),
     Live("whiten_advantages", True, "credit"),
     Live("advantage_clip", 0.1, "credit"),
-    Live("entropy_loss_coef", 0.5, "weights"),
+    Live("entropy_loss_coef", 0.01, "weights"),
     Live("loss_agg_mode", "seq-mean-token-sum", "weights"),
     Live("use_rollout_log_probs", True, "calls"),
     Live("train_infer_correction.is_weight.enabled", False, "weights", _WEIGHTED),

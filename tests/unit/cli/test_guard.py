@@ -190,7 +190,7 @@ PRESSES = """
 import signal, sys
 class Presses:
     def find_spec(self, name, path=None, target=None):
-        if name == "turnwise.cli.command_line":
+        if name == "turnwise.cli.guard":
             try: signal.raise_signal(signal.SIGINT)
             except KeyboardInterrupt: raise ImportError("what a library makes of it")
 sys.meta_path.insert(0, Presses())
