@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMEOUT_S = 900
-PASSED, FAILED = 0, 1
-"""Exit codes of pytest. Any other means that the tests couldn't be run."""
+TIMEOUT_S = 300
+PASSED, FAILED, HUNG = 0, 1, -signal.SIGALRM
+"""Exit codes of pytest, and of one whose tests stood still for TIMEOUT_S. Any other means that they couldn't be run."""
 KILLED_BY = "\nkilled by "
 
 
@@ -188,12 +188,12 @@ def _run_mutants(mutants: Sequence[Mutant], copies: list[Path]) -> list[str]:
         copies.append(child.folder)
         code = os.waitstatus_to_exitcode(status)
         output, _, killer = child.written().rpartition(KILLED_BY)
-        verdict = {PASSED: "survived", FAILED: "killed"}.get(code, f"broken ({code})")
-        by = f": {killer}" if code == FAILED else ""
+        verdict = {PASSED: "survived", FAILED: "killed", HUNG: "killed"}.get(code, f"broken ({code})")
+        by = f": {killer}" if code == FAILED else ": its tests never end" if code == HUNG else ""
         print(f"{verdict:<9} {time.monotonic() - child.started:5.1f} s  {mutant.name}{by}", flush=True)
         if code == PASSED:
             problems.append(f"{mutant.name}: survived {', '.join(mutant.tests)}")
-        elif code != FAILED:
+        elif code not in (FAILED, HUNG):
             problems.append(f"{mutant.name}: its tests couldn't be run (exit code {code}):\n{output or killer}")
     return problems
 
