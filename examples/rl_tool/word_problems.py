@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=24, help="of imitation at most")
     parser.add_argument("--round-size", type=int, default=2000, help="problems of a round")
     parser.add_argument("--tests", type=int, default=200, help="problems of an evaluation")
-    parser.add_argument("--prompts", type=int, default=9600, help="problems of reinforcement, 32 of them a step")
+    parser.add_argument("--prompts", type=int, default=19_200, help="problems of reinforcement, 64 of them a step")
     options = parser.parse_args()
     out, started = options.out, time.perf_counter()
     rounds, looked_at, prompts = deal(options.seed, options.rounds, options.round_size, options.prompts)
@@ -104,7 +104,8 @@ def main() -> int:
         "sft": {**whole, "learning_rate": 2e-3, "warmup_ratio": 0.1},
         "grpo": {
             **whole,
-            "learning_rate": 5e-4,
+            "batch_size": 64,
+            "learning_rate": 3e-4,
             "warmup_ratio": 0.05,
             "temperature": 1.2,
             "max_new_tokens": 64,
