@@ -181,7 +181,7 @@ def _lines(names: Mapping[str, str], top: float | None) -> Panel:
             axes.plot(*_columns(_series(rows, name)), color=color, linewidth=1, label=label)
         if top is not None:
             axes.set_ylim(-0.05, top)
-        if len(names) > 1:
+        if any(names):
             axes.legend(fontsize=6)
 
     return draw
