@@ -87,6 +87,8 @@ class SGLangFake(ThreadingHTTPServer):
             if sampling["max_new_tokens"] >= LONG:
                 time.sleep(STEP_S)
             with self._lock:
+                if not self._may_run.is_set():  # A pause came since.
+                    continue
                 token, full, truncated, mask = self._sample(request["extra_key"], context, sampling)
                 self.num_sampled += 1
                 if not spans or spans[-1]["version"] != self.version:
