@@ -15,6 +15,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Algorithm = Literal["sft", "grpo", "ppo"]
 Dtype = Literal["fp32", "bf16", "fp16"]
+Schedule = Literal["constant", "linear", "cosine"]
 Preset = Literal["quick", "small", "medium", "full"]
 PYTHON_ONLY = ("custom_reward",)
 """Parameters that only Python can give."""
@@ -76,6 +77,8 @@ class Train(RowChoice):
     """The optimiser's rate [sft 2e-5, with LoRA 1e-4; grpo and ppo 1e-6, with LoRA 1e-5]."""
     critic_learning_rate: Positive | None = None
     """The rate of ppo's value model, which is always trained whole [learning_rate; without LoRA 10 × it, up to 1e-3]."""
+    lr_scheduler_type: Schedule = "constant"
+    """What the rate does after its warm-up: constant, or linear or cosine to 0 at the last step."""
     warmup_ratio: Share = 0.0
     """Share of the steps in which the learning rate rises."""
     weight_decay: NotNegative = 0.0

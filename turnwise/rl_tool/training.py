@@ -129,6 +129,7 @@ def _training_args(asked: Train, rate: float) -> dict[str, Any]:
     return {
         "learning_rate": rate,
         "per_device_train_batch_size": _share_of_a_step(asked),
+        "lr_scheduler_type": asked.lr_scheduler_type,
         "warmup_ratio": asked.warmup_ratio,
         "weight_decay": asked.weight_decay,
     }

@@ -83,6 +83,7 @@ EFFECTS = [
         ("critic_learning_rate", 0.5, "config.critic.training_args.learning_rate", 0.5, {"algorithm": "ppo"}),
         # The library isn't installed here; tests/engines/train_deepspeed.py trains with it.
         ("deepspeed", {"zero_optimization": {"stage": 2}}, "answer.code", "not_available"),
+        ("lr_scheduler_type", "linear", TRAINED + "training_args.lr_scheduler_type", "linear"),
         ("warmup_ratio", 0.5, TRAINED + "training_args.warmup_ratio", 0.5),
         ("weight_decay", 0.1, TRAINED + "training_args.weight_decay", 0.1),
         ("num_generations", 3, "config.train_env_manager.group_size", 3),
@@ -103,6 +104,7 @@ EFFECTS = [
         ("lora_rank", 4, "config.model_args.lora_rank", 4, IMITATION),
         ("dtype", "bf16", "config.model_args.dtype", "bf16", IMITATION),
         ("learning_rate", 0.5, "config.training_args.learning_rate", 0.5, IMITATION),
+        ("lr_scheduler_type", "cosine", "config.training_args.lr_scheduler_type", "cosine", IMITATION),
         ("warmup_ratio", 0.5, "config.training_args.warmup_ratio", 0.5, IMITATION),
         ("weight_decay", 0.1, "config.training_args.weight_decay", 0.1, IMITATION),
         ("seed", 7, "config.seed", 7, IMITATION),
