@@ -62,7 +62,8 @@ def merge_prefixes(token_ids: Tensor, lengths: Sequence[int], reads_last: bool =
         shared = _num_shared(previous, sequence)
         branch = np.arange(start + shared, start + len(sequence))
         path = np.concatenate([path[:shared], np.arange(num_nodes, num_nodes + len(branch))])
-        nodes[start : start + lengths[index]] = np.pad(path, (0, lengths[index] - len(path)), "edge")
+        nodes[start : start + len(path)] = path
+        nodes[start + len(path) : start + lengths[index]] = path[-1]
         if len(branch):
             branches.append(branch)
             paths.append(path)
