@@ -19,7 +19,7 @@ SCRIPTS = [(engine, f"smoke_{engine}.py") for engine in EXTRAS if engine != "vll
 if os.environ.get("TURNWISE_FULL"):
     SCRIPTS += [("deepspeed", "train_deepspeed.py"), ("vllm", "contract_vllm.py")]
 else:
-    SCRIPTS += [("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps)")]
+    SCRIPTS += [("deepspeed", "train_deepspeed.py", "-k", "zero3-critic or (zero1-lora and steps) or launcher")]
 
 
 @pytest.mark.parametrize(("engine", "script", "words"), [(engine, script, words) for engine, script, *words in SCRIPTS])

@@ -3,6 +3,8 @@ process, checkpoints that either can go on from, and the presets of accelerate."
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from toy_model import toy_batches, toy_model, toy_samples, toy_value_model
 
 from turnwise.errors import ConfigError
 from turnwise.models.lora import Adapters, LoRASettings
+from turnwise.models.make import make_model
 from turnwise.runtime.rank import RankContext
 from turnwise.training.deepspeed_strategy import DeepSpeedStrategy
 from turnwise.training.optimizer import OptimizerSettings
@@ -183,6 +186,28 @@ def test_refuses_a_part_of_the_processes():
     assert "ZeRO 1 shards its state over 1 rank" in strategy.info().optimizer
     with pytest.raises(ConfigError, match="critic is on 2 of them"):
         DeepSpeedStrategy(toy_model(), optimizer=SETTINGS, rank=context, **options(1))
+
+
+def test_its_launcher_starts_a_training(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": f"{n}"}, {"role": "assistant", "content": f"{n}"}]} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make_model("tiny", tmp_path / "model", ["0 1 2 3"])
+    settings = {"pretrain": "model", "train_files": ["rows.jsonl"], "output_dir": "runs"}
+    settings["training_args"] = {"learning_rate": 1e-3, "per_device_train_batch_size": 2}
+    (tmp_path / "sft.yaml").write_text(json.dumps(settings))
+    command = [
+        Path(sys.executable).with_name("deepspeed"),
+        "--num_gpus",
+        "2",
+        "--module",
+        "turnwise.cli.main",
+        "sft",
+        "sft.yaml",
+    ]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "sft on slots 0, 1 (the launcher's processes)" in ended.stdout
+    assert list(tmp_path.glob("runs/sft/*/checkpoints/checkpoint-1/model.safetensors"))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,14 @@ def test_an_option_that_cannot_be_is_one_sentence(words, message, lake, capsys):
     assert message in said and said.startswith("error: ") and said.count("\n") == 1
 
 
+def test_the_rank_that_a_launcher_puts_before_the_words_is_left_out(lake, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        main(["--local_rank=0", "config", lake])
+    assert "unrecognized arguments: --local_rank=0" in capsys.readouterr().err
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert main(["--local_rank=0", "config", lake]) == 0
+
+
 def test_a_reader_that_has_left_ends_a_command_quietly(lake):
     reading, writing = os.pipe()
     os.close(reading)
