@@ -10,7 +10,7 @@ from turnwise.runtime.stopwatch import Stopwatch
 
 
 def launched() -> tuple[int, int]:
-    """The number of this process among those that a launcher (torchrun, accelerate, deepspeed) started, and how many these are; `(0, 1)`
+    """The number of this process among those that a launcher started, and how many these are; `(0, 1)`
     without a launcher. Raises ConfigError if they are on several machines, or the variables are none that a launcher sets."""
     told = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
     if None in told:
