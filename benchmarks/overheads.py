@@ -5,6 +5,9 @@ were apart over all of it; and what the run reached.
     python benchmarks/overheads.py RUN_FOLDER --name grpo
     turnwise train examples/frozen_lake/ppo.yaml pretrain=SFT_MODEL save_steps=10 eval_steps=80 val_batch_size=1000
     python benchmarks/overheads.py RUN_FOLDER --name ppo
+    CUT="actor_infer.generating_args.top_p=0.95 actor_infer.generating_args.top_k=100"
+    turnwise train examples/frozen_lake/agentic.yaml pretrain=SFT_MODEL save_steps=10 eval_steps=80 $CUT
+    python benchmarks/overheads.py RUN_FOLDER --name top_p
 """
 
 from __future__ import annotations
@@ -16,12 +19,22 @@ from pathlib import Path
 
 from machine import describe_machine
 
+from turnwise.jsonl import read_jsonl
 from turnwise.tracking.jsonl import read_metrics
 
 SHARES = {"checkpoints": "time/step_checkpoint", "parity gate": "time/parity_s", "metrics and display": "time/step_log"}
 SUCCESS = re.compile(r"val/env/[^/]+/success")
 PHASES = ("time/step_total", "time/step_model_update", "time/step_val", "time/step_checkpoint", "time/step_log")
 """What the time of a run is made of; the parity gate is part of the model update."""
+
+
+def kept(run: Path) -> dict[str, float]:
+    """How cut sampling was: ids that a token was drawn from, and the share of tokens that had one only."""
+    turns = (turn for row in read_jsonl(run / "rollouts.jsonl") for turn in row[1]["turns"])
+    counts = [len(ids) for turn in turns for ids in turn.get("kept_ids", ())]
+    if not counts:
+        return {}
+    return {"num_tokens": len(counts), "ids_kept": sum(counts) / len(counts), "share_of_one": counts.count(1) / len(counts)}
 
 
 def main() -> None:
@@ -51,6 +64,7 @@ def main() -> None:
         "logprob_diff_mean": sum(row["actor/train_infer_diff_token_mean"] for row in steps) / len(steps),
         "logprob_diff_largest_mean": max(row["actor/train_infer_diff_token_mean"] for row in steps),
         "logprob_diff_max": max(row["actor/train_infer_diff_token_max"] for row in steps),
+        **kept(run),
     }
     for title, share in shares.items():
         print(f"{title:<20} {share:7.2%} of {run_s:.0f} s")

@@ -1,11 +1,15 @@
 """Describes what is really loaded and run, read off the objects, for the table at the start of a run."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from turnwise.model_folder import NOTHING, Trust
 
 MemoryKind = Literal["weights", "kv_cache", "optimizer"]
+Suspension = Literal["finish", "abort", "keep"]
+"""Whether running requests are finished, end at once with their partial tokens, or stand still with their KV and go on with the
+new weights: their completions have several versions."""
+EVERY_SUSPENSION: frozenset[Suspension] = frozenset(get_args(Suspension))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +82,7 @@ class ServerInfo:
     """Whether it returns the ids that each token was drawn from (`SamplingParams.keeps_ids`)."""
     sleeps: frozenset[MemoryKind] = frozenset({"kv_cache"})
     """The kinds of its memory that it can put away."""
+    suspensions: frozenset[Suspension] = frozenset({"finish", "abort"})
+    """What it can do with running requests while its weights change."""
+    weight_versions: bool = False
+    """Whether a completion over a weight update says which weights sampled which token."""

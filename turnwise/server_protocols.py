@@ -4,15 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import MemoryKind, PolicyInfo, ServerInfo
+from turnwise.runtime_info import MemoryKind, PolicyInfo, ServerInfo, Suspension
 from turnwise.types import Completion, Media, Metric, SamplingParams
 
 NamedTensors = Iterable[tuple[str, Any]]
 """`(Hugging Face name, tensor)` pairs."""
 OnWeightUpdate = Literal["finish", "abort_continue", "abort_restart", "keep"]
-Suspension = Literal["finish", "abort", "keep"]
-"""Whether running requests are finished, end at once with their partial tokens, or stand still with their KV
-(`spec.StrategySpec.freezes`) and go on with the new weights: their completions have several versions."""
 
 
 class PolicyServer(Protocol):
@@ -74,7 +71,7 @@ class InferenceServer(PolicyServer, Protocol):
 
     async def suspend(self, how: Suspension = "finish") -> None:
         """Holds back new requests, finishes the running ones or ends them with finish reason `aborted`, and returns when none
-        is left; or it freezes them (`keep`)."""
+        is left; or it lets them stand still (`keep`). It does what its info's `suspensions` say."""
         ...
 
     async def receive(self, weights: NamedTensors) -> int:

@@ -110,8 +110,6 @@ class StrategySpec:
     options: tuple[str, ...] | None = None
     set_elsewhere: tuple[str, ...] = ()
     """Options of the engine that follow from other settings, and may not be in strategy_config."""
-    freezes: bool = False
-    """Whether running requests can stand still over a weight update (on_weight_update: keep)."""
 
     @property
     def is_available(self) -> bool:

@@ -109,29 +109,12 @@ def test_contract(check: Callable[..., Any], serve: Callable[..., Client], model
     asyncio.run(check(serve, model))
 
 
-def test_requests_that_stand_still_over_an_update_go_on_with_both_versions_and_no_old_prefix(serve, model):
-    async def main() -> None:
-        server, prompt = serve(model), [3, 1, 4, 1, 5]
-        server.fake.is_flushing = False
-        task = asyncio.create_task(server.generate(prompt, SamplingParams(60, seed=1), "kept"))
-        await server.let_it_sample()
-        await server.suspend("keep")
-        assert not task.done()
-        old = deepcopy(model)
-        contract._perturb(model)
-        await contract._update(server, model, 5)
-        kept = await task
-        (before, count), (after, rest) = kept.versions
-        assert (before, after, count + rest) == (0, 5, 60) and count and rest
-        first = replace(kept, token_ids=kept.token_ids[:count], logprobs=kept.logprobs[:count], versions=kept.versions[:1])
-        contract.assert_logprobs(old, prompt, first, SamplingParams(60))
-        # The same context as before: what the old weights computed of it is still in the cache.
-        again = await server.generate(prompt, SamplingParams(1, seed=1), "again")
-        contract.assert_logprobs(model, prompt, again, SamplingParams(1))
-        assert again.versions == (VersionRun(5, 1),)
-        await server.close()
-
-    asyncio.run(main())
+def test_a_label_of_another_run_is_no_version(serve, policy, model):
+    fake = serve(model).fake
+    fake.version = "7"
+    server = SGLangServer(RankContext(), policy, HttpJson(fake.url))
+    completion = asyncio.run(server.generate([1, 2], SamplingParams(2), "c"))
+    assert completion.versions == (VersionRun(0, 2),)
 
 
 def test_a_missing_log_prob_is_no_evidence(serve, model, monkeypatch):

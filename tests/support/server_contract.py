@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
@@ -265,7 +266,7 @@ async def weight_update_takes_effect(make_server: ServerFactory, model: PreTrain
     assert before.versions == (VersionRun(0, 6),)
     await server.suspend("finish")
     held = asyncio.create_task(server.generate([*prompt, *before.token_ids.tolist(), 1], sampling, "c"))
-    _perturb(model)
+    perturb(model)
     await _let_it_sample(server)
     assert not held.done()
     await _update(server, model, 7)
@@ -287,7 +288,7 @@ async def interrupted_requests_go_on(make_server: ServerFactory, model: PreTrain
     held = asyncio.create_task(server.generate(prompt, sampling, "goes-on", partial_ids=before.token_ids.tolist()))
     await _let_it_sample(server)
     assert not held.done()
-    _perturb(model)
+    perturb(model)
     await _update(server, model, 1)
     after = await held
     assert after.versions == (VersionRun(1, 40 - len(before.token_ids)),)
@@ -301,6 +302,59 @@ async def interrupted_requests_go_on(make_server: ServerFactory, model: PreTrain
     assert across.finish_reason == "stop" and across.token_ids.tolist() == rest[:2]
     await stopping.close()
     await server.close()
+
+
+async def frozen_requests_go_on(make_server: ServerFactory, model: PreTrainedModel) -> None:
+    """Requests that stand still over an update keep the KV of the old weights, and what nobody else may read of it."""
+    server, (prompt, other) = make_server(model, max_length=MAX_LENGTH), prompts_of(model, 2, low=30, high=31)
+    sampling, short = SamplingParams(60, seed=3), SamplingParams(4, seed=4)
+    assert "keep" in server.info().suspensions and server.info().weight_versions
+    idle = await server.generate(other, short, "idle")
+    tasks = [asyncio.create_task(server.generate(p, sampling, f"kept {len(p)}")) for p in (prompt, prompt[:25])]
+    await _let_it_sample(server)
+    await server.suspend("keep")
+    sibling = asyncio.create_task(server.generate(prompt, short, "sibling"))
+    await _let_it_sample(server)
+    assert not sibling.done() and not any(task.done() for task in tasks)
+    old = deepcopy(model)
+    perturb(model)
+    await _update(server, model, 7)
+    for start, task in zip((prompt, prompt[:25]), tasks, strict=True):
+        kept = await task
+        assert [run.version for run in kept.versions] in ([0, 7], [7]) and len(kept.token_ids) == 60
+        assert_frozen(old, model, start, kept, sampling)
+    assert len((await tasks[0]).versions) == 2, "the first request wasn't met in the middle"
+    # What the old weights computed serves nobody: a sibling, another conversation's next turn, and its own.
+    turns = {"sibling": prompt, "idle": [*other, *idle.token_ids.tolist()]}
+    turns["kept 30"] = [*prompt, *(await tasks[0]).token_ids.tolist(), 1]
+    for name, context in turns.items():
+        completion = await (sibling if name == "sibling" else server.generate(context, short, name))
+        assert completion.versions == (VersionRun(7, 4),)
+        assert_logprobs(model, context, completion, short)
+    await server.close()
+
+
+def assert_frozen(
+    old: PreTrainedModel, new: PreTrainedModel, prompt_ids: Sequence[int], completion: Completion, sampling: SamplingParams
+) -> None:
+    """Checks each log-prob of a response that stood still while `new` weights took the place of `old`: its first tokens are of
+    the old ones, the others of the new ones over the keys and values that the old ones had computed."""
+    context = [*prompt_ids, *completion.token_ids.tolist()]
+    num_old = sum(run.num_tokens for run in completion.versions[:-1])
+    # The last token before the update was sampled, and nothing of it computed yet.
+    cut = len(prompt_ids) + num_old - 1 if num_old else 0
+    with torch.no_grad():
+        cache, parts = None, []
+        for model, ids in ((old, context[:cut]), (new, context[cut:])):
+            if ids:
+                output = model.eval()(torch.tensor([ids], device=model.device), past_key_values=cache, use_cache=True)
+                cache = output.past_key_values
+                parts.append(output.logits[0].float().cpu())
+    logits = torch.cat(parts)
+    rows = range(len(prompt_ids), len(context))
+    expected = np.array([_processed(logits[t - 1], context[:t], sampling)[context[t]] for t in rows])
+    differences = np.abs(completion.logprobs - expected)
+    assert differences.max() <= 1e-4, f"log-probs differ by up to {differences.max():.2e}, {num_old} tokens before the update"
 
 
 async def a_continuation_draws_the_same(make_server: ServerFactory, model: PreTrainedModel) -> None:
@@ -373,7 +427,7 @@ async def _update(server: InferenceServer, model: PreTrainedModel, version: int)
     await server.resume(version)
 
 
-def _perturb(model: PreTrainedModel) -> None:
+def perturb(model: PreTrainedModel) -> None:
     """An in-place weight update, as an optimiser makes it."""
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
@@ -394,6 +448,7 @@ CHECKS: tuple[Callable[[ServerFactory, PreTrainedModel], Awaitable[None]], ...] 
     a_shared_prompt_changes_nothing,
     weight_update_takes_effect,
     interrupted_requests_go_on,
+    frozen_requests_go_on,
     a_continuation_draws_the_same,
     stop_strings_need_text,
     a_bad_request_fails_alone,

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 VERSION = os.environ.get("SGLANG_FAKE_VERSION", "0.5.23")
 REQUEST = {"rid", "input_ids", "extra_key", "return_logprob", "return_sampling_mask", "sampling_params"}
@@ -39,8 +39,6 @@ class SGLangFake(ThreadingHTTPServer):
         self.decode = decode
         self.version = "default"
         self.num_sampled = 0
-        self.is_flushing = True
-        """Whether `flush_cache` of an update does anything."""
         self._lock = threading.Lock()
         self._logits: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
         self._running: dict[str, bool] = {}
@@ -78,7 +76,7 @@ class SGLangFake(ThreadingHTTPServer):
             raise ValueError(f"unknown fields {wrong}")
         rid, context, ids = request["rid"], list(request["input_ids"]), []
         logprobs, kept, masks, spans, reason = [], [], [], [], {"type": "length", "length": sampling["max_new_tokens"]}
-        self._running[rid] = False
+        self._running[rid], own = False, DynamicCache()
         while len(ids) < sampling["max_new_tokens"]:
             self._may_run.wait()
             if self._running[rid]:
@@ -89,7 +87,7 @@ class SGLangFake(ThreadingHTTPServer):
             with self._lock:
                 if not self._may_run.is_set():  # A pause came since.
                     continue
-                token, full, truncated, mask = self._sample(request["extra_key"], context, sampling)
+                token, full, truncated, mask = self._sample(request["extra_key"], context, sampling, own)
                 self.num_sampled += 1
                 if not spans or spans[-1]["version"] != self.version:
                     spans.append({"version": self.version, "start": len(ids), "end": len(ids)})
@@ -112,12 +110,16 @@ class SGLangFake(ThreadingHTTPServer):
             found |= {"output_token_sampling_logprobs": kept, "output_token_sampling_mask": masks}
         return {"text": "", "output_ids": ids, "meta_info": found}
 
-    def _sample(self, key: str, context: list[int], sampling: dict[str, Any]) -> tuple[int, float, float, list[int]]:
-        """A token, its log-prob at the temperature over the whole vocabulary, over what can be drawn, and the ids of that."""
+    def _sample(
+        self, key: str, context: list[int], sampling: dict[str, Any], own: DynamicCache
+    ) -> tuple[int, float, float, list[int]]:
+        """A token, its log-prob at the temperature over the whole vocabulary, over what can be drawn, and the ids of that.
+        `own` are the keys and values of the request."""
         at = key, tuple(context)
         if at not in self._logits:
             with torch.no_grad():
-                self._logits[at] = self.model(torch.tensor([context])).logits[0, -1].double()
+                new = torch.tensor([context[own.get_seq_length() :]])
+                self._logits[at] = self.model(new, past_key_values=own, use_cache=True).logits[0, -1].double()
         logits = self._logits[at]
         if sampling["temperature"] == 0:
             return int(logits.argmax()), 0.0, 0.0, [int(logits.argmax())]
@@ -153,7 +155,7 @@ class SGLangFake(ThreadingHTTPServer):
         weights = {name: value for file in Path(model_path).glob("*.safetensors") for name, value in load_file(file).items()}
         with self._lock:
             self.model.load_state_dict(weights, strict=False)
-            if flush_cache and self.is_flushing:
+            if flush_cache:
                 self.flush()
         return {"success": True, "message": "", "num_paused_requests": 0}
 

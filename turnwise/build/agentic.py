@@ -19,7 +19,7 @@ from turnwise.build.rollouts import Policy, ServedPolicy, build_pictures, build_
 from turnwise.build.rows import build_tasks
 from turnwise.build.run import begin, build_checkpoints, build_trackers, set_profile
 from turnwise.build.run_table import info_of, logged
-from turnwise.build.servers import require_kept_ids
+from turnwise.build.servers import require_abilities
 from turnwise.build.source import build_source, num_planned_steps
 from turnwise.cluster.shared_tensors import Written
 from turnwise.config import AgenticConfig, require, unavailable
@@ -84,7 +84,7 @@ def build_agentic(
         roles = _roles(config, folder, policy, cluster, algorithm)
         served = serve(config, policy, algorithm.needs, cluster.neighbours)
         on_error.callback(lambda: policy.event_loop.run(served.servers.close()))
-        require_kept_ids(config, served.servers.info())
+        require_abilities(config, served.servers.info())
         if replay_log is not None:
             begin_replay_log(replay_log, config, served, device)
         transfer_turn = give_turns(config, placement, served, roles)

@@ -29,8 +29,14 @@ from turnwise.spec import STRATEGIES
 logger = logging.getLogger(__name__)
 
 
-def require_kept_ids(config: AgenticConfig, server: ServerInfo) -> None:
-    """Checks that the server says what each token was drawn from, where sampling is cut."""
+def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
+    """Checks that the server can do with running requests what `on_weight_update` asks, and says what each token was drawn from
+    where sampling is cut. Raises NotAvailableError if it can't."""
+    if config.on_weight_update == "keep" and not ("keep" in server.suspensions and server.weight_versions):
+        lacks = "say which weights sampled which token" if "keep" in server.suspensions else "let responses stand still"
+        raise NotAvailableError(
+            f"on_weight_update is keep, and the server ({server.engine}) can't {lacks}; take finish or abort_continue"
+        )
     if server.sampling_mask or not config.sampling("train").keeps_ids:
         return
     what = (

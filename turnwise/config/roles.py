@@ -226,11 +226,6 @@ class StrategyArgs(Section):
         return options
 
     @property
-    def freezes(self) -> bool:
-        """Whether running requests can stand still over a weight update."""
-        return STRATEGIES[self.strategy_name].freezes
-
-    @property
     def always_packs(self) -> bool:
         """Whether the strategy lays samples one after another, whatever `use_sequence_packing` says."""
         return self.strategy_name.startswith(("torch_", "deepspeed_"))

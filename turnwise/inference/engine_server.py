@@ -23,9 +23,9 @@ from turnwise.inference.policy import decoder
 from turnwise.inference.request import Request, append_run, check_request
 from turnwise.model_folder import base_of_adapter
 from turnwise.models.runtime_info import bare_model, loaded_model
-from turnwise.protocols import MemoryKind, NamedTensors, Suspension
+from turnwise.protocols import NamedTensors, Suspension
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import PolicyInfo, ServerInfo
+from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 from turnwise.types import Completion, FinishReason, Media, SamplingParams, VersionRun, join_kept
 
 _AGAIN_S = 0.1  # seconds after which an abort is repeated: an engine ignores one that overtakes its request
@@ -72,7 +72,7 @@ class RequestServer(ABC):
         self._aborted: set[str] = set()
         self._is_open = asyncio.Event()
         self._is_open.set()
-        self._is_closed = False
+        self._is_closed = self._is_frozen = False
 
     @abstractmethod
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
@@ -80,6 +80,13 @@ class RequestServer(ABC):
 
     @abstractmethod
     async def _abort(self, engine_id: str) -> None: ...
+
+    @abstractmethod
+    async def _freeze(self) -> None:
+        """Stops sampling. Running requests and their KV stay."""
+
+    @abstractmethod
+    async def _thaw(self) -> None: ...
 
     async def generate(
         self,
@@ -127,13 +134,19 @@ class RequestServer(ABC):
 
     async def suspend(self, how: Suspension = "finish") -> None:
         self._is_open.clear()
-        if how == "abort":
+        if how == "keep":
+            self._is_frozen = True
+            await self._freeze()
+        elif how == "abort":
             await self._abort_all(list(self._running))
         elif self._running:
             await asyncio.wait([running.ended for running in self._running.values()])
 
     async def resume(self, version: int) -> None:
         self.version = version
+        if self._is_frozen:
+            self._is_frozen = False
+            await self._thaw()
         self._is_open.set()
 
     async def close(self) -> None:
@@ -165,13 +178,11 @@ class RequestServer(ABC):
             )
         stop = self._stop_across(request, token_ids)
         length, reason = (len(token_ids), sampled.reason) if stop is None else (stop, "stop")
-        # The first weights may have no label of ours. Those that came later have one.
-        counts = [num_tokens for _, num_tokens in sampled.versions] or [len(token_ids)]
-        labels = [version, *(int(label) for label, _ in sampled.versions[1:])]
         versions: tuple[VersionRun, ...] = ()
-        for label, count in zip(labels, counts, strict=True):
+        for label, count in sampled.versions or [(str(version), len(token_ids))]:
             left = length - sum(run.num_tokens for run in versions)
-            versions = append_run(versions, label, min(count, left))
+            # Weights that an engine began with have no label of ours.
+            versions = append_run(versions, int(label) if label.isdigit() else version, min(count, left))
         kept = [(np.array(ids, np.int32), np.array([0, len(ids)]), 1) for ids in sampled.kept[:length]]
         return Completion(token_ids[:length], logprobs[:length], reason, versions, generate_s, *join_kept(kept))
 
@@ -196,14 +207,6 @@ class EngineServer(RequestServer):
         self._device = rank.device
         self._model = bare_model(policy)
         self._num_updates = 0
-        self._is_frozen = False
-
-    @abstractmethod
-    async def _freeze(self) -> None:
-        """Stops sampling. Running requests and their KV stay."""
-
-    @abstractmethod
-    async def _thaw(self) -> None: ...
 
     @abstractmethod
     async def _load(self, folder: Path) -> None:
@@ -220,13 +223,6 @@ class EngineServer(RequestServer):
         """Name of the prefixes that the current weights compute."""
         return str(self._num_updates)
 
-    async def suspend(self, how: Suspension = "finish") -> None:
-        if how != "keep":
-            return await super().suspend(how)
-        self._is_open.clear()
-        await self._freeze()
-        self._is_frozen = True
-
     async def receive(self, weights: NamedTensors) -> int:
         tensors = dict(weights)
         self._check_weights({name: tensor.shape for name, tensor in tensors.items()})
@@ -239,12 +235,8 @@ class EngineServer(RequestServer):
         return num_bytes
 
     async def resume(self, version: int) -> None:
-        self.version = version
         await self._label(str(version))
-        if self._is_frozen:
-            await self._thaw()
-            self._is_frozen = False
-        self._is_open.set()
+        await super().resume(version)
 
     async def close(self) -> None:
         if self._is_closed:
@@ -257,9 +249,8 @@ class EngineServer(RequestServer):
     def info(self) -> ServerInfo:
         return self._served
 
-    def _describe(
-        self, engine: str, max_concurrency: int, cache_bytes: int, sleeps: Iterable[MemoryKind], sampling_mask: bool
-    ) -> None:
+    def _describe(self, engine: str, max_concurrency: int, cache_bytes: int, sleeps: bool, sampling_mask: bool) -> None:
+        self._sleeps = sleeps
         own: Any = {"num_trainable": 0, "dtype": self._policy.dtype, "attention": engine, "device": self._device}
         self._served = ServerInfo(
             model=replace(loaded_model(self._model), **own),
@@ -267,7 +258,9 @@ class EngineServer(RequestServer):
             max_length=self._policy.max_context,
             max_concurrency=max_concurrency,
             cache_bytes=cache_bytes,
-            sleeps=frozenset(sleeps),
+            sleeps=frozenset({"kv_cache", "weights"} if sleeps else {"kv_cache"}),
+            suspensions=EVERY_SUSPENSION,
+            weight_versions=True,
             sampling_mask=sampling_mask,
         )
 

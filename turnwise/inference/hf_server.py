@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from turnwise.inference.embedded.engine import Decode
 from turnwise.inference.engine_server import RequestServer, Sampled
 from turnwise.inference.policy import HoldsModel
-from turnwise.inference.request import Request
+from turnwise.inference.request import Request, append_run
 from turnwise.runtime.stopwatch import ENGINE, Stopwatch
 from turnwise.runtime_info import ServerInfo
 from turnwise.types import FinishReason, SamplingParams, derive_seed
@@ -23,7 +23,7 @@ class HFServer(HoldsModel, RequestServer):
     """Samples with `model.generate`, keeping nothing between requests. For checking other servers, not for speed.
 
     `max_length` bounds contexts (default: the model's own). Responses include the stop token, or the token that completed a
-    stop string. Requests that the suspension `keep` finds running are finished."""
+    stop string."""
 
     name = "the hf server"
 
@@ -41,6 +41,8 @@ class HFServer(HoldsModel, RequestServer):
         self.model, self.reads_trainer = model, reads_trainer
         self._turn = asyncio.Lock()
         self._ending: set[str] = set()
+        self._has_changed = asyncio.Event()
+        """Set when a request that stands still is to look again."""
         self._stopwatch = stopwatch or Stopwatch()
 
     def info(self) -> ServerInfo:
@@ -48,6 +50,13 @@ class HFServer(HoldsModel, RequestServer):
 
     async def _abort(self, engine_id: str) -> None:
         self._ending.add(engine_id)
+        self._has_changed.set()
+
+    async def _freeze(self) -> None:
+        """The next token waits."""
+
+    async def _thaw(self) -> None:
+        self._has_changed.set()
 
     async def _sample(self, engine_id: str, request: Request) -> Sampled:
         try:
@@ -55,9 +64,13 @@ class HFServer(HoldsModel, RequestServer):
                 cache: Any = None
                 reason: FinishReason | None = None
                 while reason is None:
+                    while self._is_frozen and engine_id not in self._ending:
+                        self._has_changed.clear()
+                        await self._has_changed.wait()
                     if engine_id in self._ending:
                         reason = "aborted"
                         break
+                    request.versions = append_run(request.versions, self.version, 1)
                     started = self._stopwatch.now()
                     cache = self._sample_token(request, cache)
                     self._stopwatch.add(ENGINE, "token", started)
@@ -66,7 +79,8 @@ class HFServer(HoldsModel, RequestServer):
                     await asyncio.sleep(0)
         finally:
             self._ending.discard(engine_id)
-        return Sampled(request.token_ids.tolist(), request.logprobs.tolist(), reason, (), request.kept)
+        versions = [(str(version), num_tokens) for version, num_tokens in request.versions]
+        return Sampled(request.token_ids.tolist(), request.logprobs.tolist(), reason, versions, request.kept)
 
     def _sample_token(self, request: Request, cache: Any) -> Any:
         """Appends one token to the request's and returns the cache of what came before it."""

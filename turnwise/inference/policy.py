@@ -8,15 +8,14 @@ import torch
 from transformers import PreTrainedModel
 
 from turnwise.chat.codec import TextCodec
-from turnwise.errors import ModelError
+from turnwise.errors import ModelError, NotAvailableError
 from turnwise.inference.embedded.engine import Decode
-from turnwise.inference.request import refuse_all_but_cache
 from turnwise.models.fused import load_fused
 from turnwise.models.load import load_tokenizer, parse_dtype
 from turnwise.models.runtime_info import loaded_model
 from turnwise.protocols import MemoryKind, NamedTensors
 from turnwise.runtime.rank import RankContext
-from turnwise.runtime_info import PolicyInfo, ServerInfo
+from turnwise.runtime_info import EVERY_SUSPENSION, PolicyInfo, ServerInfo
 
 
 class HoldsModel:
@@ -51,16 +50,22 @@ class HoldsModel:
         return num_bytes
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
-        refuse_all_but_cache(kinds)
+        """Raises NotAvailableError if more than the cache is to be freed."""
+        if others := sorted(set(kinds) - {"kv_cache"}):
+            named = ", ".join(others)
+            raise NotAvailableError(
+                f"a server in the trainer's process can free its kv_cache only, got {named}; weights are the trainer's"
+            )
 
     async def wake(self, kinds: Iterable[MemoryKind]) -> None:
         """The cache comes back by itself with the next request."""
-        refuse_all_but_cache(kinds)
+        await HoldsModel.sleep(self, kinds)
 
     def describe(self, engine: str, **facts: Any) -> ServerInfo:
         """What is served."""
         model, needs = loaded_model(self.model), not self.reads_trainer
-        return ServerInfo(model=model, engine=engine, needs_weights=needs, sampling_mask=True, **facts)
+        can: Any = {"sampling_mask": True, "weight_versions": True, "suspensions": EVERY_SUSPENSION}
+        return ServerInfo(model=model, engine=engine, needs_weights=needs, **can, **facts)
 
 
 def policy_model(rank: RankContext, policy: PolicyInfo) -> tuple[PreTrainedModel, bool]:

@@ -1,22 +1,13 @@
 """A request as a server in this process sees it, its checks, which are common to all servers, and how it ended."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from turnwise.errors import NotAvailableError, ServerError
-from turnwise.protocols import MemoryKind
+from turnwise.errors import ServerError
 from turnwise.types import Completion, FinishReason, FloatArray, IntArray, KeptIds, Media, SamplingParams, VersionRun, join_kept
-
-
-def no_ids() -> IntArray:
-    return np.zeros(0, np.int64)
-
-
-def no_logprobs() -> FloatArray:
-    return np.zeros(0, np.float32)
 
 
 @dataclass(slots=True, eq=False)
@@ -26,12 +17,14 @@ class Request:
     request_id: str
     prompt_ids: IntArray
     sampling: SamplingParams
-    partial_ids: IntArray = field(default_factory=no_ids)
-    token_ids: IntArray = field(default_factory=no_ids)
+    partial_ids: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    token_ids: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     """Sampled tokens, after the partial ones."""
-    logprobs: FloatArray = field(default_factory=no_logprobs)
+    logprobs: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     kept: list[KeptIds] = field(default_factory=list)
     """The ids that each sampled token was drawn from, where `sampling.keeps_ids`."""
+    versions: tuple[VersionRun, ...] = ()
+    """The weights of its first sampled tokens, where weights changed while it stood still; the others are of newer ones."""
 
     @property
     def context_ids(self) -> IntArray:
@@ -43,16 +36,20 @@ class Request:
         """Partial and sampled tokens."""
         return np.concatenate((self.partial_ids, self.token_ids)) if len(self.partial_ids) else self.token_ids
 
+    def versions_with(self, version: int, num_tokens: int) -> tuple[VersionRun, ...]:
+        """The weights of its first `num_tokens` sampled tokens, those after `versions` being of `version`."""
+        return append_run(self.versions, version, num_tokens - sum(run.num_tokens for run in self.versions))
+
     def completion(self, reason: FinishReason, version: int, generate_s: float) -> Completion:
-        """The sampled tokens, all by the weights of `version`."""
-        versions = append_run((), version, len(self.token_ids))
+        """The sampled tokens, those after `versions` by the weights of `version`."""
+        versions = self.versions_with(version, len(self.token_ids))
         kept = (np.zeros(0, np.int32), np.zeros(1, np.int64), 0) if self.sampling.keeps_ids else (None, None, 0)
         kept_ids, kept_offsets = join_kept([kept, *((ids, np.array([0, len(ids)]), 1) for ids in self.kept)])
         return Completion(self.token_ids, self.logprobs, reason, versions, generate_s, kept_ids, kept_offsets)
 
 
 class Finished(NamedTuple):
-    """A request that is over, and the version of the weights that sampled its tokens."""
+    """A request that is over, and the version of the weights that sampled its last tokens."""
 
     request: Request
     reason: FinishReason
@@ -115,15 +112,6 @@ def check_request(
     if problem:
         raise ServerError(f"the request of conversation {request_id!r} can't be served: {problem}")
     return request
-
-
-def refuse_all_but_cache(kinds: Iterable[MemoryKind]) -> None:
-    """Raises NotAvailableError if a server in the trainer's process is asked to free more than its cache."""
-    others = sorted(set(kinds) - {"kv_cache"})
-    if others:
-        raise NotAvailableError(
-            f"a server in the trainer's process can free its kv_cache only, got {', '.join(others)}; weights are the trainer's"
-        )
 
 
 def _prompt_problem(prompt_ids: IntArray, vocab_size: int, max_length: int) -> str | None:

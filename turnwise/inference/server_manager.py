@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from typing import TypeVar
 
 from turnwise.errors import DeadlineError, ReplicasDeadError, ServerError, TurnwiseError, counted
 from turnwise.inference.request import join
@@ -16,6 +17,7 @@ from turnwise.runtime_info import ServerInfo
 from turnwise.types import Completion, Media, Metric, SamplingParams
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _SETTING = "deadlines.request_s"
 _MAX_IMBALANCE = 1.1
@@ -131,13 +133,8 @@ class LLMServerManager:
 
     async def receive(self, weights: NamedTensors) -> int:
         """Sends weights to all replicas, which each read them once; the number of bytes written."""
-        num_bytes: list[int] = []
-
-        async def send(server: InferenceServer) -> None:
-            num_bytes.append(await server.receive(weights))
-
-        await self._ask_all("a weight update", "receive the weights", send)
-        return sum(num_bytes)
+        asked = self._ask_all("a weight update", "receive the weights", lambda server: server.receive(weights))
+        return sum(num_bytes or 0 for num_bytes in await asked)
 
     async def resume(self, version: int) -> None:
         await self._ask_all("a weight update", "admit requests again", lambda server: server.resume(version))
@@ -159,8 +156,8 @@ class LLMServerManager:
             return server.info()
         raise self._all_dead()
 
-    async def _ask_all(self, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[None]]) -> None:
-        await asyncio.gather(*(self._ask(replica, server, who, what, ask) for replica, server in self._servers.items()))
+    async def _ask_all(self, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[T]]) -> list[T | None]:
+        return await asyncio.gather(*(self._ask(replica, server, who, what, ask) for replica, server in self._servers.items()))
 
     async def _ask_of(
         self, request_id: str, replica: int | None, what: str, ask: Callable[[InferenceServer], Awaitable[None]]
@@ -169,15 +166,17 @@ class LLMServerManager:
             await self._ask(replica, self._servers[replica], f"conversation {request_id!r}", what, ask)
 
     async def _ask(
-        self, replica: int, server: InferenceServer, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[None]]
-    ) -> None:
+        self, replica: int, server: InferenceServer, who: str, what: str, ask: Callable[[InferenceServer], Awaitable[T]]
+    ) -> T | None:
+        """The answer, None if the replica is broken."""
         try:
             async with self._deadline(who, what, replica):
-                await ask(server)
+                return await ask(server)
         except TurnwiseError:
             raise
         except Exception as error:  # boundary: any other exception means that the replica is broken
             self._bury(replica, error)
+            return None
 
     def join(self, server: InferenceServer) -> None:
         """Adds a replica, between weight updates; it must have the weights of the others."""
@@ -255,7 +254,9 @@ class ManagerTransfer:
         async with self.watchdog.waiting(waiter, awaited, self.timeout_s, "deadlines.weights_s"):
             if self.take_turn is not None:
                 await self.take_turn()
-            weights = await self._fetch() if self.servers.info().needs_weights else None
+            weights = self.weights() if self.servers.info().needs_weights else None
+            if isinstance(weights, Awaitable):
+                weights = await weights
             await self.servers.suspend(self.on_weight_update)
             if weights is not None and self.share is not None:
                 weights = self.share(weights)
@@ -263,7 +264,3 @@ class ManagerTransfer:
             await self.servers.resume(version)
         elapsed = time.perf_counter() - started
         return [Metric("time/weight_update_s", elapsed, "sum"), Metric("weights/copied_bytes", num_bytes, "sum")]
-
-    async def _fetch(self) -> NamedTensors:
-        weights = self.weights()
-        return await weights if isinstance(weights, Awaitable) else weights

@@ -50,11 +50,11 @@ class SGLangServer(EngineServer):
         self._process = process
         found = http.ask_now("/server_info")
         require_version("SGLang", found["version"], LOWEST, HIGHEST)
-        self._sleeps = bool(found.get("enable_memory_saver"))
-        sleeps: tuple[MemoryKind, ...] = ("kv_cache", "weights") if self._sleeps else ("kv_cache",)
+        sleeps = bool(found.get("enable_memory_saver"))
         self._describe(f"SGLang {found['version']}", found.get("max_running_requests") or 0, 0, sleeps, True)
-        # A server that ran before may have prefixes of other weights under our marks.
+        # A server that ran before may have prefixes of other weights under our marks, and a label of another run.
         http.ask_now("/flush_cache", {}, is_read=False)
+        http.ask_now("/update_weight_version", {"new_version": "0", "abort_all_requests": False}, is_read=False)
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:

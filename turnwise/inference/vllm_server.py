@@ -49,12 +49,10 @@ class VLLMServer(EngineServer):
         self._engine = engine
         self._vllm = load_vllm()
         self._errors = self._vllm.v1.engine.exceptions
-        self._sleeps = bool(engine.vllm_config.model_config.enable_sleep_mode)
-        cache_bytes = engine.vllm_config.cache_config.kv_cache_memory_bytes or 0
-        sleeps: tuple[MemoryKind, ...] = ("kv_cache", "weights") if self._sleeps else ("kv_cache",)
+        model, cache_bytes = engine.vllm_config.model_config, engine.vllm_config.cache_config.kv_cache_memory_bytes or 0
         max_concurrency = engine.vllm_config.scheduler_config.max_num_seqs
-        has_mask = bool(engine.vllm_config.model_config.return_sampling_mask)
-        self._describe(f"vLLM {self._vllm.__version__}", max_concurrency, cache_bytes, sleeps, has_mask)
+        can = bool(model.enable_sleep_mode), bool(model.return_sampling_mask)
+        self._describe(f"vLLM {self._vllm.__version__}", max_concurrency, cache_bytes, *can)
 
     @classmethod
     def for_policy(cls, rank: RankContext, policy: PolicyInfo, **options: Any) -> Self:

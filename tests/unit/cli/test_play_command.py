@@ -15,6 +15,8 @@ import sys
 import pytest
 import yaml
 from chat_server import ChatServer, answer
+from sglang_fake import SGLangFake
+from transformers import AutoModelForCausalLM
 
 from turnwise.cli.main import main
 
@@ -130,6 +132,16 @@ def test_what_a_terminal_would_take_for_a_command_is_written_out(played, folder)
     source = f"from {TOYS} import BanditEnv\n\n\nclass Rude(BanditEnv):\n    def reset(self, *, seed=None):\n"
     (folder / "rude.py").write_text(source + "        return 'clear \\x1b[2J now', {}\n")
     assert "clear \\x1b[2J now" in played("rude:Rude", "--policy", "random")
+
+
+def test_a_model_behind_sglang_shows_its_log_probs(played, lake, tiny_model):
+    server = SGLangFake(AutoModelForCausalLM.from_pretrained(tiny_model)).start()
+    where = "actor_infer.strategy_args"
+    given = (f"{where}.strategy_name=sglang", f"{where}.strategy_config.url={server.url}")
+    said = played(lake, "--policy", str(tiny_model), *given)
+    server.shutdown()
+    server.server_close()
+    assert rows(said, "logp") and rows(said, "score")[0].startswith("0 after") and server.num_sampled
 
 
 def test_a_model_behind_a_url(played, lake):

@@ -127,14 +127,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"deterministic": True, "val_env_manager": {"max_env_num_per_worker": 2}}, "threads answer in any order"),
     ({"deterministic": True, "custom_envs": {"Lake": LAKE | {"use_thread_lock": True}}}, "threads answer in any order"),
     ({"deterministic": True, "save_steps": 3, "actor_train": {"model_update_frequency": 2}}, "isn't a multiple"),
-    (
-        {"on_weight_update": "keep"},
-        "embedded can't let responses stand still; take abort_continue, or sample with vllm or sglang",
-    ),
-    (
-        {"on_weight_update": "keep", "actor_infer": {"strategy_args": {"strategy_name": "hf"}}},
-        "on_weight_update: hf can't let responses stand still",
-    ),
     ({"deterministic": True, "actor_infer": {"strategy_args": {"strategy_name": "vllm"}}}, "vllm schedules by time"),
     (
         {"actor_train": {"model_args": {"model_type": "token_classification"}}},
@@ -174,8 +166,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang"])
-def test_servers_that_can_let_responses_stand_still_may(name):
+@pytest.mark.parametrize("name", ["embedded", "hf", "vllm", "sglang"])
+def test_every_server_may_let_responses_stand_still(name):
     config_of(on_weight_update="keep", async_generation_ratio=1, actor_infer={"strategy_args": {"strategy_name": name}})
 
 

@@ -3,15 +3,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import tracemalloc
+from copy import deepcopy
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from server_contract import assert_logprobs
+from server_contract import assert_frozen, assert_logprobs, perturb
 from torch import Tensor
 from toy_model import toy_model
 from transformers import PreTrainedModel
 
+from turnwise.errors import ServerError
 from turnwise.inference.embedded import decoder_layer
 from turnwise.inference.embedded.engine import Engine
 from turnwise.inference.embedded.fused_runner import FusedRunner
@@ -94,6 +96,40 @@ def test_no_context_shares_more_than_a_neighbour(contexts: list[list[int]], data
         assert set(found) <= others
         if own in gone:
             assert max(map(shared, found), default=0) == max(map(shared, others), default=0)
+
+
+@pytest.mark.parametrize("may_be_native", [True, False])
+def test_rows_that_stand_still_over_an_update(may_be_native: bool) -> None:
+    """They keep their keys of the old weights, wherever these lie; prompts are begun anew; nobody else reads any of it."""
+    model = make_model()
+    old, common, sampling = deepcopy(model), prompt(32), SamplingParams(20)
+    runner = FusedRunner(model, max_length=2048, kv_cache_bytes=2**25, may_be_native=may_be_native)
+    engine = Engine(runner, max_length=2048, max_concurrency=64, max_step_tokens=60)
+    asked = {"lender": common, "a": [*common, *prompt(5, 1)], "b": [*common, *prompt(9, 2)]}
+    asked["waiting"] = asked["a"]
+    for name, num_steps in (("lender", 20), ("a", 0), ("b", 5), ("lender", 1), ("waiting", 0)):
+        add(engine, name, asked[name], sampling.max_new_tokens)
+        for _ in range(num_steps):
+            engine.step()
+        if name == "b":  # The first two read the lender's slot, which the lender's next prompt is computed in.
+            asked["lender"] = [*common, *prompt(150, 3)]
+    with pytest.raises(ServerError, match="requests are running; suspend the server"):
+        engine.update(1)
+    engine.is_frozen = True
+    assert engine.num_running == 3 and not engine.has_work
+    perturb(model)
+    engine.update(1)
+    engine.is_frozen = False
+    finished = run(engine)
+    for name, item in finished.items():
+        completion = item.request.completion(item.reason, item.version, 0.0)
+        assert [run.version for run in completion.versions] == ([0, 1] if name in "ab" else [1])
+        assert_frozen(old, model, asked[name], completion, sampling)
+    for name in "ab":
+        asked[name] = [*asked[name], *finished[name].request.token_ids.tolist(), 7]
+        add(engine, name, asked[name], sampling.max_new_tokens)
+    for name, item in run(engine).items():
+        assert_logprobs(model, asked[name], item.request.completion(item.reason, item.version, 0.0), sampling)
 
 
 def test_siblings_compute_their_prompt_once() -> None:

@@ -162,7 +162,7 @@ def slow_engine(monkeypatch):
     monkeypatch.setattr(Engine, "step", slow_step)
 
 
-@pytest.mark.parametrize("how", ["finish", "abort_continue", "abort_restart"])
+@pytest.mark.parametrize("how", ["finish", "abort_continue", "abort_restart", "keep"])
 def test_responses_over_a_weight_update_know_their_versions(make_config, slow_engine, how):
     envs = {"Letters": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 2, "max_tokens_per_step": 60}}
     envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
@@ -170,7 +170,7 @@ def test_responses_over_a_weight_update_know_their_versions(make_config, slow_en
     turns = [turn for row in played(pipeline) for turn in row["turns"]]
     assert all(sum(count for _, count in turn["versions"]) == len(turn["response_ids"]) for turn in turns)
     is_mixed = any(len(turn["versions"]) > 1 for turn in turns)
-    assert is_mixed == (how == "abort_continue")
+    assert is_mixed == (how in ("abort_continue", "keep"))
     assert max(staleness(pipeline)) == 1
 
 
@@ -180,9 +180,10 @@ def test_validation_plays_beside_the_episodes_that_go_on(make_config):
     assert max(staleness(pipeline)) == 1
 
 
-def test_a_run_that_goes_on_trains_on_everything_once(make_config):
-    run_small(make_config(max_steps=3, save_steps=1))
-    resumed = run_small(make_config(max_steps=6, resume_from_checkpoint=True))
+@pytest.mark.parametrize("how", ["finish", "keep"])
+def test_a_run_that_goes_on_trains_on_everything_once(make_config, how):
+    run_small(make_config(max_steps=3, save_steps=1, on_weight_update=how))
+    resumed = run_small(make_config(max_steps=6, resume_from_checkpoint=True, on_weight_update=how))
     groups = [(task, sibling) for _, task, sibling in trained_on(resumed)]
     assert len(groups) == len(set(groups)) == 6 * 8
     assert max(staleness(resumed)) == 1
@@ -234,7 +235,7 @@ def weights(pipeline):
     return load_file(pipeline.checkpoints.newest / "model.safetensors")
 
 
-@pytest.mark.parametrize(("how", "is_streamed"), [("finish", True), ("abort_continue", True), ("finish", False)])
+@pytest.mark.parametrize(("how", "is_streamed"), [("finish", True), ("abort_continue", True), ("keep", False)])
 def test_a_run_is_repeated_bit_by_bit(make_config, slow_engine, how, is_streamed):
     envs = {"Letters": {"env_type": "odd_envs:HesitantEnv", "max_steps": 3, "max_tokens_per_step": 12}}
     envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}

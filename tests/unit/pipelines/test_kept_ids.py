@@ -19,7 +19,7 @@ from turnwise.algorithms.settings import AlgorithmSettings
 from turnwise.batching.pack import blank, pack, unpack
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
-from turnwise.build.servers import require_kept_ids
+from turnwise.build.servers import require_abilities
 from turnwise.errors import NotAvailableError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager
@@ -184,10 +184,24 @@ CUT = {"actor_infer": {"generating_args": {"top_p": 0.99, "top_k": 100, "tempera
 def test_a_server_that_returns_no_kept_ids_is_refused_where_they_are_needed(tiny_model, tmp_path, caplog) -> None:
     server = ScriptedServer([]).info()
     with pytest.raises(NotAvailableError, match="doesn't say which tokens top_k, top_p and min_p left"):
-        require_kept_ids(small_config(tiny_model, tmp_path, async_generation_ratio=1, **CUT), server)
-    require_kept_ids(small_config(tiny_model, tmp_path, **CUT), server)
+        require_abilities(small_config(tiny_model, tmp_path, async_generation_ratio=1, **CUT), server)
+    require_abilities(small_config(tiny_model, tmp_path, **CUT), server)
     assert "the policy loss ignores the cut" in caplog.text
-    require_kept_ids(small_config(tiny_model, tmp_path, async_generation_ratio=1), server)
+    require_abilities(small_config(tiny_model, tmp_path, async_generation_ratio=1), server)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "said"),
+    [
+        ({"suspensions": frozenset({"finish", "abort"})}, r"the server \(embedded, .*\) can't let responses stand still"),
+        ({"weight_versions": False}, "can't say which weights sampled which token; take finish or abort_continue"),
+    ],
+)
+def test_a_server_that_can_not_keep_responses_is_refused_before_the_run(tiny_model, tmp_path, monkeypatch, lacks, said) -> None:
+    info = EmbeddedServer.info
+    monkeypatch.setattr(EmbeddedServer, "info", lambda self: replace(info(self), **lacks))
+    with pytest.raises(NotAvailableError, match=f"on_weight_update is keep, and {said}" if "server" in said else said):
+        run_small(small_config(tiny_model, tmp_path, async_generation_ratio=1, on_weight_update="keep"))
 
 
 def test_asynchronous_runs_train_under_the_published_cut(tiny_model, tmp_path) -> None:

@@ -59,6 +59,8 @@ class Engine:
         self.version = version
         self.last_step = StepSize(0, 0, 0)
         self.is_admitting = True
+        self.is_frozen = False
+        """Whether running requests stand still, so that weights may change under them."""
         self.admissions: Admissions | None = None
         """Requests that the next step is to admit, and their slots; None = first come, first served."""
         self.admitted: Admissions = ()
@@ -82,7 +84,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.num_running or (self.is_admitting and self._scheduler.num_waiting))
+        return not self.is_frozen and bool(self.num_running or (self.is_admitting and self._scheduler.num_waiting))
 
     def is_waiting(self, request_id: str) -> bool:
         """Whether the conversation has a request that isn't admitted yet."""
@@ -140,22 +142,37 @@ class Engine:
         return requests
 
     def update(self, version: int) -> None:
-        """Drops the caches of other weights; the weights are now those of `version`. No request may be running."""
-        self._drop_prefixes()
-        self._runner.refresh()
+        """The weights are now those of `version`. Frozen requests that have sampled keep their caches, which no other request
+        will read; all other caches are dropped. Raises ServerError if requests run that aren't frozen."""
+        if not self.is_frozen:
+            self._require_idle()
+        state, kept = self._rows.state, [slot for slot in self._scheduler.running if slot not in self._prefill]
+        for slot in kept:
+            request = self._scheduler.running[slot]
+            num_sampled = int(state["length"][slot]) - len(request.context_ids)
+            request.versions = request.versions_with(self.version, num_sampled)
+        with torch.inference_mode():
+            for slot in self._scheduler.running.keys() - kept:
+                self._runner.usable_prefix(slot, int(state["cached"][slot]), 0)
+        self._drop_prefixes(kept)
+        self._runner.refresh(kept)
         self.version = version
 
     def free_cache(self) -> None:
         """Gives the cache's memory back. No request may be running."""
+        self._require_idle()
         self._drop_prefixes()
         self._runner.free()
 
-    def _drop_prefixes(self) -> None:
+    def _require_idle(self) -> None:
         if self.num_running:
             raise ServerError(
                 f"{self.num_running} requests are running; suspend the server before touching its cache or weights"
             )
-        self._rows.state["cached"] = 0
+
+    def _drop_prefixes(self, kept: Sequence[int] = ()) -> None:
+        cached = self._rows.state["cached"]
+        cached *= np.isin(np.arange(len(cached)), kept)
         self._prefill.forget_all()
 
     def _plan(self) -> None:
@@ -213,5 +230,7 @@ class Engine:
         num_partial = len(request.partial_ids)
         request.token_ids, request.logprobs = token_ids[num_partial:], logprobs[num_partial:]
         self._rows.state["is_running"][slot] = False
+        if request.versions:  # older weights computed a part of its cache
+            self._rows.state["cached"][slot] = 0
         self._prefill.stop(slot)
         return Finished(request, reason, self.version)

@@ -3,6 +3,7 @@
 It reads the parameters of the model it was given. Those of a small model in float32 on a CPU are copied at every `refresh`,
 into the order in which own kernels read them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,14 +54,15 @@ class FusedRunner:
         self.can_copy = True
         self.refresh()
 
-    def refresh(self) -> None:
+    def refresh(self, kept: Sequence[int] = ()) -> None:
         model, body = self._model, self._model.model
         if (model.dtype, model.device) != (self._cache.dtype, self._cache.device):
             raise ModelError(
                 f"the model was served in {self._cache.dtype} on {self._cache.device} and is now in {model.dtype} on "
                 f"{model.device}; make a new server for it, or move it back before `resume`"
             )
-        self._cache.prefixes.clear()
+        if not kept:
+            self._cache.prefixes.clear()
         fuse_projections(model)
         self._layers = [self._layer_weights(layer) for layer in body.layers]
         self._embedding = body.embed_tokens.weight.detach()

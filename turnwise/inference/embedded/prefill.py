@@ -82,6 +82,9 @@ class Prefill:
     def __len__(self) -> int:
         return len(self._slots)
 
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._slots
+
     def start(self, slot: int, request: Request, max_length: int) -> None:
         """Loads a request into a slot and keeps the cached prefix that they share."""
         rows, context_ids = self._rows, request.context_ids
@@ -109,7 +112,7 @@ class Prefill:
         self._index.discard(slot)
 
     def forget_all(self) -> None:
-        """Forgets what every slot has cached. No request may be running."""
+        """Offers what slots have cached to no other slot. What is computed from now on will be offered."""
         self._index.clear()
 
     def plan(self, budget: int) -> int:

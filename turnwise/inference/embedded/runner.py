@@ -1,6 +1,6 @@
 """The model behind the engine, one forward pass at a time: the protocol of a runner, and the runner for any causal LM."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -114,8 +114,8 @@ class Runner(Protocol):
         """Logits [C, V] float32 after the contexts that end with this step."""
         ...
 
-    def refresh(self) -> None:
-        """Handles changed or moved weights; old caches are no longer used."""
+    def refresh(self, kept: Sequence[int] = ()) -> None:
+        """Handles changed or moved weights; old caches are no longer used but for those of the slots `kept`."""
         ...
 
     def free(self) -> None:
@@ -151,8 +151,8 @@ class GenericRunner:
     def copy_prefix(self, source: int, target: int, start: int, stop: int) -> None:
         raise NotImplementedError("can_copy is False")
 
-    def refresh(self) -> None:
-        self._caches.clear()
+    def refresh(self, kept: Sequence[int] = ()) -> None:
+        self._caches = {slot: self._caches[slot] for slot in kept}
 
     def free(self) -> None:
         self._caches.clear()

@@ -127,16 +127,17 @@ class EmbeddedServer(HoldsModel):
             await self._update_is_due()
         else:
             self._engine.is_admitting = False
+        self._engine.is_frozen = how == "keep"
         for finished in self._engine.abort_running() if how == "abort" else ():
             self._deliver(finished)
         if self._driver is not None:
-            # The driver ends with the last running request; cancelling this wait must not cancel it.
+            # The driver ends with the last running request, or frozen; cancelling this wait must not cancel it.
             await asyncio.shield(self._driver)
 
     async def resume(self, version: int) -> None:
         self._engine.update(version)
         self._replay_log.updated(version)
-        self._engine.is_admitting = True
+        self._engine.is_admitting, self._engine.is_frozen = True, False
         self._drive_if_needed()
 
     async def sleep(self, kinds: Iterable[MemoryKind]) -> None:
@@ -153,7 +154,7 @@ class EmbeddedServer(HoldsModel):
             await asyncio.wait([self._driver])
         for request_id in list(self._futures):
             self._engine.abort(request_id)
-            self._fail(request_id, ServerError(f"the embedded server was closed while {request_id!r} waited for it"))
+            self._fail(request_id, f"the embedded server was closed while {request_id!r} waited for it")
         self._engine.is_admitting = False
         self._engine.free_cache()
 
@@ -183,9 +184,7 @@ class EmbeddedServer(HoldsModel):
         fault = None if driver.cancelled() else driver.exception()
         for request_id in list(self._futures) if fault is not None else ():
             self._engine.abort(request_id)
-            failure = ServerError(f"the engine broke off while {request_id!r} waited for it: {fault}")
-            failure.__cause__ = fault
-            self._fail(request_id, failure)
+            self._fail(request_id, f"the engine broke off while {request_id!r} waited for it: {fault}", fault)
 
     @property
     def _may_step(self) -> bool:
@@ -218,9 +217,8 @@ class EmbeddedServer(HoldsModel):
             self._stopwatch.num_sampled += self._engine.num_sampled - num_sampled
         except Exception as error:  # boundary: an exception of the model fails the requests of this batch, not the server
             for request in self._engine.fail_running():
-                failure = ServerError(f"the engine failed on the batch of conversation {request.request_id!r}: {error}")
-                failure.__cause__ = error
-                self._fail(request.request_id, failure)
+                name = request.request_id
+                self._fail(name, f"the engine failed on the batch of conversation {name!r}: {error}", error)
             return
         if self._engine.num_steps > num_steps:
             self._replay_log.stepped(self._engine.admitted)
@@ -233,8 +231,9 @@ class EmbeddedServer(HoldsModel):
         if future is not None and not future.done():
             future.set_result(finished)
 
-    def _fail(self, request_id: str, error: ServerError) -> None:
-        future = self._futures.pop(request_id, None)
+    def _fail(self, request_id: str, what: str, cause: BaseException | None = None) -> None:
+        future, error = self._futures.pop(request_id, None), ServerError(what)
+        error.__cause__ = cause
         if future is not None and not future.done():
             future.set_exception(error)
 
