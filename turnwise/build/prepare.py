@@ -8,7 +8,8 @@ from turnwise.build.placement import build_placement
 from turnwise.config import AgenticConfig, SFTConfig, not_here
 from turnwise.config.problems import Problem
 from turnwise.data.demonstrations import read_rows
-from turnwise.errors import CheckpointError, ConfigError, DataError
+from turnwise.errors import CheckpointError, ConfigError, DataError, TurnwiseError
+from turnwise.model_folder import folder_here
 from turnwise.runtime.rank import launched
 
 
@@ -33,12 +34,33 @@ def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]
                 yield Problem((key, index), str(error))
 
 
-def problems_here(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """The faults, beyond the config itself, that `train` or `sft` find without a model."""
-    if isinstance(config, AgenticConfig):
-        yield from plug_in_problems(config, may_miss=True)
-    else:
-        yield from row_problems(config, may_miss=True)
+def problems_here(config: AgenticConfig | SFTConfig, may_miss: bool = True) -> Iterator[Problem]:
+    """The faults, beyond the config itself, that `train` or `sft` find before they load a model. Files that `may_miss` may not
+    exist yet."""
+    if isinstance(config, SFTConfig):
+        yield from row_problems(config, may_miss)
+        return
+    is_right = True
+    for problem in plug_in_problems(config, may_miss):
+        is_right = False
+        yield problem
+    if is_right:
+        yield from _template_problems(config)
+
+
+def _template_problems(config: AgenticConfig) -> Iterator[Problem]:
+    """What the model's chat template makes of rows, tools and variables, if all of them are on this machine."""
+    is_asked = config.template_kwargs or config.train_env_manager.has_rows
+    if not is_asked or any(_absent(config)) or folder_here(config.actor_train.model_args.model_name_or_path) is None:
+        return
+    from turnwise.build.rows import check_template  # imports torch
+
+    try:
+        check_template(config)
+    except TurnwiseError as error:
+        key, _, message = str(error).partition(": ")
+        is_named = key.partition(".")[0] in AgenticConfig.model_fields
+        yield Problem.at(key, message) if is_named else Problem(("pretrain",), str(error))
 
 
 def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
@@ -57,6 +79,10 @@ def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
             check_resume(config)
     except (ConfigError, CheckpointError) as error:
         yield str(error)
+    yield from _absent(config)
+
+
+def _absent(config: AgenticConfig | SFTConfig) -> Iterator[str]:
     for key, names in _files(config).items():
         for name in names:
             # Rows may be of the hub or of Python, too.

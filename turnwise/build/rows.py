@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from turnwise.build.reward_model import build_judge, build_reward_model
 from turnwise.build.tools import build_interactions, build_tools, check_tools_of_rows, check_users_of_rows
 from turnwise.chat.rendering import Tools
 from turnwise.chat.template import ChatTemplate
+from turnwise.chat.tool_calls import find_parser
+from turnwise.chat.trial import tried
 from turnwise.config import AgenticConfig
 from turnwise.config.environments import RewardFunction
 from turnwise.config.tools import LoopEntry, read_loop_file
@@ -27,6 +30,7 @@ from turnwise.data.tables import TableRow, noting, read_tables
 from turnwise.entry_points import load_class, load_object
 from turnwise.errors import ConfigError, DataError, NotAvailableError, counted, nearest
 from turnwise.inference.judge import Judge
+from turnwise.models.load import load_tokenizer
 from turnwise.protocols import AgentLoop, Reward
 from turnwise.rollout.tasks import CurriculumTasks, DataRow, RowTasks, SeededTasks, TaskSource
 from turnwise.runtime.foreign import Foreign
@@ -55,11 +59,24 @@ def rows_plug_ins(
         files = (config.data.train_files if split == "train" else config.data.val_files) or []
         is_there = not may_miss or all(Path(name).exists() or not Path(name).suffix for name in files)
         if config.env_manager(split).has_rows and (split == "train" or config.uses_validation) and is_there:
-            yield ("data", f"{split}_files"), partial(load_rows, config, split)
+            yield ("data", f"{split}_files"), partial(_check_rows, config, split)
 
 
 def _is_there(path: str | None) -> bool:
     return path is None or Path(path).expanduser().exists()
+
+
+def _check_rows(config: AgenticConfig, split: Split) -> None:
+    """Reads the rows of a split and makes each of their agents once."""
+    loops = _own_loops(config)
+    places: dict[str, str] = {}
+    for row in load_rows(config, split):
+        places.setdefault(_agent_of(config, row, loops), row.place)
+    for name, place in places.items():
+        try:
+            build_row_agent(config, split, name, Watchdog(), Stopwatch())
+        except ConfigError as fault:
+            raise DataError(f"{place}: {fault}") from fault
 
 
 def load_rows(config: AgenticConfig, split: Split) -> list[TableRow]:
@@ -135,7 +152,8 @@ def row_tasks(config: AgenticConfig, split: Split) -> list[Task]:
     return [replace(source.task(number), id=f"{split}/row-{number}") for number in range(len(rows))]
 
 
-def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate) -> list[DataRow]:
+def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate, most: int | None = None) -> list[DataRow]:
+    """The rows that have room, or the first so many. Raises DataError if none has."""
     data, rows = config.data, load_rows(config, split)
     room = config.sequence_length - config.max_new_tokens(split, ROWS_TAG)
     # Where a response may take all of the context, a prompt may take half of it.
@@ -144,14 +162,15 @@ def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate) -> lis
     agents = {row.place: _agent_of(config, row, loops) for row in rows}
     shown = {agent: schemas if agent == "tool_agent" else [] for agent in agents.values()}
     noted = noting(rows, f"measuring the prompts of data.{split}_files")
-    fitting = [row for row in noted if _fits(row.columns, data.prompt_key, template, limit, shown[agents[row.place]])]
+    chosen = (row for row in noted if _fits(row.columns, data.prompt_key, template, limit, shown[agents[row.place]]))
+    fitting = list(islice(chosen, most))
     key = "data.max_prompt_length" if data.max_prompt_length else "sequence_length without max_new_tokens"
     if not fitting:
         raise DataError(
             f"data.{split}_files: all {counted(len(rows), 'prompt')} have more than {limit} tokens ({key}); raise that, or "
             "shorten the prompts"
         )
-    if len(fitting) < len(rows):
+    if most is None and len(fitting) < len(rows):
         logger.warning(
             "data.%s_files: %d of %d rows are left out, since their prompts have more than %d tokens (%s)",
             split,
@@ -161,6 +180,23 @@ def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate) -> lis
             key,
         )
     return [DataRow(_tag_of(row), agents[row.place], row.columns) for row in fitting]
+
+
+def check_template(config: AgenticConfig) -> None:
+    """Tries the chat template of the model as a run does: its variables, the parser of calls, the first prompt with tools, and
+    whether any prompt has room. Raises what these raise."""
+    arguments = config.actor_train.model_args
+    tokenizer = load_tokenizer(arguments.model_name_or_path, arguments.trust)
+    template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs))
+    if schemas := build_tools(config).schemas:
+        find_parser(config.agent.tool_parser, template)
+    for split in _SPLITS:
+        if config.env_manager(split).has_rows and (split == "train" or config.uses_validation):
+            loops, prompts = _own_loops(config), load_rows(config, split)
+            with_tools = (row.columns for row in prompts if _agent_of(config, row, loops) == "tool_agent")
+            for columns in islice(with_tools, 1):
+                template.start(prompt_of(columns, config.data.prompt_key), schemas)
+            _fitting(config, split, template, most=1)
 
 
 def _fits(columns: Mapping[str, Any], prompt_key: str, template: ChatTemplate, limit: int, tools: Tools) -> bool:
@@ -193,7 +229,7 @@ def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Wa
     """The agent of rows that name it, made with those of `settings`, `split`, `seed`, `tools`, `limits` and `interactions`
     that its constructor has, and with the arguments that agent.agent_config_path gives it."""
     own = _own_loops(config).get(name)
-    found = load_class(own.target if own else AGENTS.get(name) or name, "data.default_agent", ConfigError)
+    found = load_class(own.target if own else AGENTS.get(name) or name, "the agent", ConfigError)
     agent, max_new_tokens = config.agent, config.max_new_tokens(split, ROWS_TAG)
     arguments = (own.model_extra or {}) if own else {}
     offered: dict[str, Any] = {
@@ -202,11 +238,13 @@ def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Wa
         **arguments,
     }
     hint = "an agent that plays an environment is the agent_name of its tag in custom_envs"
-    parts = asked_parts(named_parameters(found), offered, f"data.default_agent {name}", hint)
+    parts = asked_parts(named_parameters(found), offered, f"the agent {name}", hint)
     if unknown := [key for key in arguments if key not in parts]:
         raise ConfigError(f"agent.agent_config_path {agent.agent_config_path}: {unknown[0]} is no parameter of {name}")
     with Foreign(f"the agent {name}: making it", "at the start", are_faults=True):
-        made: AgentLoop = found(**parts)
+        made = found(**parts)
+    if not isinstance(made, AgentLoop):
+        raise ConfigError(f"the agent {name} has no method `run`; see AgentLoop in turnwise/protocols.py")
     return made
 
 

@@ -129,8 +129,20 @@ def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
             raise DataError(
                 f"{row.place}: tool_agent needs tools; name them in agent.tool_config_path or agent.function_tool_path"
             )
-        extra = row.columns.get("extra_info") or {}
-        kwargs = [name for name, given in (extra.get("tools_kwargs") or {}).items() if given is not None]
-        for name in [*kwargs, *(extra.get("tool_selection") or ())] if agent == "tool_agent" else []:
+        for name in _named_by(row) if agent == "tool_agent" else ():
             if name not in names:
                 raise DataError(f"{row.place}: extra_info names the tool {name!r}; there are {', '.join(names)}")
+
+
+def _named_by(row: TableRow) -> list[str]:
+    """The tools that a row has something to say about."""
+    extra = row.columns.get("extra_info") or {}
+    found = extra if isinstance(extra, Mapping) else {"tool_selection": extra}
+    kwargs, chosen = found.get("tools_kwargs") or {}, found.get("tool_selection") or []
+    given = list(kwargs.values()) if isinstance(kwargs, Mapping) else [kwargs]
+    if found is not extra or not isinstance(chosen, list) or not all(isinstance(one, Mapping | None) for one in given):
+        raise DataError(
+            f"{row.place}: extra_info is {str(extra)[:80]}; where tools are called it holds tools_kwargs, mappings by the "
+            "names of the tools, tool_selection, a list of names, or neither"
+        )
+    return [*(name for name, one in kwargs.items() if one is not None), *chosen]

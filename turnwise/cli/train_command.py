@@ -1,17 +1,19 @@
 """`turnwise train CONFIG [KEY=VALUE ...]` and `turnwise sft CONFIG [KEY=VALUE ...]`."""
 
 import argparse
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from turnwise.build.envs import plug_in_problems
-from turnwise.build.prepare import prepare_run, row_problems
+from turnwise.build.prepare import prepare_run, problems_here
 from turnwise.cli.options import read_config
 from turnwise.config import AgenticConfig, SFTConfig, not_here, require, unavailable
 from turnwise.config.dump import RESUMED
 from turnwise.config.yaml_text import load_yaml, read_yaml
 from turnwise.errors import ConfigError, DataError
 from turnwise.pipelines.interrupt import ends_at_once
+
+_EXAMINE = partial(problems_here, may_miss=False)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -21,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     if file is None:
         raise ConfigError("train needs a config: turnwise train FILE [KEY=VALUE ...], or --replay RUN with the folder of a run")
     options.config, options.overrides = file, overrides
-    config = read_config(options, AgenticConfig, plug_in_problems)
+    config = read_config(options, AgenticConfig, _EXAMINE)
     # Before torch is imported, to refuse at once what can't run here.
     require([*unavailable(config), *not_here(config)])
     rollouts = Path(options.from_rollouts) if options.from_rollouts else None
@@ -37,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 def run_sft(options: argparse.Namespace) -> int:
     """Trains on demonstrations and prints the place of the model."""
-    config = read_config(options, SFTConfig, row_problems)
+    config = read_config(options, SFTConfig, _EXAMINE)
     with ends_at_once():
         from turnwise.build.sft import fine_tune
     fine_tune(config, is_quiet=options.quiet)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import shutil
 import subprocess
 import sys
 
@@ -171,6 +173,61 @@ def test_config_names_files_of_rows_and_tools_that_are_not_there(config, tmp_pat
     said = capsys.readouterr().out
     assert "data.train_files: none.jsonl: there is no such file." in said
     assert "agent.function_tool_path: tools.py: there is no such file." in said
+
+
+NO_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+HERMES = "{% if tools %}{# <tool_call> #}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "overrides", "message"),
+    [
+        (HERMES + NO_TOOLS, [], "doesn't show the schema of a tool: describe the tools in the system message"),
+        (NO_TOOLS, [], "writes tool calls in none of the known forms; name the one that the model was taught"),
+        (HERMES + NO_TOOLS, ["++template_kwargs={think: false}"], "never reads 'think', so that it would change"),
+    ],
+)
+def test_what_a_chat_template_can_not_do_is_refused_where_the_model_is(
+    template, overrides, message, config, tmp_path, tiny_model, capsys
+):
+    shutil.copytree(tiny_model, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    schema = "{type: function, function: {name: c, description: d, parameters: {type: object, properties: {}}}}"
+    (tmp_path / "tools.yaml").write_text(f"tools: [{{class_name: calculator, tool_schema: {schema}}}]\n")
+    agent = "single_turn_agent" if overrides else "tool_agent"
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2 * 3?", "answer": "6", "agent_name": agent}) + "\n")
+    data = ["~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}"]
+    words = [config, *data, *(overrides or ["++agent={tool_config_path: tools.yaml}"])]
+    for verb in ("config", "train"):
+        assert main([verb, *words, "pretrain=model"]) == 2
+        said = capsys.readouterr().err
+        assert message in said and " problem.\n" in said and "Traceback" not in said
+    assert main(["config", *words, "pretrain=nowhere"]) == 0
+    assert overrides or main(["config", *words]) == 0
+    assert not (tmp_path / "runs").exists()
+
+
+ROWS = [
+    ({"agent_name": "nowhere:Agent"}, [], "rows.jsonl, line 2: the agent 'nowhere:Agent': no module 'nowhere'"),
+    ({"agent_name": "own_parts:loss"}, [], "rows.jsonl, line 2: the agent 'own_parts:loss': own_parts has no class 'loss'"),
+    ({"agent_name": "own_parts:NoEnv"}, [], "rows.jsonl, line 2: the agent own_parts:NoEnv has no method `run`"),
+    ({"agent_name": "own_parts:Agent"}, [], "its constructor asks for make_env, and is offered settings,"),
+    ({"agent_name": "mine"}, ["++agent={agent_config_path: loops.yaml}"], "line 2: agent.agent_config_path loops.yaml: most"),
+    ({}, ["++data.max_prompt_length=3"], "all 2 prompts have more than 3 tokens (data.max_prompt_length); raise that, or"),
+]
+
+
+@pytest.mark.parametrize(("row", "overrides", "message"), ROWS)
+def test_rows_that_train_refuses_config_refuses(row, overrides, message, config, tmp_path, capsys):
+    (tmp_path / "loops.yaml").write_text("- {name: mine, _target_: toy_rewards.AskTwice, most: 3}\n")
+    rows = [{"prompt": "2 * 3 + 4?", "answer": "6"}, {"prompt": "2 * 3 + 4?", "answer": "6"} | row]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [config, "~custom_envs", "++data={train_files: [rows.jsonl], reward: [exact_match]}", *overrides]
+    for verb in ("config", "train"):
+        assert main([verb, *words]) == 2
+        said = capsys.readouterr().err
+        assert message in said and "Traceback" not in said
+    assert not (tmp_path / "runs").exists()
 
 
 def test_what_this_machine_lacks_is_said_without_torch(config, tmp_path):

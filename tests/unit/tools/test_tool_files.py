@@ -134,6 +134,10 @@ CALCULATOR = {"tools": [{"class_name": "calculator"}]}
             "extra_info names the tool 'python'; there are calculator",
         ),
         (CALCULATOR, {"agent_name": "tool_agent_loop", "extra_info": {"tool_selection": ["search"]}}, "the tool 'search'"),
+        *(
+            (CALCULATOR, {"agent_name": "tool_agent", "extra_info": extra}, "extra_info is .* it holds tools_kwargs, mappings")
+            for extra in ("a", ["a"], {"tools_kwargs": [1]}, {"tools_kwargs": {"calculator": 1}}, {"tool_selection": "python"})
+        ),
     ],
 )
 def test_a_row_that_does_not_fit_the_tools_is_refused(tools: Any, row: dict[str, Any], said: str, folder: Path) -> None:
@@ -145,7 +149,7 @@ def test_a_row_that_does_not_fit_the_tools_is_refused(tools: Any, row: dict[str,
     ("row", "data"),
     [
         ({"agent_name": "tool_agent_loop"}, {}),
-        ({"agent_name": "single_turn_agent"}, {}),
+        ({"agent_name": "single_turn_agent", "extra_info": "any text"}, {}),
         ({}, {"default_agent": "single_turn_agent"}),
         ({}, {"default_agent": "tool_agent_loop"}),
     ],
