@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small_runs import run_small, small_config, training
+from safetensors.torch import load_file
+from small_runs import measured, played, run_small, small_config, training
 from toy_model import toy_model
 
 from turnwise.algorithms.correction import token_mismatch
@@ -24,6 +26,8 @@ from turnwise.errors import NotAvailableError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.inference.server_manager import LLMServerManager
 from turnwise.models.forward import make_forward
+from turnwise.pipelines.agentic import AgenticPipeline
+from turnwise.pipelines.checkpoints import all_checkpoints
 from turnwise.testing.fakes import ScriptedServer
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.types import ModelOutputs, Sample, SamplingParams, Task, Trajectory, Turn, TurnSpan
@@ -219,3 +223,36 @@ def test_asynchronous_runs_train_under_the_published_cut(tiny_model, tmp_path) -
     replayed = run_small(again, rollouts=pipeline.folder.rollouts)
     first = next(iter(read_metrics(replayed.folder.metrics)))
     assert first["actor/train_infer_diff_token_mean"] < 1e-6
+
+
+def test_what_a_checkpoint_holds_is_trained_on_over_its_kept_ids(tiny_model, tmp_path) -> None:
+    """Before each checkpoint all groups that may be ahead are played to their end: it then holds the whole next batch, and the
+    run that goes on makes of it what the uninterrupted one makes, bit by bit."""
+
+    def plays_to_the_end(pipeline: AgenticPipeline) -> None:
+        source = pipeline.train_rollout_scheduler
+        state_dict = source.state_dict
+
+        async def end() -> None:
+            while source._running:
+                await asyncio.sleep(0.001)
+
+        def of_ended() -> dict[str, Any]:
+            pipeline.event_loop.run(end())
+            return state_dict()
+
+        source.state_dict = of_ended
+
+    changes = {"max_steps": 2, "async_generation_ratio": 1, "stream_training": False, "actor_train": training(batch_size=8)}
+    changes |= CUT | {"train_infer_correction": {"is_weight": {}}}
+    whole = run_small(small_config(tiny_model, tmp_path / "whole", **changes), plays_to_the_end)
+    first, last = all_checkpoints(whole.checkpoints.path)
+    resumed = run_small(small_config(tiny_model, tmp_path / "resumed", resume_from_checkpoint=str(first), **changes))
+    rows = [row for row in played(whole.folder) if row["step"] == 1]
+    assert len(rows) == 8 and all(len(ids) > 1 for row in rows for turn in row["turns"] for ids in turn["kept_ids"])
+    assert [row for row in played(resumed.folder) if row["step"] == 1] == rows
+    ours, theirs = ([row for row in measured(run.folder) if "actor/pg_loss" in row][-1] for run in (resumed, whole))
+    assert theirs["actor/staleness_max"] == 1 and abs(theirs["actor/train_infer_ratio_token_mean"] - 1) < 0.05
+    assert all(ours[name] == theirs[name] for name in theirs if name.startswith("actor/"))
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (resumed.checkpoints.newest, last))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
