@@ -1,8 +1,8 @@
 """How a token is to be sampled, and what a server answers. `turnwise.types` has these too."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,24 @@ class SamplingParams:
     def keeps_ids(self) -> bool:
         """Whether a server returns the kept ids of each token: sampling is cut, to few enough."""
         return 0 < self.top_k <= MAX_KEPT and self.repetition_penalty == 1.0 and not self.is_greedy
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """What one call of `Conversation.generate` asks for in place of its context's own; None asks for that."""
+
+    max_new_tokens: int | None = None
+    """Never more than the context's own."""
+    temperature: float | None = None
+    """Turns may differ in it: each token is trained at the temperature that it was sampled at. Those of a turn at 0, which is
+    greedy, are never trained on."""
+    stop: tuple[str, ...] | None = None
+    """Strings that end the response."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Schemas that the prompt shows. Where they change, the whole conversation is rendered anew, as a new context."""
+
+
+AS_OPENED = CallOptions()
 
 
 class VersionRun(NamedTuple):

@@ -25,7 +25,9 @@ from turnwise.tool_protocols import (
     ToolCallParser as ToolCallParser,
 )
 from turnwise.types import (
+    AS_OPENED,
     Batch,
+    CallOptions,
     Denominators,
     Group,
     Message,
@@ -96,8 +98,8 @@ class Conversation(Protocol):
     turns: list[Turn]
     """One per `generate`, in order. The agent adds action, reward, state key and metrics."""
 
-    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
-        """Adds the messages, samples a response and returns it as an assistant message.
+    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
+        """Adds the messages, samples a response and returns it as an assistant message. Options may differ from call to call.
 
         Returns None, and samples nothing, if the context has no room for the messages and one token. A context that was opened
         with tools adds `tool_calls`, in OpenAI's form with arguments as a mapping, and `call_errors`, a sentence for each call

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.completion import (
+    AS_OPENED as AS_OPENED,
+    CallOptions as CallOptions,
     Completion as Completion,
     FinishReason as FinishReason,
     FloatArray as FloatArray,
@@ -107,6 +109,8 @@ class Turn:
     step_s: float = 0.0
     kept_ids: KeptIds | None = None  # [K] and [R + 1], as in `Completion`
     kept_offsets: IntArray | None = None
+    sampling: SamplingParams | None = None
+    """What it was sampled with. Files leave out the seed and the stop tokens; None is unknown, and taken for the run's own."""
     tool_results: tuple[str, ...] | None = None
     """What the model was shown in answer to the calls of this response, for replays."""
 
@@ -149,6 +153,9 @@ class Sample:
     """int32 [K]: the ids that tokens were drawn from, where sampling was cut. Those of token t begin at `kept_offsets[t]`
     [N + 1]; a token with none was drawn from all. `rollout_logprobs` and `old_logprobs` are of the distribution over them."""
     kept_offsets: IntArray | None = None
+    temperatures: FloatArray | None = None
+    """Temperatures that tokens were sampled at, where that isn't the trainer's own, and 0 elsewhere; None if all are the
+    trainer's. All log-probs of a token are at its temperature."""
     old_logprobs: FloatArray | None = None
     old_full_logprobs: FloatArray | None = None
     """Old log-probs over the whole vocabulary, for a KL; None where `old_logprobs` are that."""
@@ -288,6 +295,7 @@ class Batch:
     denominators: Denominators
     kept_ids: Any = None  # int32 [K], and [N + 1], as in `Sample`
     kept_offsets: Any = None
+    temperatures: Any = None  # float32 [N], as in `Sample`
     rollout_logprobs: Any = None
     old_logprobs: Any = None
     old_full_logprobs: Any = None

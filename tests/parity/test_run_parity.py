@@ -16,7 +16,7 @@ from turnwise.config import AgenticConfig
 from turnwise.envs.parsing import parse_action
 from turnwise.protocols import Algorithm, Env, OpenConversation
 from turnwise.tracking.jsonl import read_metrics
-from turnwise.types import FloatArray, Group, Metric, Sample, SamplingParams, Task, Trajectory
+from turnwise.types import CallOptions, FloatArray, Group, Metric, Sample, SamplingParams, Task, Trajectory
 
 BASE = (
     "rollout_batch_size=16",
@@ -70,7 +70,7 @@ class FreshContextAgent:
         while not is_over and len(trajectory.turns) < self._settings.max_steps:
             conversation = open_conversation(sampling)
             prompt = {"role": "user", "content": observation}
-            reply = await conversation.generate([prompt], max_new_tokens=self._settings.max_tokens_per_step)
+            reply = await conversation.generate([prompt], CallOptions(self._settings.max_tokens_per_step))
             [turn] = conversation.turns
             turn.observation, turn.action = observation, parse_action(reply["content"], self._settings.action_pattern)
             observation, turn.reward, is_over, _, _ = env.step(turn.action or "")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from turnwise.types import Message, Turn
+from turnwise.types import AS_OPENED, CallOptions, Message, Turn
 
 
 class ScriptedConversation:
@@ -23,13 +23,13 @@ class ScriptedConversation:
         self.num_closes = 0
         self._texts = list(texts)
 
-    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
+    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
         if not self._texts:
             return None
         text = self._texts.pop(0)
         reply = {"role": "assistant", "content": text}
         self.messages += [*new_messages, reply]
-        self.budgets.append(max_new_tokens)
+        self.budgets.append(options.max_new_tokens)
         prompt = "".join(str(message["content"]) for message in new_messages)
         self.turns.append(
             Turn(

@@ -10,7 +10,7 @@ from turnwise.agents.tool_agent import ToolAgentLimits
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import OpenConversation, RewardResult
 from turnwise.tools.session import Interactions, ToolBox
-from turnwise.types import Group, SamplingParams, Task, Trajectory, derive_seed
+from turnwise.types import CallOptions, Group, SamplingParams, Task, Trajectory, derive_seed
 
 
 def length(completions: list[str], power: float = 1.0) -> list[float]:
@@ -70,6 +70,21 @@ class AskTwice:
         messages: Any = prompt_of(task.payload, self._settings.prompt_key)
         await conversation.generate(messages)
         await conversation.generate(messages[-1:])
+        return [Trajectory(task=task, sibling=sibling, turns=conversation.turns)]
+
+
+class AlternatesTemperatures:
+    """Takes four turns, every other one at temperature 1.3."""
+
+    def __init__(self, settings: RowAgentSettings) -> None:
+        self._settings = settings
+
+    async def run(
+        self, task: Task, sibling: int, open_conversation: OpenConversation, sampling: SamplingParams
+    ) -> list[Trajectory]:
+        conversation = open_conversation(sampling)
+        for temperature in (None, 1.3) * 2:
+            await conversation.generate(prompt_of(task.payload, "prompt"), CallOptions(temperature=temperature))
         return [Trajectory(task=task, sibling=sibling, turns=conversation.turns)]
 
 

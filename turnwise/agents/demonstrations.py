@@ -10,19 +10,18 @@ from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
+from turnwise.chat.conversation import TextAnswer, TextConversation
 from turnwise.chat.rendering import Tools
 from turnwise.envs.parsing import ANSWERS, as_answer, parse_action
 from turnwise.envs.players import Player
 from turnwise.errors import ConfigError, RolloutError, TurnwiseError
-from turnwise.protocols import Conversation, Env
+from turnwise.protocols import Env
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.stacks import describe_error
-from turnwise.types import Message, SamplingParams, Task, Trajectory, Turn
+from turnwise.types import Message, SamplingParams, Task, Trajectory
 
 MakeEnv = Callable[[Task], Env]
 MakePlayer = Callable[[Any, Task], Player]
@@ -44,50 +43,31 @@ class Episode(NamedTuple):
     tools: Tools = ()
 
 
-class RecordedConversation(Conversation, Protocol):
-    """A conversation whose messages can be read."""
-
-    messages: list[Message]
-
-
-Converse = Callable[[Env | None, Task], Callable[[SamplingParams, Tools], RecordedConversation]]
+Converse = Callable[[Env | None, Task], Callable[[SamplingParams, Tools], TextConversation]]
 """Opens the conversations of a task's episode, and so decides who answers. A row has no environment."""
 
 
-class PlayerConversation:
-    """A Conversation in which a player answers: text without tokens or limits. One player may answer in several.
+def _player_conversation(
+    player: Player, answer_template: str | None, action_pattern: str | None, sampling: SamplingParams
+) -> TextConversation:
+    """A conversation in which a player answers. One player may answer in several.
 
     If `answer_template` is None, an action is written in the first form that `action_pattern` reads."""
 
-    def __init__(self, player: Player, answer_template: str | None, action_pattern: str | None) -> None:
-        self.turns: list[Turn] = []
-        self.messages: list[Message] = []
-        self._player = player
-        self._template = answer_template
-        self._pattern = action_pattern
-
-    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
-        action = self._player.act()
+    async def complete(messages: Sequence[Message], sampling: SamplingParams, tools: Tools) -> TextAnswer | None:
+        action = player.act()
         if action is None:
             return None
-        text = as_answer(action, self._pattern) if self._template is None else self._template.replace("{action}", action)
-        if text is None or parse_action(text, self._pattern) != action.strip():
-            template = " or ".join(ANSWERS) if self._template is None else self._template
+        text = as_answer(action, action_pattern) if answer_template is None else answer_template.replace("{action}", action)
+        if text is None or parse_action(text, action_pattern) != action.strip():
+            template = " or ".join(ANSWERS) if answer_template is None else answer_template
             raise ConfigError(
-                f"the answer {text or action!r} isn't read as {action!r} by action_pattern {self._pattern!r}; "
+                f"the answer {text or action!r} isn't read as {action!r} by action_pattern {action_pattern!r}; "
                 f"make answer_template {template!r} and the pattern agree"
             )
-        reply = {"role": "assistant", "content": text}
-        self.messages += [*new_messages, reply]
-        no_ids = np.zeros(0, np.int64)
-        self.turns.append(Turn(prompt_ids=no_ids, response_ids=no_ids, logprobs=np.zeros(0, np.float32), text=text))
-        return reply
+        return TextAnswer(text, "stop")
 
-    async def close(self) -> None:
-        return None
-
-    def remaining_tokens(self) -> int:
-        return 2**31
+    return TextConversation(complete, sampling)
 
 
 def demonstrations(
@@ -121,9 +101,9 @@ def play(
 def scripted(make_player: MakePlayer, action_pattern: str | None, answer_template: str | None = None) -> Converse:
     """Lets a player answer."""
 
-    def converse(env: Env | None, task: Task) -> Callable[[SamplingParams, Tools], RecordedConversation]:
+    def converse(env: Env | None, task: Task) -> Callable[[SamplingParams, Tools], TextConversation]:
         player = make_player(env, task)
-        return lambda sampling, tools: PlayerConversation(player, answer_template, action_pattern)
+        return lambda sampling, tools: _player_conversation(player, answer_template, action_pattern, sampling)
 
     return converse
 
@@ -184,12 +164,12 @@ async def _episode(make_env: MakeEnv, settings: EnvAgentSettings, converse: Conv
 class OpenedContexts:
     """Opens the conversations of one episode."""
 
-    def __init__(self, open_one: Callable[[SamplingParams, Tools], RecordedConversation]) -> None:
+    def __init__(self, open_one: Callable[[SamplingParams, Tools], TextConversation]) -> None:
         self.tools: Tools = ()
-        self._opened: list[RecordedConversation] = []
+        self._opened: list[TextConversation] = []
         self._open = open_one
 
-    def __call__(self, sampling: SamplingParams, tools: Tools = (), **_: Any) -> RecordedConversation:
+    def __call__(self, sampling: SamplingParams, tools: Tools = (), **_: Any) -> TextConversation:
         self.tools = tools
         self._opened.append(self._open(sampling, tools))
         return self._opened[-1]

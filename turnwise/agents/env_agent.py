@@ -12,7 +12,7 @@ from turnwise.envs.parsing import compile_pattern, parse_action
 from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.protocols import Conversation, Env, OpenConversation
 from turnwise.spec import DEFAULT_ACTION_PATTERN, DEFAULT_TURN_TEMPLATE, ContextMode
-from turnwise.types import Limit, Observation, Reduction, SamplingParams, Task, Trajectory, Turn
+from turnwise.types import CallOptions, Limit, Observation, Reduction, SamplingParams, Task, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class EnvAgent:
             )
             if settings.mode == "step" and turn_idx > 1:
                 conversation = open_context()
-            reply = await conversation.generate(messages, max_new_tokens=settings.max_tokens_per_step)
+            reply = await conversation.generate(messages, CallOptions(settings.max_tokens_per_step))
             if settings.mode == "step":
                 await conversation.close()
             if reply is None:

@@ -7,7 +7,7 @@ from itertools import count
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import Conversation, OpenConversation
 from turnwise.tools.session import Interactions, InteractionSession
-from turnwise.types import Limit, Message, SamplingParams, Task, Trajectory
+from turnwise.types import CallOptions, Limit, Message, SamplingParams, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class SingleTurnAgent:
     ) -> Limit | None:
         settings, said = self._settings, list[Message]()
         for turn_idx in count(1):
-            reply = await conversation.generate(messages, max_new_tokens=settings.max_new_tokens)
+            reply = await conversation.generate(messages, CallOptions(settings.max_new_tokens))
             # The user's last message leaves no room, so the context ends before it.
             if reply is None or conversation.turns[-1].finish_reason == "length":
                 return "sequence_length"

@@ -12,7 +12,7 @@ from turnwise.agents.single_turn_agent import RowAgentSettings
 from turnwise.data.rewards import prompt_of
 from turnwise.protocols import Conversation, OpenConversation
 from turnwise.tools.session import Interactions, InteractionSession, ToolBox, ToolSession
-from turnwise.types import Limit, Message, SamplingParams, Task, Trajectory
+from turnwise.types import CallOptions, Limit, Message, SamplingParams, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class ToolAgent:
     ) -> Limit | None:
         settings, said = self._settings, list[Message]()
         for turn_idx in count(1):
-            reply = await conversation.generate(messages, max_new_tokens=settings.max_new_tokens)
+            reply = await conversation.generate(messages, CallOptions(settings.max_new_tokens))
             # The results of the last calls, or the user's last message, leave no room, so the context ends before them.
             if reply is None:
                 return "sequence_length"

@@ -37,6 +37,7 @@ def pack(samples: Sequence[Sample], denominators: Denominators) -> Batch:
         denominators=denominators,
         kept_ids=kept_ids,
         kept_offsets=kept_offsets,
+        temperatures=_temperatures(samples),
         rollout_logprobs=np.concatenate([sample.rollout_logprobs for sample in samples]),
         media=tuple(medium for sample in samples for medium in sample.media),
         media_positions=tuple(
@@ -75,6 +76,13 @@ def _turn_id(sample: Sample) -> np.ndarray[Any, Any]:
         turn_id[span.start : span.stop] = index
     turn_id[~sample.response_mask] = -1
     return turn_id
+
+
+def _temperatures(samples: Sequence[Sample]) -> np.ndarray[Any, Any] | None:
+    if all(sample.temperatures is None for sample in samples):
+        return None
+    own = [np.zeros(s.num_tokens, np.float32) if s.temperatures is None else s.temperatures for s in samples]
+    return np.concatenate(own)
 
 
 def _concatenated(samples: Sequence[Sample], name: str) -> np.ndarray[Any, Any] | None:

@@ -3,15 +3,16 @@
 import numpy as np
 
 from turnwise.errors import RolloutError
-from turnwise.types import IntArray, KeptIds, Media, Sample, Trajectory, Turn, TurnSpan, VersionRun, join_kept
+from turnwise.types import FloatArray, IntArray, KeptIds, Media, Sample, Trajectory, Turn, TurnSpan, VersionRun, join_kept
 
 
-def build_samples(trajectory: Trajectory) -> list[Sample]:
+def build_samples(trajectory: Trajectory, temperature: float | None = None) -> list[Sample]:
     """One Sample per context, in the order in which contexts end.
 
     A context is a chain of turns, from one that starts a context to one that no turn continues. If several contexts share
     turns (history branched), the first trains on them and the others only read them. Every turn that a sample trains on has
-    a span; turns without sampled tokens and greedy turns have none. Raises RolloutError if a turn continues one that comes
+    a span; turns without sampled tokens and greedy turns have none. Where a turn was sampled at another `temperature` than the
+    trainer's own, its sample says so; without that number none does. Raises RolloutError if a turn continues one that comes
     later, or a context starts with a sampled token."""
     turns = trajectory.turns
     parents = [_parent(turns, index) for index in range(len(turns))]
@@ -21,7 +22,7 @@ def build_samples(trajectory: Trajectory) -> list[Sample]:
     for leaf in range(len(turns)):
         if leaf not in continued:
             chain = _chain(parents, leaf)
-            samples.append(_sample(turns, chain, trained, trajectory.weight))
+            samples.append(_sample(turns, chain, trained, trajectory.weight, temperature))
             trained.update(chain)
     return samples
 
@@ -43,7 +44,7 @@ def _chain(parents: list[int | None], leaf: int) -> list[int]:
     return chain[::-1]
 
 
-def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: float) -> Sample:
+def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: float, temperature: float | None) -> Sample:
     if not len(turns[chain[0]].prompt_ids):
         raise RolloutError(f"turn {chain[0]} starts a context without a prompt; its first token would follow nothing")
     token_ids = np.concatenate([ids for index in chain for ids in (turns[index].prompt_ids, turns[index].response_ids)])
@@ -52,6 +53,7 @@ def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: floa
     spans: list[TurnSpan] = []
     versions: list[tuple[VersionRun, ...]] = []
     kept: list[tuple[KeptIds | None, IntArray | None, int]] = []
+    temperatures: FloatArray | None = None
     media: list[Media] = []
     media_positions: list[int] = []
     position = 0
@@ -69,6 +71,9 @@ def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: floa
             logprobs[start:position] = turn.logprobs
             spans.append(TurnSpan(index, start, position))
             versions.append(turn.versions)
+            if temperature is not None and turn.sampling is not None and turn.sampling.temperature != temperature:
+                temperatures = np.zeros(len(token_ids), np.float32) if temperatures is None else temperatures
+                temperatures[start:position] = turn.sampling.temperature
     kept_ids, kept_offsets = join_kept(kept)
     return Sample(
         token_ids=token_ids.astype(np.int64),
@@ -79,6 +84,7 @@ def _sample(turns: list[Turn], chain: list[int], trained: set[int], weight: floa
         weight=weight,
         kept_ids=kept_ids,
         kept_offsets=kept_offsets,
+        temperatures=temperatures,
         media=tuple(media),
         media_positions=tuple(media_positions),
     )

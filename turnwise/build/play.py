@@ -75,11 +75,12 @@ class EpisodePrinter:
     def over_text(self, complete: Complete) -> None:
         """Contexts of a policy that answers in text."""
 
-        async def told(messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer:
+        async def told(messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer | None:
             last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
             prompt = self.ask((), messages[last + 1 :], 0, sampling.max_new_tokens)
             answer = await complete(messages, sampling, tools)
-            self.onlooker.response(prompt, answer)
+            if answer is not None:
+                self.onlooker.response(prompt, answer)
             return answer
 
         def opened(sampling: SamplingParams, tools: Tools = (), **options: Any) -> Any:
@@ -121,7 +122,6 @@ class _ToldServer:
         self._server = server
         self._printer = printer
         self._lengths: dict[str, int] = {}
-        self.release = server.release
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str, media: Sequence[Media] = ()
@@ -132,6 +132,10 @@ class _ToldServer:
         self._lengths[request_id] = len(prompt_ids) + len(completion.token_ids)
         self._printer.onlooker.response(prompt, completion)
         return completion
+
+    async def release(self, request_id: str) -> None:
+        self._lengths.pop(request_id, None)
+        await self._server.release(request_id)
 
 
 async def play_episode(

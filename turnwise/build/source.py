@@ -61,7 +61,7 @@ def num_planned_steps(config: AgenticConfig, tasks: TaskSource | None) -> int | 
 
 def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[str], path: Path) -> RolloutReplay:
     """The training batches of a file that fits the config."""
-    recording = read_groups(path)
+    recording = read_groups(path, config.sampling("train").temperature)
     for loss in recording.losses:
         logger.warning("%s: %s", path, loss)
     keep = load_group_filter(config.group_filter)

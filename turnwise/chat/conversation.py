@@ -15,7 +15,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.errors import RolloutError, ServerError
 from turnwise.protocols import PolicyServer
 from turnwise.tool_protocols import ToolCall, ToolCallParser
-from turnwise.types import Completion, FinishReason, Media, Message, SamplingParams, Turn, derive_seed
+from turnwise.types import AS_OPENED, CallOptions, Completion, FinishReason, Media, Message, SamplingParams, Turn, derive_seed
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +69,16 @@ class TokenConversation:
         self._parser = parser
         self._opens_episode = opens_episode
         self._is_closed = False
+        self._said: list[Message] = []
+        self._ended: list[array[int]] = []  # contexts before this one
         # An array instead of a list: the garbage collector would scan every entry again and again.
         self._context_ids = array("q")
         self._media: list[Media] = []
 
-    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
+    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
         """Adds the messages, samples a response and returns it as an assistant message. With tools and a parser it has
-        `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call that can't be read.
+        `tool_calls`, in OpenAI's form, and `call_errors`, a sentence for each call that can't be read. Other `tools` than
+        before start a new context, whose prompt is the whole conversation.
 
         Returns None, and adds and samples nothing, if the context has no room for the messages and one token: a context ends
         on sampled tokens. Nothing is added if the server refuses the request. Raises ChatTemplateError if the template
@@ -83,10 +86,14 @@ class TokenConversation:
         is closed; ServerError if the server can't serve the request, or its answer breaks the contract."""
         if self._is_closed:
             raise RolloutError(f"{self.request_id!r} is closed: open another context to say more")
-        room, num_characters = self.remaining_tokens(), num_characters_of(new_messages)
+        tools = self._tools if options.tools is None else options.tools
+        is_anew = bool(self.turns) and list(tools) != list(self._tools)
+        messages = [*self._said, *new_messages] if is_anew else new_messages
+        before = array("q") if is_anew else self._context_ids
+        room, num_characters = self._max_length - len(before), num_characters_of(messages)
         # A text of megabytes takes a tokenizer minutes, in which no deadline can end it.
         is_too_long = num_characters > self._template.max_characters(self._max_length)
-        added_ids = [] if is_too_long else self._encode(new_messages)
+        added_ids = [] if is_too_long else self._encode(messages, tools, is_anew)
         room -= len(added_ids)
         if is_too_long or room < 1:
             if self._opens_episode and not self.turns:
@@ -104,19 +111,26 @@ class TokenConversation:
                     self._max_length,
                 )
             return None
-        sampling = _of_turn(self._sampling, len(self.turns), max_new_tokens, room)
-        new_media = _media_of(new_messages)
-        prompt_ids = self._context_ids + array("q", added_ids)
-        media = [*self._media, *new_media]
+        sampling = _of_turn(self._sampling, len(self.turns), options, room)
+        new_media = _media_of(messages)
+        prompt_ids = before + array("q", added_ids)
+        media = [*([] if is_anew else self._media), *new_media]
+        if is_anew:
+            await self._server.release(self.request_id)
         completion = await self._server.generate(prompt_ids, sampling, self.request_id, media)
         self._check(completion, sampling)
 
         token_ids = completion.token_ids.tolist()
-        turn = self._turn(added_ids, completion, token_ids, observation=_text_of(new_messages), media=new_media)
+        if is_anew:
+            self._ended.append(self._context_ids)
+        turn = self._turn(added_ids, completion, token_ids, sampling, observation=_text_of(new_messages), media=new_media)
+        turn.starts_context = is_anew or not self.turns
         self.turns.append(turn)
         self._context_ids = prompt_ids + array("q", token_ids)
-        self._media = media
-        return {"role": "assistant", "content": turn.text, **self._calls(token_ids)}
+        self._media, self._tools = media, tools
+        reply = {"role": "assistant", "content": turn.text, **self._calls(token_ids)}
+        self._said += [*new_messages, dict(reply)]
+        return reply
 
     def remaining_tokens(self) -> int:
         """Tokens that the context still has room for."""
@@ -129,10 +143,10 @@ class TokenConversation:
             self._is_closed = True
 
     def verify(self) -> None:
-        """Checks that the ids of the turns, concatenated, are those that the server saw last, with its response. Raises
-        RolloutError if a turn was changed, lost or put in another place."""
+        """Checks that the ids of the turns, concatenated, are those that the server saw last, with its response, in each
+        context. Raises RolloutError if a turn was changed, lost or put in another place."""
         recorded = np.concatenate([np.zeros(0, np.int64), *(ids for t in self.turns for ids in (t.prompt_ids, t.response_ids))])
-        seen = np.array(self._context_ids, np.int64)
+        seen = np.concatenate([np.array(ids, np.int64) for ids in (*self._ended, self._context_ids)])
         if np.array_equal(recorded, seen):
             return
         length = min(len(recorded), len(seen))
@@ -142,16 +156,21 @@ class TokenConversation:
             f"differ from position {first} on: turns may be annotated, their ids never changed"
         )
 
-    def _encode(self, new_messages: Sequence[Message]) -> list[int]:
-        if not self.turns:
-            return self._template.start(new_messages, self._tools)
+    def _encode(self, messages: Sequence[Message], tools: Tools, is_anew: bool) -> list[int]:
+        if is_anew or not self.turns:
+            return self._template.start(messages, tools)
         self._template.announce_rewrites()
-        return self._template.extend(self.turns[-1].response_ids.tolist(), new_messages, self._tools)
+        return self._template.extend(self.turns[-1].response_ids.tolist(), messages, tools)
 
     def _turn(
-        self, added_ids: list[int], completion: Completion, token_ids: list[int], observation: str, media: tuple[Media, ...]
+        self,
+        added_ids: list[int],
+        completion: Completion,
+        token_ids: list[int],
+        sampling: SamplingParams,
+        observation: str,
+        media: tuple[Media, ...],
     ) -> Turn:
-        is_first = not self.turns
         return Turn(
             prompt_ids=np.array(added_ids, dtype=np.int64),
             response_ids=completion.token_ids.astype(np.int64),
@@ -161,12 +180,12 @@ class TokenConversation:
             text=self._text(token_ids),
             observation=observation,
             media=media,
-            starts_context=is_first,
-            parent=self._parent if is_first else None,
-            is_greedy=self._sampling.is_greedy,
+            parent=None if self.turns else self._parent,
+            is_greedy=sampling.is_greedy,
             generate_s=completion.generate_s,
             kept_ids=completion.kept_ids,
             kept_offsets=completion.kept_offsets,
+            sampling=sampling,
         )
 
     def _text(self, response_ids: list[int], skips_special: bool = True) -> str:
@@ -204,10 +223,15 @@ class TokenConversation:
             )
 
 
-def _of_turn(sampling: SamplingParams, number: int, asked: int | None, room: int = _NO_LIMIT) -> SamplingParams:
-    budget = sampling.max_new_tokens if asked is None else asked
-    budget, seed = min(budget, sampling.max_new_tokens, room), derive_seed(sampling.seed, number)
-    return replace(sampling, max_new_tokens=budget, seed=seed)
+def _of_turn(sampling: SamplingParams, number: int, options: CallOptions, room: int = _NO_LIMIT) -> SamplingParams:
+    budget = sampling.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
+    return replace(
+        sampling,
+        max_new_tokens=min(budget, sampling.max_new_tokens, room),
+        temperature=sampling.temperature if options.temperature is None else options.temperature,
+        stop_strings=sampling.stop_strings if options.stop is None else tuple(options.stop),
+        seed=derive_seed(sampling.seed, number),
+    )
 
 
 def _media_of(messages: Sequence[Message]) -> tuple[Media, ...]:
@@ -286,8 +310,8 @@ class TextAnswer(NamedTuple):
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-Complete = Callable[[Sequence[Message], SamplingParams, Tools], Awaitable[TextAnswer]]
-"""Answers a whole conversation, with the schemas of the tools that may be called."""
+Complete = Callable[[Sequence[Message], SamplingParams, Tools], Awaitable[TextAnswer | None]]
+"""Answers a whole conversation, with the schemas of the tools that may be called; None where there is no more to say."""
 
 
 class TextConversation:
@@ -308,9 +332,12 @@ class TextConversation:
         self._sampling = sampling
         self._tools = tools
 
-    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
-        sampling = _of_turn(self._sampling, len(self.turns), max_new_tokens)
-        answer = await self._complete([*self.messages, *new_messages], sampling, self._tools)
+    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
+        sampling = _of_turn(self._sampling, len(self.turns), options)
+        tools = self._tools if options.tools is None else options.tools
+        answer = await self._complete([*self.messages, *new_messages], sampling, tools)
+        if answer is None:
+            return None
         reply: Message = {"role": "assistant", "content": answer.text}
         if answer.tool_calls:
             functions = [(call.id, {"name": call.name, "arguments": call.arguments}) for call in answer.tool_calls]
@@ -326,6 +353,7 @@ class TextConversation:
                 text=answer.text,
                 starts_context=not self.turns,
                 generate_s=answer.generate_s,
+                sampling=sampling,
             )
         )
         return reply

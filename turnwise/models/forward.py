@@ -109,7 +109,8 @@ class PackedForward(ABC):
 
 class PolicyForward(PackedForward):
     """Log-probs of the trained tokens and entropies of their distributions, softmax(logits / temperature). In a batch with kept
-    ids, `logprobs` are those over the ids that each token was drawn from, and `full_logprobs` come with them.
+    ids, `logprobs` are those over the ids that each token was drawn from, and `full_logprobs` come with them. A token that
+    has a temperature of its own is scored at that.
 
     The vocabulary projection runs on trained tokens only, and without keeping [N, V] unless the architecture does something
     to its logits."""
@@ -127,13 +128,17 @@ class PolicyForward(PackedForward):
 
     def of_trained(self, batch: Batch, trained: Tensor, outputs: Set[Output]) -> ModelOutputs:
         with_entropy, targets, kept = "entropy" in outputs, batch.token_ids[trained], _kept(batch, trained)
+        temperature: float | Tensor = self.temperature
+        if batch.temperatures is not None:
+            own = batch.temperatures[trained]
+            temperature = own.where(own > 0, temperature)
         if self.has_plain_head:
             hidden = self.states(batch).index_select(0, trained - 1)
             weight = self.model.get_output_embeddings().weight
-            found = token_logprobs(hidden, weight, targets, self.temperature, with_entropy, kept)
+            found = token_logprobs(hidden, weight, targets, temperature, with_entropy, kept)
         else:
             logits = self.states(batch, with_logits=True).index_select(0, trained - 1)
-            found = logprobs_of(logits, targets, self.temperature, with_entropy, kept)
+            found = logprobs_of(logits, targets, temperature, with_entropy, kept)
         full = _aligned(found.full, batch, trained)
         return ModelOutputs(
             logprobs=full if found.kept is None else _aligned(found.kept, batch, trained),

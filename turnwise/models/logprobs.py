@@ -49,7 +49,7 @@ def token_logprobs(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     with_entropy: bool = False,
     kept: Kept | None = None,
 ) -> TokenLogprobs:
@@ -57,7 +57,7 @@ def token_logprobs(
 
     With z = hidden · weightᵀ / temperature, weight [V, H]: log p = z_target − logsumexp z, entropy = −Σ p log p. The product
     runs in autocast's dtype where autocast is on, everything after it in fp32 (or fp64). Over the `kept` ids, the
-    logsumexp is that of their z. Differentiable in all results.
+    logsumexp is that of their z. Differentiable in all results. The temperature is one number, or one for each token [N].
 
     >>> hidden, weight = torch.zeros(1, 2), torch.ones(4, 2)
     >>> logprobs, _, entropy = token_logprobs(hidden, weight, torch.tensor([3]), with_entropy=True)
@@ -73,10 +73,10 @@ def token_logprobs(
 
 
 def logprobs_of(
-    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool = False, kept: Kept | None = None
+    logits: Tensor, targets: Tensor, temperature: float | Tensor, with_entropy: bool = False, kept: Kept | None = None
 ) -> TokenLogprobs:
     """`token_logprobs` where all logits [N, V] are there."""
-    z = logits.float() / temperature
+    z = logits.float() / _of_rows(temperature)
     log_p = torch.log_softmax(z, -1)
     full, z_target = (x.gather(-1, targets[:, None]).squeeze(-1) for x in (log_p, z))
     entropy = -(log_p.exp() * log_p).sum(-1) if with_entropy else None
@@ -92,7 +92,7 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
-        temperature: float,
+        temperature: float | Tensor,
         with_entropy: bool,
         kept: Kept | None,
         compute: torch.dtype,
@@ -105,7 +105,7 @@ class _TokenLogprobs(torch.autograd.Function):
         matrix, chunks = weight.to(compute), _chunks(len(hidden), len(weight))
         kept_parts = [None] * len(chunks) if kept is None else kept.cut(chunks)
         for rows, part in zip(chunks, kept_parts, strict=True):
-            z = (hidden[rows].to(compute) @ matrix.T).to(precise).div_(temperature)
+            z = (hidden[rows].to(compute) @ matrix.T).to(precise).div_(_of_rows(temperature, rows))
             log_z[rows] = torch.logsumexp(z, -1)
             z_target = z.gather(-1, targets[rows, None]).squeeze(-1)
             logprobs[rows] = z_target - log_z[rows]
@@ -130,7 +130,7 @@ class _TokenLogprobs(torch.autograd.Function):
         matrix = weight.to(compute)
         for rows, part in zip(_chunks(len(hidden), len(weight)), ctx.kept_parts, strict=True):
             h = hidden[rows].to(compute)
-            z = (h @ matrix.T).to(precise).div_(ctx.temperature)
+            z = (h @ matrix.T).to(precise).div_(temperature := _of_rows(ctx.temperature, rows))
             if part is not None:
                 row, own = part.rows, grad_kept[rows]
                 slope_kept = torch.exp(z[row, part.ids] - log_kept[rows][row]).mul_(own[row])
@@ -145,12 +145,16 @@ class _TokenLogprobs(torch.autograd.Function):
             if part is not None:
                 grad_z.scatter_add_(-1, targets[rows, None], own[:, None])
                 grad_z.index_put_((row, part.ids), -slope_kept, accumulate=True)
-            grad_z = grad_z.div_(ctx.temperature).to(compute)
+            grad_z = grad_z.div_(temperature).to(compute)
             if grad_hidden is not None:
                 grad_hidden[rows] = (grad_z @ matrix).to(hidden.dtype)
             if grad_weight is not None:
                 grad_weight += grad_z.T @ h
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None, None
+
+
+def _of_rows(temperature: float | Tensor, rows: slice = slice(None)) -> float | Tensor:
+    return temperature[rows, None] if isinstance(temperature, Tensor) else temperature
 
 
 def _chunks(num_rows: int, vocab_size: int) -> list[slice]:

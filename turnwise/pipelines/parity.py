@@ -19,6 +19,8 @@ from turnwise.errors import ConfigError, DeadlineError, ParityError
 from turnwise.pipelines.parity_diagnosis import Evidence, Suspects, diagnose, differences
 from turnwise.protocols import AgentLoop, PolicyServer
 from turnwise.types import (
+    AS_OPENED,
+    CallOptions,
     FloatArray,
     Message,
     Metric,
@@ -27,9 +29,7 @@ from turnwise.types import (
     Task,
     Trajectory,
     Turn,
-    TurnSpan,
     derive_seed,
-    join_kept,
 )
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Probe:
 
     def sample(self, num_scored: int) -> Sample:
         """The conversation so far, with the tokens of the last `num_scored` turns under its response mask."""
-        [sample] = build_samples(Trajectory(_task("", seed=0), sibling=0, turns=list(self._conversation.turns)))
+        sample = _sample(self._conversation.turns)
         sample.response_mask[: sample.turn_spans[-num_scored].start] = False
         return sample
 
@@ -82,7 +82,7 @@ class _Listener:
         self.heard: Prompt = []
         self._max_length = max_length
 
-    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> None:
+    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> None:
         self.heard = self.heard or list(new_messages)
 
     async def close(self) -> None:
@@ -112,6 +112,11 @@ async def first_prompts(
         if listener.heard:
             prompts[tag] = listener.heard
     return prompts
+
+
+def _sample(turns: Sequence[Turn]) -> Sample:
+    [sample] = build_samples(Trajectory(_task("", seed=0), sibling=0, turns=list(turns)))
+    return sample
 
 
 def _task(tag: str, seed: int) -> Task:
@@ -222,20 +227,11 @@ class ParityGate:
 
     async def _answer(self, request_id: str, sample: Sample) -> Sample:
         """The context of a sample up to its last turn, with another answer."""
-        start = sample.turn_spans[-1].start
-        prompt_ids = sample.token_ids[:start]
-        completion = await self._server.generate(prompt_ids.tolist(), self._sampling, request_id)
-        num_tokens = len(completion.token_ids)
-        kept_ids, kept_offsets = join_kept([(None, None, start), (completion.kept_ids, completion.kept_offsets, num_tokens)])
-        return Sample(
-            token_ids=np.append(prompt_ids, completion.token_ids),
-            response_mask=np.arange(start + num_tokens) >= start,
-            rollout_logprobs=np.append(np.zeros(start, np.float32), completion.logprobs),
-            turn_spans=(TurnSpan(0, start, start + num_tokens),),
-            versions=(completion.versions,),
-            kept_ids=kept_ids,
-            kept_offsets=kept_offsets,
-        )
+        prompt_ids = sample.token_ids[: sample.turn_spans[-1].start]
+        got = await self._server.generate(prompt_ids.tolist(), self._sampling, request_id)
+        turn = Turn(prompt_ids, got.token_ids, got.logprobs, got.versions, starts_context=True)
+        turn.kept_ids, turn.kept_offsets = got.kept_ids, got.kept_offsets
+        return _sample([turn])
 
 
 async def _two_turns(probe: Probe) -> Sample:

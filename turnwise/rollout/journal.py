@@ -39,11 +39,11 @@ def write_group(step: int, group: Group) -> list[str]:
     return [write_record(place, trajectory, keys) for place, trajectory in zip(places, played, strict=True)]
 
 
-def read_group(lines: Iterable[str]) -> Group:
-    """The group of `write_group`, with its samples."""
+def read_group(lines: Iterable[str], temperature: float | None = None) -> Group:
+    """The group of `write_group`, with its samples for a trainer of this temperature."""
     group = _group([read_record(line) for line in lines])
     for trajectory in played_of(group):
-        trajectory.samples = build_samples(trajectory)
+        trajectory.samples = build_samples(trajectory, temperature)
     return group
 
 
@@ -68,9 +68,9 @@ class Recording:
     losses: list[str]
 
 
-def read_groups(path: Path) -> Recording:
-    """Reads the groups of a file. It leaves out, and names, cut lines, lines that are no trajectory, and groups with missing
-    lines."""
+def read_groups(path: Path, temperature: float | None = None) -> Recording:
+    """Reads the groups of a file, for a trainer of this temperature. It leaves out, and names, cut lines, lines that are no
+    trajectory, and groups with missing lines."""
     lines = list(_lines(path))
     groups, broken = list[Group](), []
     for _, rows in groupby((line.content for line in lines if line.content), lambda row: (row[0][:2], row[1].task.id)):
@@ -92,7 +92,7 @@ def read_groups(path: Path) -> Recording:
     for trajectory in (trajectory for group in groups for trajectory in played_of(group)):
         try:
             # Policy versions of the run that played mean nothing in the one that trains.
-            trajectory.samples = [replace(sample, versions=()) for sample in build_samples(trajectory)]
+            trajectory.samples = [replace(sample, versions=()) for sample in build_samples(trajectory, temperature)]
         except RolloutError as fault:
             raise DataError(f"{path}: {trajectory.task.id}, sibling {trajectory.sibling}: {fault}") from fault
     return Recording(path, groups, losses)

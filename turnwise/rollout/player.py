@@ -108,7 +108,7 @@ class GroupPlayer:
                         trajectories = await self.agents(task).run(task, sibling, contexts, own_sampling)
                 contexts.verify()
                 for trajectory in trajectories:
-                    trajectory.samples = build_samples(trajectory)
+                    trajectory.samples = build_samples(trajectory, self.sampling.temperature)
                 return trajectories
             except (ConfigError, DeadlineError, ReplicasDeadError):
                 raise

@@ -10,11 +10,13 @@ from typing import Annotated, Any, NamedTuple, Self
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from turnwise.completion import SamplingParams
 from turnwise.envs.contract import LARGEST
 from turnwise.rollout.source import Rejection
 from turnwise.types import FinishReason, FloatArray, Limit, Status, Task, Trajectory, Turn, VersionRun, join_kept
 
 _MAX_SHOWN = 40
+_USUAL = SamplingParams(max_new_tokens=0)
 
 
 class RecordKey(NamedTuple):
@@ -104,6 +106,8 @@ def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter
     }
     if turn.kept_ids is not None and turn.kept_offsets is not None:
         record["kept_ids"] = [turn.kept_ids[start:stop].tolist() for start, stop in pairwise(turn.kept_offsets)]
+    if turn.sampling is not None:
+        record["sampling"] = _written_sampling(turn.sampling)
     if turn.tool_results is not None:
         record["tool_results"] = turn.tool_results
     if advantages is not None:
@@ -111,6 +115,12 @@ def written_turn(turn: Turn, advantages: FloatArray | None, keys: StateKeyWriter
         is_constant = len(advantages) > 0 and bool((advantages == advantages[0]).all())
         record["advantage"] = float(advantages[0]) if is_constant else [float(a) for a in advantages]
     return record
+
+
+def _written_sampling(sampling: SamplingParams) -> dict[str, Any]:
+    """What isn't the default, and the temperature; neither seed nor stop tokens."""
+    values = {f.name: getattr(sampling, f.name) for f in fields(SamplingParams) if f.name not in ("seed", "stop_token_ids")}
+    return {name: value for name, value in values.items() if name == "temperature" or value != getattr(_USUAL, name)}
 
 
 def read_record(line: str | bytes) -> tuple[RecordKey, Trajectory]:
@@ -163,6 +173,7 @@ class TurnRecord(Record):
     step_s: float
     kept_ids: list[_TokenIds] | None = None
     """Kept ids of each sampled token."""
+    sampling: SamplingParams | None = None
     tool_results: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
@@ -175,6 +186,8 @@ class TurnRecord(Record):
             or any(ids and token not in ids for ids, token in zip(self.kept_ids, self.response_ids, strict=True))
         ):
             raise ValueError("kept_ids: each sampled token needs a list that is empty or holds the token")
+        if self.sampling is not None and num_sampled and not self.is_greedy and not 0 < self.sampling.temperature < math.inf:
+            raise ValueError(f"sampling.temperature: it is {self.sampling.temperature:g}, and a sampled turn's is above 0")
         return self
 
     def made(self) -> Turn:

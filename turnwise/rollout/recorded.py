@@ -10,7 +10,7 @@ from turnwise.protocols import AgentLoop, Conversation
 from turnwise.rollout.player import EpisodeContexts
 from turnwise.rollout.tasks import sibling_sampling
 from turnwise.runtime.foreign import Foreign
-from turnwise.types import Completion, Media, Message, SamplingParams, Task, Trajectory, Turn
+from turnwise.types import AS_OPENED, CallOptions, Completion, Media, Message, SamplingParams, Task, Trajectory, Turn
 
 
 class RecordEnd(RolloutError):
@@ -66,8 +66,8 @@ class _RecordedConversation:
         self.remaining_tokens = conversation.remaining_tokens
         self._conversation, self._server, self._recorded = conversation, server, recorded
 
-    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
-        reply = await self._conversation.generate(new_messages, max_new_tokens)
+    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
+        reply = await self._conversation.generate(new_messages, options)
         if reply is not None and (results := self._recorded[self._server.num_turns - 1].tool_results) is not None:
             reply["tool_results"] = results
         return reply

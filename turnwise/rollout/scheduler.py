@@ -345,7 +345,8 @@ class RolloutScheduler:
         self._tasks.load_state_dict(state.get("tasks", {}))
         self._versions = dict(state.get("task_versions", []))
         self.num_episodes = state["num_episodes"]
-        self._played = {group.index: group for group in map(read_group, state["groups"])}
+        temperature = self._player.sampling.temperature
+        self._played = {group.index: group for group in (read_group(lines, temperature) for lines in state["groups"])}
         for group in self._played.values():
             if self._buffer.has_finished(group.index) and not self._fits(group):
                 self._buffer.restart(group.index)

@@ -17,7 +17,7 @@ from turnwise.errors import DataError, counted
 from turnwise.protocols import AgentLoop, Conversation, OpenConversation
 from turnwise.rollout.record import Record, StateKeyWriter, TurnRecord, first_fault, written_task, written_turn
 from turnwise.runtime.threads import DaemonThread
-from turnwise.types import Message, SamplingParams, Task, Trajectory, Turn
+from turnwise.types import AS_OPENED, CallOptions, Message, SamplingParams, Task, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -105,17 +105,9 @@ class _NotedContexts:
         self._journal, self._task, self._sibling, self._open = journal, task, sibling, open_conversation
         self._num_contexts = self._num_asked = self._num_sampled = 0
 
-    def __call__(
-        self,
-        sampling: SamplingParams,
-        *,
-        parent: int | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        encode_special_tokens: bool = True,
-    ) -> Conversation:
+    def __call__(self, sampling: SamplingParams, **options: Any) -> Conversation:
         self._num_contexts += 1
-        opened = self._open(sampling, parent=parent, tools=tools, encode_special_tokens=encode_special_tokens)
-        return _NotedConversation(opened, self, self._num_contexts - 1)
+        return _NotedConversation(self._open(sampling, **options), self, self._num_contexts - 1)
 
     def asked(self, context: int, messages: Sequence[Message]) -> None:
         head = self._head(context)
@@ -136,21 +128,16 @@ class _NotedContexts:
 
 class _NotedConversation:
     def __init__(self, conversation: Conversation, contexts: _NotedContexts, context: int) -> None:
-        self.turns = conversation.turns
+        self.turns, self.close = conversation.turns, conversation.close
+        self.remaining_tokens = conversation.remaining_tokens
         self._conversation, self._contexts, self._context = conversation, contexts, context
 
-    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
+    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
         self._contexts.asked(self._context, new_messages)
-        reply = await self._conversation.generate(new_messages, max_new_tokens)
+        reply = await self._conversation.generate(new_messages, options)
         if reply is not None:
             self._contexts.sampled(self._context, self.turns[-1], reply)
         return reply
-
-    async def close(self) -> None:
-        await self._conversation.close()
-
-    def remaining_tokens(self) -> int:
-        return self._conversation.remaining_tokens()
 
 
 class _Line(Record):

@@ -156,7 +156,7 @@ def test_a_cancelled_episode_closes_its_environment() -> None:
     env = ClosingEnv()
 
     class NeverAnswers(ScriptedConversation):
-        async def generate(self, new_messages: Any, max_new_tokens: int | None = None) -> None:
+        async def generate(self, new_messages: Any, options: Any = None) -> None:
             await asyncio.Event().wait()
 
     async def cancel() -> None:

@@ -18,7 +18,7 @@ from turnwise.chat.tool_calls import find_parser
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
 from turnwise.tools.function_tool import FunctionTool
 from turnwise.tools.session import OfferedTool, ToolBox
-from turnwise.types import Message, SamplingParams, Task, Trajectory
+from turnwise.types import AS_OPENED, CallOptions, Message, SamplingParams, Task, Trajectory
 
 TASK = Task(id="train/data/0", tag="data", split="train", seed=0, payload={"prompt": "6 / 3?"})
 
@@ -35,8 +35,8 @@ class Calling(ScriptedConversation):
         self._calls, self._cut = list(responses), cut
         self.options: dict[str, Any] = {}
 
-    async def generate(self, new_messages: Sequence[Message], max_new_tokens: int | None = None) -> Message | None:
-        reply = await super().generate(new_messages, max_new_tokens)
+    async def generate(self, new_messages: Sequence[Message], options: CallOptions = AS_OPENED) -> Message | None:
+        reply = await super().generate(new_messages, options)
         if reply is not None:
             said = self._calls.pop(0)
             reply["tool_calls"] = [made for made in said if isinstance(made, dict)]

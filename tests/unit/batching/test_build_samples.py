@@ -6,7 +6,7 @@ import pytest
 from turnwise.batching.plan import denominators
 from turnwise.batching.samples import build_samples
 from turnwise.errors import RolloutError
-from turnwise.types import Task, Trajectory, Turn, TurnSpan, VersionRun
+from turnwise.types import SamplingParams, Task, Trajectory, Turn, TurnSpan, VersionRun
 
 TASK = Task(id="t", tag="toy", split="train", seed=0)
 
@@ -52,6 +52,21 @@ def test_branches_share_their_past_and_each_turn_is_trained_on_once() -> None:
     assert right.turn_spans == (TurnSpan(2, 3, 4),)
     assert right.response_mask.tolist() == [False, False, False, True]
     assert right.rollout_logprobs[1] == 0
+
+
+def test_samples_say_where_the_temperature_is_not_the_trainer_s() -> None:
+    cold, hot = SamplingParams(9, temperature=0.7), SamplingParams(9, temperature=1.3)
+    turns = [turn([1], [2], sampling=cold), turn([3], [4, 5], sampling=hot), turn([6], [7])]
+    greedy = turn([8], [9], sampling=SamplingParams(9, temperature=0.0), is_greedy=True)
+
+    def temperatures(*turns: Turn, trained: float | None) -> list[float] | None:
+        [sample] = build_samples(Trajectory(TASK, 0, turns=list(turns)), trained)
+        return None if sample.temperatures is None else sample.temperatures.round(6).tolist()
+
+    assert temperatures(*turns, greedy, trained=0.7) == pytest.approx([0, 0, 0, 1.3, 1.3, 0, 0, 0, 0])
+    assert temperatures(*turns, greedy, trained=1.0) == pytest.approx([0, 0.7, 0, 1.3, 1.3, 0, 0, 0, 0])
+    assert temperatures(turns[0], turns[2], greedy, trained=0.7) is None
+    assert temperatures(*turns, trained=None) is None
 
 
 def test_greedy_turns_are_read_but_never_trained_on() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from turnwise.chat.conversation import TextAnswer, TextConversation
-from turnwise.types import SamplingParams
+from turnwise.types import CallOptions, SamplingParams
 
 
 def user(text):
@@ -13,16 +13,19 @@ def user(text):
 
 
 def test_it_sends_the_history_with_the_smaller_budget_and_a_seed_of_the_turn():
-    asked = []
+    asked, shown = [], []
 
     async def complete(messages, sampling, tools=()):
         asked.append((list(messages), sampling))
+        shown.append(tools)
         return TextAnswer(f"answer {len(asked)}", "length" if len(asked) == 2 else "stop", 0.5)
 
     async def talk():
         conversation = TextConversation(complete, SamplingParams(max_new_tokens=9, seed=4))
-        first = await conversation.generate([{"role": "system", "content": "Rules"}, user("One")], max_new_tokens=5)
-        await conversation.generate([user("Two")], max_new_tokens=50)
+        first = await conversation.generate(
+            [{"role": "system", "content": "Rules"}, user("One")], CallOptions(5, temperature=0.5, tools=["schema"])
+        )
+        await conversation.generate([user("Two")], CallOptions(50))
         await conversation.close()
         return conversation, first
 
@@ -31,6 +34,8 @@ def test_it_sends_the_history_with_the_smaller_budget_and_a_seed_of_the_turn():
     history = [message["content"] for message in asked[1][0]]
     assert history == ["Rules", "One", "answer 1", "Two"]
     assert [sampling.max_new_tokens for _, sampling in asked] == [5, 9]
+    assert [sampling.temperature for _, sampling in asked] == [0.5, 1.0] and shown == [["schema"], ()]
+    assert [turn.sampling for turn in conversation.turns] == [sampling for _, sampling in asked]
     assert len({sampling.seed for _, sampling in asked}) == 2
     assert [turn.text for turn in conversation.turns] == ["answer 1", "answer 2"]
     assert [turn.finish_reason for turn in conversation.turns] == ["stop", "length"]

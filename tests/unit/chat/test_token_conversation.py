@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from turnwise.batching.samples import build_samples
 from turnwise.chat.conversation import TokenConversation
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ChatTemplateError, RolloutError, ServerError
+from turnwise.models.tokenizer import CHAT_TEMPLATE
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
-from turnwise.types import Completion, Media, SamplingParams, VersionRun, derive_seed
+from turnwise.types import CallOptions, Completion, Media, SamplingParams, Task, Trajectory, VersionRun, derive_seed
 
 PROPERTY = settings(
     max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -37,7 +39,7 @@ def open_conversation(template, server, max_length=4096, sampling=SAMPLING, **kw
 
 def play(conversation, texts, max_new_tokens=None):
     async def run():
-        return [await conversation.generate([user(text)], max_new_tokens) for text in texts]
+        return [await conversation.generate([user(text)], CallOptions(max_new_tokens)) for text in texts]
 
     return asyncio.run(run())
 
@@ -105,6 +107,69 @@ def test_the_budget_is_the_smallest_of_what_is_asked_allowed_and_left(chatml):
     play(open_conversation(chatml, server), ["hi"], max_new_tokens=70)
     play(open_conversation(chatml, server, max_length=prompt + 5), ["hi"])
     assert [request.sampling.max_new_tokens for request in server.requests] == [7, 32, 5]
+
+
+def test_options_are_those_of_their_call_alone(chatml):
+    server = ScriptedServer(lambda request: chatml.respond("x"))
+    conversation = open_conversation(chatml, server, sampling=replace(SAMPLING, stop_strings=("a",)))
+
+    async def talk():
+        for options in (
+            CallOptions(),
+            CallOptions(temperature=1.3, stop=("b", "c")),
+            CallOptions(temperature=0),
+            CallOptions(),
+        ):
+            await conversation.generate([user("hi")], options)
+
+    asyncio.run(talk())
+    asked = [request.sampling for request in server.requests]
+    assert [sampling.temperature for sampling in asked] == [1.0, 1.3, 0, 1.0]
+    assert [sampling.stop_strings for sampling in asked] == [("a",), ("b", "c"), ("a",), ("a",)]
+    assert [turn.sampling for turn in conversation.turns] == asked
+    assert [turn.is_greedy for turn in conversation.turns] == [False, False, True, False]
+
+
+def test_other_tools_start_a_new_context_that_holds_the_whole_conversation():
+    template = ChatTemplate(byte_tokenizer(chat_template=CHAT_TEMPLATE))
+    tools = [
+        {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": {}}} for name in "fg"
+    ]
+    server = ScriptedServer(lambda request: template.respond(f"answer {len(server.requests)}"))
+    conversation = open_conversation(template, server, tools=tools[:1], parent=4)
+
+    async def talk():
+        for text, options in (("1", None), ("2", tools[:1]), ("3", tools), ("4", None), ("5", ())):
+            await conversation.generate([user(text)], CallOptions(tools=options))
+
+    asyncio.run(talk())
+    conversation.verify()
+    turns = conversation.turns
+    assert [turn.starts_context for turn in turns] == [True, False, True, False, True]
+    assert [turn.parent for turn in turns] == [4, None, None, None, None] and server.released == ["episode-0"] * 2
+    said = [user("1"), {"role": "assistant", "content": "answer 1"}, user("2"), {"role": "assistant", "content": "answer 2"}]
+    assert turns[2].prompt_ids.tolist() == template.start([*said, user("3")], tools) and turns[2].observation == "3"
+    samples = build_samples(Trajectory(Task("t", "T", "train", 0), 0, turns=turns))
+    assert [[span.turn for span in sample.turn_spans] for sample in samples] == [[0, 1], [2, 3], [4]]
+    assert [list(request.prompt_ids) for request in server.requests][2:] == [
+        turns[2].prompt_ids.tolist(),
+        [*samples[1].token_ids[: samples[1].turn_spans[1].start]],
+        turns[4].prompt_ids.tolist(),
+    ]
+    turns[0].response_ids[0] += 1
+    with pytest.raises(RolloutError, match=f"from position {len(turns[0].prompt_ids)} on"):
+        conversation.verify()
+
+
+def test_other_tools_without_room_for_the_whole_conversation_change_nothing(chatml):
+    server = ScriptedServer(lambda request: [65] * 4)
+    conversation = open_conversation(chatml, server, max_length=len(chatml.start([user("hi")])) + 12)
+    play(conversation, ["hi"])
+    tools = [{"type": "function", "function": {"name": "f", "description": "x" * 100, "parameters": {}}}]
+    conversation._template = ChatTemplate(byte_tokenizer(chat_template=CHAT_TEMPLATE))
+    assert asyncio.run(conversation.generate([user("hi")], CallOptions(tools=tools))) is None
+    assert len(conversation.turns) == 1 and conversation.remaining_tokens() == 8 and not server.released
+    conversation.verify()
 
 
 def test_a_context_without_room_ends_on_sampled_tokens(chatml):

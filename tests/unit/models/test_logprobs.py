@@ -80,21 +80,24 @@ def some_kept(targets: torch.Tensor, vocab_size: int) -> tuple[Kept, torch.Tenso
     return kept, mask
 
 
+@pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("chunk_elements", [1, 40, 10**6])
 def test_log_probs_over_kept_ids_and_their_gradients_equal_a_masked_softmax(
-    monkeypatch: pytest.MonkeyPatch, chunk_elements: int
+    monkeypatch: pytest.MonkeyPatch, chunk_elements: int, per_token: bool
 ) -> None:
     monkeypatch.setattr(module, "_CHUNK_ELEMENTS", chunk_elements)
     hidden, weight, targets = inputs(7, 11, torch.float64)
     kept, mask = some_kept(targets, 11)
+    of_each = torch.linspace(0.5, 1.5, 7, dtype=torch.float64)
+    temperature, of_rows = (of_each, of_each[:, None]) if per_token else (0.7, 0.7)
 
     def masked() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        full, entropy = plain(hidden, weight, targets, 0.7)
-        z = (hidden @ weight.T / 0.7).masked_fill(~mask, -torch.inf)
+        full, entropy = plain(hidden, weight, targets, of_rows)
+        z = (hidden @ weight.T / of_rows).masked_fill(~mask, -torch.inf)
         return full, z.gather(-1, targets[:, None]).squeeze(-1) - z.logsumexp(-1), entropy
 
     def ours() -> tuple[torch.Tensor | None, ...]:
-        return token_logprobs(hidden, weight, targets, 0.7, with_entropy=True, kept=kept)
+        return token_logprobs(hidden, weight, targets, temperature, with_entropy=True, kept=kept)
 
     results = []
     for function in (masked, ours):
@@ -105,7 +108,7 @@ def test_log_probs_over_kept_ids_and_their_gradients_equal_a_masked_softmax(
     for expected, got in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
     logits = (hidden @ weight.T).detach().requires_grad_()
-    of_logits = logprobs_of(logits, targets, 0.7, kept=kept)
+    of_logits = logprobs_of(logits, targets, of_each.float() if per_token else 0.7, kept=kept)
     torch.testing.assert_close(of_logits.kept, results[0][1].float(), rtol=1e-5, atol=1e-6)
     of_logits.kept.sum().backward()
     assert torch.isfinite(logits.grad).all()

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from toy_model import toy_batches, toy_model, toy_samples
@@ -43,6 +45,22 @@ def test_a_batch_equals_each_sample_alone(settings: dict[str, Any]) -> None:
         got = make_forward(model, temperature=0.8)(batch, OUTPUTS)
     for value, expected in zip((got.logprobs, got.entropy), one_by_one(plain, 0.8), strict=True):
         assert expected.abs().max() > 0.5
+        assert (value - expected).abs().mean() <= 1e-6
+        assert (value - expected).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("settings", [MODELS[0], MODELS[4], MODELS[6]], ids=["packed", "padded", "cohere"])
+def test_tokens_with_a_temperature_of_their_own_are_scored_at_it(settings: dict[str, Any]) -> None:
+    model, samples = toy_model(**settings), [replace(sample) for sample in SAMPLES]
+    for sample in samples[1:3]:
+        sample.temperatures = np.where(sample.response_mask, 1.3, 0).astype(np.float32)
+    samples[2].temperatures[: samples[2].num_tokens // 2] = 0
+    batch = toy_batches(samples)[0].map(torch.as_tensor)
+    with torch.no_grad():
+        got = make_forward(model, temperature=0.8)(batch, OUTPUTS)
+    assert 0 < batch.temperatures.count_nonzero() < batch.response_mask.sum()
+    for value, cold, hot in zip((got.logprobs, got.entropy), one_by_one(model, 0.8), one_by_one(model, 1.3), strict=True):
+        expected = hot.where(batch.temperatures > 0, cold)
         assert (value - expected).abs().mean() <= 1e-6
         assert (value - expected).abs().max() <= 1e-4
 

@@ -11,7 +11,7 @@ import pytest
 from turnwise.batching.samples import build_samples
 from turnwise.errors import DataError
 from turnwise.rollout.journal import Journal, read_group, read_journal, write_group
-from turnwise.types import Group, Task, Trajectory, Turn, VersionRun
+from turnwise.types import Group, SamplingParams, Task, Trajectory, Turn, VersionRun
 
 
 def trajectory():
@@ -168,6 +168,25 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         read_journal(tmp_path / "none.jsonl")
     with pytest.raises(DataError, match=r"name the rollouts\.jsonl in it"):
         read_journal(tmp_path)
+
+
+def test_what_a_turn_was_sampled_with_comes_back_without_its_seed(tmp_path):
+    original = trajectory()
+    hot = SamplingParams(9, temperature=1.3, top_k=20, stop_token_ids=(2,), stop_strings=("x",), seed=2**60)
+    original.turns[0].sampling, original.turns[1].sampling = hot, SamplingParams(9, seed=5)
+    lines = write_group(0, Group(original.task, [original]))
+    read = read_group(lines, temperature=1.0)
+    assert [turn.sampling for turn in read.trajectories[0].turns] == [
+        replace(hot, stop_token_ids=(), seed=0),
+        SamplingParams(9),
+    ]
+    assert write_group(0, read) == lines
+    [sample], [first, second] = read.samples, read.samples[0].turn_spans
+    assert set(sample.temperatures[first.start : first.stop]) == {np.float32(1.3)}
+    assert not sample.temperatures[second.start :].any()
+    assert read_group(lines).samples[0].temperatures is None
+    with pytest.raises(ValueError, match=r"sampling\.temperature: it is 0, and a sampled turn's is above 0"):
+        read_group([lines[0].replace('"temperature":1.3', '"temperature":0')])
 
 
 def test_kept_ids_come_back_with_their_tokens(tmp_path):
