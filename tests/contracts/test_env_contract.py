@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from odd_envs import NaNEnv, RaisingEnv, SlowEnv, WrongTupleEnv
+from toy_envs import BanditEnv, IdentityEnv
 
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.gymnasium.env import GymnasiumEnv
@@ -16,7 +17,6 @@ from turnwise.envs.sokoban.env import SokobanEnv
 from turnwise.errors import EnvironmentFault
 from turnwise.protocols import Env
 from turnwise.testing.env_contract import check_env_contract
-from turnwise.testing.toy_envs import BanditEnv, IdentityEnv
 
 MOVES = ["Right", "down", "Jump", "Down", "Left", "Right", "Down", "Right"]
 DRIVES = ["south", "pickup", "north", "east", "fly", "dropoff", "west", "West"]

@@ -80,7 +80,7 @@ def trained(model: str, folder: Path, **keys: object) -> int:
         "sequence_length": 384,
         "rollout_batch_size": 4,
         "train_env_manager": {"num_env_groups": 1, "group_size": 4},
-        "custom_envs": {"Toy": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
+        "custom_envs": {"Toy": {"env_type": "toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
         **keys,
     }
     (folder / "letters.yaml").write_text(yaml.safe_dump(values))

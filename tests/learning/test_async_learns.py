@@ -9,7 +9,7 @@ from turnwise.tracking.jsonl import read_metrics
 
 def test_a_policy_learns_from_stale_samples(tiny_model, tmp_path):
     kinds = {
-        "env_type": "turnwise.testing.toy_envs:KindsEnv",
+        "env_type": "toy_envs:KindsEnv",
         "env_config": {"num_turns": 2},
         "max_steps": 2,
         "max_tokens_per_step": 1,

@@ -33,7 +33,7 @@ class Unlearner:
 
 def train(tiny_model, tmp_path, flip, max_steps=35, **model_args):
     bandit = {
-        "env_type": "turnwise.testing.toy_envs:BanditEnv",
+        "env_type": "toy_envs:BanditEnv",
         "env_config": {"arms": ["Left", "Right"], "best": "Right"},
         "max_steps": 1,
         "max_tokens_per_step": 1,

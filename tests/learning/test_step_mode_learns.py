@@ -11,7 +11,7 @@ from turnwise.tracking.jsonl import read_metrics
 @pytest.mark.parametrize("estimator", ["grpo", "gigpo"])
 def test_a_policy_learns_from_one_sample_a_turn(tiny_model, tmp_path, estimator):
     letters = {
-        "env_type": "turnwise.testing.toy_envs:LettersEnv",
+        "env_type": "toy_envs:LettersEnv",
         "mode": "step",
         "max_tokens_per_step": 1,
         "agent_system_template": "",

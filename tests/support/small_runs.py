@@ -17,7 +17,7 @@ from turnwise.tracking.jsonl import read_metrics
 TIMES = ("time/", "system/tps")
 """Prefixes of metrics that differ between two otherwise equal runs."""
 LETTERS = {
-    "env_type": "turnwise.testing.toy_envs:LettersEnv",
+    "env_type": "toy_envs:LettersEnv",
     "max_steps": 2,
     "max_tokens_per_step": 4,
     "agent_template": "{observation}",

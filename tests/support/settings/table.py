@@ -75,7 +75,7 @@ _VALIDATED = {"eval_steps": 2}
 _STOPPED = {"eval_steps": 1, "max_steps": 3, "early_stopping.patience": 1}
 _SAMPLED = {"train_env_manager.generating_args.do_sample": True}
 _BLOCKING = {"custom_envs.<tag>.env_config": {"delay_s": 0.005}}
-_ALIKE = {"custom_envs.<tag>.env_type": "turnwise.testing.toy_envs:BanditEnv", "custom_envs.<tag>.env_config": {}}
+_ALIKE = {"custom_envs.<tag>.env_type": "toy_envs:BanditEnv", "custom_envs.<tag>.env_config": {}}
 _RAISING = {"custom_envs.<tag>.env_type": "odd_envs:RaisingEnv", "custom_envs.<tag>.env_config": {}}
 
 _ROWS = {"train_env_manager.tags": ["data"], "data.train_files": ["$rows"], "data.reward.name": "toy_rewards:length"}
@@ -306,7 +306,7 @@ AGENTIC: tuple[Live, ...] = (
     Live("agent.tool_response_truncate_side", "left", "rollouts", _TOOLS),
     Live("agent.tool_timeout_s", 2.0, "rollouts", _TOOLS),
     # Environments
-    Live("custom_envs.<tag>.env_type", "turnwise.testing.toy_envs:BanditEnv", "rollouts"),
+    Live("custom_envs.<tag>.env_type", "toy_envs:BanditEnv", "rollouts"),
     Live("custom_envs.<tag>.env_config", {"num_turns": 1}, "rollouts"),
     Live("custom_envs.<tag>.max_steps", 1, "rollouts"),
     Live("custom_envs.<tag>.max_tokens_per_step", 2, "rollouts"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from scripted_conversation import ScriptedConversation
+from toy_envs import BanditEnv
 
 from turnwise.agents.demonstrations import MakePlayer, demonstrations, play, write_jsonl
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
@@ -17,7 +18,6 @@ from turnwise.envs.parsing import parse_action
 from turnwise.envs.players import ErringPlayer, ExpertPlayer, GivingUpPlayer, Player, RandomPlayer
 from turnwise.errors import ConfigError
 from turnwise.spec import THINK_ANSWER_PATTERN
-from turnwise.testing.toy_envs import BanditEnv
 from turnwise.types import SamplingParams, Task, derive_seed
 
 SETTINGS = EnvAgentSettings(tag="Lake", max_steps=12, system_template="Be brief.", max_tokens_per_step=16)

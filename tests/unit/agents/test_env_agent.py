@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from odd_envs import NaNEnv, RaisingEnv, SlowEnv, StuckEnv, WrongTupleEnv, block_for_ever
 from scripted_conversation import ScriptedConversation
+from toy_envs import BanditEnv, IdentityEnv, LettersEnv
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
@@ -19,7 +20,6 @@ from turnwise.errors import ConfigError, EnvironmentFault
 from turnwise.protocols import Env
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.testing.toy_envs import BanditEnv, IdentityEnv, LettersEnv
 from turnwise.types import SamplingParams, Task, Trajectory
 
 TASK = Task(id="train/Lake/0", tag="Lake", split="train", seed=7)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from odd_envs import SlowEnv
 from scripted_conversation import ScriptedConversation
+from toy_envs import BanditEnv
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
@@ -20,7 +21,6 @@ from turnwise.errors import DeadlineError, EnvironmentFault
 from turnwise.protocols import Env
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
-from turnwise.testing.toy_envs import BanditEnv
 from turnwise.types import SamplingParams, Task, Trajectory
 
 TASK = Task(id="train/Lake/0", tag="Lake", split="train", seed=7)

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from turnwise.cli.main import main
 from turnwise.models.make import make_model
 
-TOY = "turnwise.testing.toy_envs:"
+TOY = "toy_envs:"
 NUM_LINES = 40
 """Of a terminal."""
 
@@ -128,7 +128,7 @@ def test_an_environment_that_cannot_be_played(job, refused, tmp_path, env, messa
     (tmp_path / "broken_module.py").write_text("1 / 0\n")
     (tmp_path / "own_envs.py").write_text(
         "import asyncio, time\n"
-        "from turnwise.testing.toy_envs import LettersEnv\n\n\n"
+        "from toy_envs import LettersEnv\n\n\n"
         "class RaisesInReset(LettersEnv):\n"
         "    def reset(self, *, seed=None):\n"
         "        raise ValueError('no level 7')\n\n\n"
@@ -172,7 +172,7 @@ def runs(tmp_path):
 
 def test_an_environment_that_breaks_in_the_middle_loses_nothing(job, refused, tmp_path, capsys):
     (tmp_path / "late_envs.py").write_text(
-        "from turnwise.testing.toy_envs import LettersEnv\n\n\n"
+        "from toy_envs import LettersEnv\n\n\n"
         "class BreaksLate(LettersEnv):\n"
         "    played = 0\n\n"
         "    def reset(self, *, seed=None):\n"

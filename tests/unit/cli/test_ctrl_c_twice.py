@@ -18,7 +18,7 @@ from turnwise.rollout.journal import read_journal
 ENV = """
 import asyncio
 from pathlib import Path
-from turnwise.testing.toy_envs import LettersEnv
+from toy_envs import LettersEnv
 
 num_steps = 0
 

@@ -12,7 +12,7 @@ import yaml
 from turnwise.cli.main import main
 from turnwise.models.load import load_model, load_tokenizer, save_model
 
-TOYS = "turnwise.testing.toy_envs:"
+TOYS = "toy_envs:"
 PLAIN = {"agent_system_template": "", "agent_template": "{observation}", "action_pattern": None}
 
 
@@ -85,7 +85,7 @@ def test_sigterm_ends_it_like_ctrl_c_and_what_is_finished_is_reported(tiny_model
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ended_env.py").write_text(
         "import signal\n"
-        "from turnwise.testing.toy_envs import LettersEnv\n\n\n"
+        "from toy_envs import LettersEnv\n\n\n"
         "class EndedEnv(LettersEnv):\n"
         "    made = 0\n\n"
         "    def reset(self, *, seed=None):\n"

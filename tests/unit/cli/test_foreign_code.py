@@ -16,7 +16,7 @@ from turnwise.rollout.journal import read_journal
 ENV = """
 import asyncio, os, random, sys
 import numpy as np
-from turnwise.testing.toy_envs import LettersEnv
+from toy_envs import LettersEnv
 
 
 class Odd(BaseException):

@@ -14,7 +14,7 @@ import pytest
 
 ENV = """
 import asyncio, atexit, ctypes, os, signal, sys, threading, time
-from turnwise.testing.toy_envs import LettersEnv
+from toy_envs import LettersEnv
 
 def unheard():
     print("begun", flush=True)

@@ -8,7 +8,7 @@ import yaml
 
 STUCK_ENV = """
 import time
-from turnwise.testing.toy_envs import LettersEnv
+from toy_envs import LettersEnv
 
 class Mine(LettersEnv):
     def step(self, action):
@@ -18,7 +18,7 @@ class Mine(LettersEnv):
 SILENT_SERVER = """
 import asyncio
 from turnwise.inference.embedded.server import EmbeddedServer
-from turnwise.testing.toy_envs import LettersEnv as Mine
+from toy_envs import LettersEnv as Mine
 
 async def never(*_, **__):
     await asyncio.Event().wait()

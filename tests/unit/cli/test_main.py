@@ -99,7 +99,7 @@ def test_overrides_may_stand_behind_options(capsys):
 
 
 def test_an_environment_in_the_working_directory_is_found(config, tmp_path):
-    source = "from turnwise.testing.toy_envs import LettersEnv\n\n\nclass MyEnv(LettersEnv):\n    pass\n"
+    source = "from toy_envs import LettersEnv\n\n\nclass MyEnv(LettersEnv):\n    pass\n"
     (tmp_path / "my_env.py").write_text(source)
     changes = ["custom_envs.Lake.env_type=my_env:MyEnv", "custom_envs.Lake.env_config=null", "eval_steps=0"]
     command = [str(Path(sys.executable).parent / "turnwise"), "train", str(config), *changes]

@@ -31,7 +31,7 @@ def test_a_quiet_training_says_where_its_results_are(run):
         "eval_steps": 1,
         "val_batch_size": 2,
         "train_env_manager": {"num_env_groups": 1, "group_size": 2},
-        "custom_envs": {"Toy": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
+        "custom_envs": {"Toy": {"env_type": "toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
     }
     out, err = run("train", values, "--quiet")
     assert [line.partition(":")[0] for line in out] == ["model", "learning curve"]

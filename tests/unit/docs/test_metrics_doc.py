@@ -35,7 +35,7 @@ CORRECTION = {"train_infer_correction": {"is_weight": {}, "filters": [{}]}}
 CLIPS = {"adv_estimator": "remax", "reward_clip": 0.5, "advantage_clip": 0.5, "save_steps": 1, **CORRECTION}
 CRITIC = {"save_best": {}, "adv_estimator": "gae", "reward_clip": 0.5, "value_clip": 0.2}
 BANDIT = {
-    "env_type": "turnwise.testing.toy_envs:BanditEnv",
+    "env_type": "toy_envs:BanditEnv",
     "env_config": {"arms": ["yes"], "best": "no"},
     "agent_template": "{observation}",
     "max_tokens_per_step": 2,

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from odd_envs import CutEnv, NaNEnv, RaisingEnv, SlowEnv, StuckEnv, WrongTupleEnv
+from toy_envs import BanditEnv, IdentityEnv, LettersEnv
 
 from turnwise.envs.checks.examination import CheckSettings, Report, check_env
 from turnwise.envs.checks.findings import times
 from turnwise.envs.checks.session import CallTimes, Timings
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.errors import EnvironmentFault
-from turnwise.testing.toy_envs import BanditEnv, IdentityEnv, LettersEnv
 from turnwise.types import Media, Observation
 
 QUICK = CheckSettings(num_episodes=8, timeout_s=20.0)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy_envs import BanditEnv
 
 from turnwise.envs import registry
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.frozen_lake.map import in_split
 from turnwise.errors import EnvironmentFault, NotAvailableError
-from turnwise.testing.toy_envs import BanditEnv
 
-TOYS = "turnwise.testing.toy_envs"
+TOYS = "toy_envs"
 
 
 def test_a_built_in_name_and_module_class_give_the_class() -> None:

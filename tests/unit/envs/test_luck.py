@@ -7,12 +7,12 @@ import time
 from typing import ClassVar
 
 import pytest
+from toy_envs import LettersEnv
 
 from turnwise.envs.base import TextEnv
 from turnwise.envs.checks.luck import MIN_EPISODES, random_outcomes
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.players import RandomPlayer
-from turnwise.testing.toy_envs import LettersEnv
 
 
 class DoorEnv(TextEnv):

@@ -7,12 +7,12 @@ import inspect
 
 import numpy as np
 from odd_envs import SlowEnv
+from toy_envs import IdentityEnv
 
 from turnwise.envs.base import TextEnv
 from turnwise.envs.frozen_lake.env import FrozenLakeEnv
 from turnwise.envs.recording import EpisodeRecording, RecordingEnv, View
 from turnwise.protocols import HasStateKey
-from turnwise.testing.toy_envs import IdentityEnv
 from turnwise.types import Media, Observation
 
 ACTIONS = ["Right", "Down", "", "Left"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from toy_envs import IdentityEnv
 from toy_model import toy_model
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
@@ -20,7 +21,6 @@ from turnwise.chat.conversation import TokenContexts
 from turnwise.chat.template import ChatTemplate
 from turnwise.pipelines.roles import BatchPlan
 from turnwise.testing.fakes import ScriptedServer, byte_tokenizer
-from turnwise.testing.toy_envs import IdentityEnv
 from turnwise.training.torch_strategy import TorchStrategy
 from turnwise.types import Sample, SamplingParams, Task
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small_runs import run_small, small_config, training
+from toy_envs import LettersEnv
 
 from turnwise.algorithms.token_estimator import AgenticReinforce
 from turnwise.build.agentic import build_agentic
@@ -26,7 +27,6 @@ from turnwise.errors import ConfigError, DataError, DeadlineError, WorkerError
 from turnwise.inference.embedded.engine import Engine
 from turnwise.kernels.build import load_kernels
 from turnwise.pipelines.session import run_to_end
-from turnwise.testing.toy_envs import LettersEnv
 from turnwise.tracking.jsonl import read_metrics
 from turnwise.tracking.run_log import RunLog
 
@@ -164,7 +164,7 @@ def slow_engine(monkeypatch):
 
 @pytest.mark.parametrize("how", ["finish", "abort_continue", "abort_restart", "keep"])
 def test_responses_over_a_weight_update_know_their_versions(make_config, slow_engine, how):
-    envs = {"Letters": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 2, "max_tokens_per_step": 60}}
+    envs = {"Letters": {"env_type": "toy_envs:LettersEnv", "max_steps": 2, "max_tokens_per_step": 60}}
     envs["Letters"] |= {"agent_template": "{observation}", "action_pattern": None}
     pipeline = run_small(make_config(on_weight_update=how, custom_envs=envs, max_steps=4, entropy_loss_coef=0.001))
     turns = [turn for row in played(pipeline) for turn in row["turns"]]

@@ -10,7 +10,7 @@ from small_runs import run_small, small_config
 
 from turnwise.tracking.jsonl import read_metrics
 
-TOYS = "turnwise.testing.toy_envs:"
+TOYS = "toy_envs:"
 PLAIN = {"agent_system_template": "", "agent_template": "{observation}", "action_pattern": None}
 LETTERS = {"env_type": f"{TOYS}LettersEnv", "max_steps": 3, "max_tokens_per_step": 4, **PLAIN}
 BANDIT = {"env_type": f"{TOYS}BanditEnv", "max_steps": 1, "max_tokens_per_step": 2, **PLAIN}

@@ -147,7 +147,7 @@ def test_without_a_tokenizer_texts_are_played_and_it_is_said(tiny_model):
 
 
 def test_nobody_to_play_is_a_sentence(tiny_model, tokens):
-    config = config_of(tiny_model, env_type="turnwise.testing.toy_envs:LettersEnv", env_config={})
+    config = config_of(tiny_model, env_type="toy_envs:LettersEnv", env_config={})
     with pytest.raises(ConfigError, match="--actions a,b,c"):
         played(config, Choices("random", **tokens))
     with pytest.raises(ConfigError, match=r"no expert_action\(\)"):

@@ -124,7 +124,7 @@ def test_a_run_goes_on_with_the_same_rows_only(make_config, tmp_path: Path) -> N
 
 
 def test_rewards_of_environments_and_their_arguments_are_in_the_resolved_config(make_config) -> None:
-    letters = {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 2, "agent_template": "{observation}"}
+    letters = {"env_type": "toy_envs:LettersEnv", "max_steps": 2, "agent_template": "{observation}"}
     reward = {"name": "toy_rewards:length", "weight": 0.5, "args": {"power": 2.0}}
     config = make_config({"train_files": None, "reward": [reward]}, custom_envs={"Letters": letters})
     again = parse_config(yaml.safe_load(dump_yaml(config)))[0]
@@ -167,7 +167,7 @@ def test_an_asynchronous_curriculum_is_repeated_bit_by_bit(make_config) -> None:
 
 
 def test_rows_and_environments_are_mixed_in_their_shares(make_config) -> None:
-    letters = {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 2, "agent_template": "{observation}"}
+    letters = {"env_type": "toy_envs:LettersEnv", "max_steps": 2, "agent_template": "{observation}"}
     manager = {"num_env_groups": 3, "group_size": 2, "tags": ["Letters", "data"], "num_groups_partition": [1, 2]}
     pipeline = run(
         make_config(custom_envs={"Letters": letters}, train_env_manager=manager, rollout_batch_size=6, sequence_length=256)

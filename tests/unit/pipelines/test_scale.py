@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from toy_envs import IdentityEnv
 
 from turnwise.agents.env_agent import EnvAgent, EnvAgentSettings
 from turnwise.agents.env_session import CallSettings
@@ -21,7 +22,6 @@ from turnwise.rollout.tasks import SeededTasks
 from turnwise.runtime.event_loop import WatchedRunner
 from turnwise.runtime.watchdog import Watchdog
 from turnwise.testing.fakes import byte_tokenizer
-from turnwise.testing.toy_envs import IdentityEnv
 from turnwise.types import SamplingParams
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

@@ -44,7 +44,7 @@ def run(tiny_model, tmp_path):
                     "agent_template": "{history}\n{current_observation}",
                 },
                 "Toy": {
-                    "env_type": "turnwise.testing.toy_envs:LettersEnv",
+                    "env_type": "toy_envs:LettersEnv",
                     "mode": "step",
                     "max_tokens_per_step": 3,
                     "action_pattern": None,

@@ -15,7 +15,7 @@ from turnwise.errors import DeadlineError, EnvironmentFault, RolloutError
 from turnwise.inference.embedded.server import EmbeddedServer
 from turnwise.training.torch_strategy import TorchStrategy
 
-LETTERS, STUCK = "turnwise.testing.toy_envs:LettersEnv", "odd_envs:StuckEnv"
+LETTERS, STUCK = "toy_envs:LettersEnv", "odd_envs:StuckEnv"
 
 
 def train(tiny_model, tmp_path, env_type=LETTERS, env_config=None, max_in_threads=0, **deadlines):

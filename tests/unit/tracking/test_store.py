@@ -113,7 +113,7 @@ def test_one_that_stops_working_does_not_end_the_run_and_all_are_closed(tiny_mod
         "track_with": ["tensorboard"],
         "tracker_kwargs": {"tensorboard": {"log_dir": "secret"}},
         "train_env_manager": {"num_env_groups": 1, "group_size": 4},
-        "custom_envs": {"Toy": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
+        "custom_envs": {"Toy": {"env_type": "toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
     }
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(values))
     assert main(["train", str(tmp_path / "toy.yaml")]) == 0

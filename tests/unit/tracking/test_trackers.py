@@ -143,7 +143,7 @@ def test_a_training_run_leaves_settings_and_sample_texts_in_tensorboard(tiny_mod
         "rollout_batch_size": 4,
         "track_with": ["tensorboard"],
         "train_env_manager": {"num_env_groups": 1, "group_size": 4},
-        "custom_envs": {"Toy": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
+        "custom_envs": {"Toy": {"env_type": "toy_envs:LettersEnv", "max_steps": 1, "max_tokens_per_step": 4}},
     }
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(values))
     assert main(["train", str(tmp_path / "toy.yaml")]) == 0
