@@ -99,6 +99,24 @@ class VariantSpec:
         return f"pg_variant {name} takes its ratio over a whole sequence; use segment for turns, or pg_variant ppo for tokens"
 
 
+class NamesAlgorithm:
+    """Settings that name an algorithm by `adv_estimator` and a loss by `pg_variant`."""
+
+    __slots__ = ()
+    adv_estimator: str
+    pg_variant: str
+
+    @property
+    def estimator(self) -> EstimatorSpec:
+        """The spec of `adv_estimator`; for a user's own, `module:Class`, only its name."""
+        return ESTIMATORS.get(self.adv_estimator) or EstimatorSpec.of_user(self.adv_estimator)
+
+    @property
+    def variant(self) -> VariantSpec:
+        """The spec of `pg_variant`; an empty one for a user's own, `module:function`."""
+        return PG_VARIANTS.get(self.pg_variant, VariantSpec())
+
+
 @dataclass(frozen=True, slots=True)
 class StrategySpec:
     """One `strategy_name`. `extra` names the optional dependency that it needs; empty = none. `options` are those that its

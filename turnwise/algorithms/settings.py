@@ -1,20 +1,17 @@
-"""Settings of the mathematics. `build.agentic` fills them from the config; this module reads no config."""
+"""Settings of credit and loss. `build.agentic` fills them from the config; this module reads no config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from turnwise.spec import (
-    ESTIMATORS,
-    PG_VARIANTS,
-    EstimatorSpec,
     Granularity,
     Grouping,
     KLEstimator,
     LossAggMode,
+    NamesAlgorithm,
     NormalizationMethod,
     Statistic,
-    VariantSpec,
 )
 
 
@@ -47,8 +44,8 @@ class RatioBand:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How disagreement of sampler and trainer is corrected: by weights, and by filters that a token must all pass. False if by
-    nothing."""
+    """How differences between sampler and trainer are corrected: by weights, and by filters, all of which a token must pass. It
+    is false without either."""
 
     weights: ImportanceWeight | None = None
     filters: tuple[RatioBand, ...] = ()
@@ -58,7 +55,7 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True)
-class AlgorithmSettings:
+class AlgorithmSettings(NamesAlgorithm):
     """Every key of the config's algorithm section that appears in a formula, under its published name.
 
     The config has checked them, and put the published clip keys (`pg_clip`, `dual_clip_loss`, …) into `pg_args`. None means the
@@ -118,16 +115,6 @@ class AlgorithmSettings:
         if self.use_kl_loss:
             needs.add("ref_logprobs")
         return frozenset(needs)
-
-    @property
-    def estimator(self) -> EstimatorSpec:
-        """The spec of `adv_estimator`; for a user's own, `module:Class`, only its name."""
-        return ESTIMATORS.get(self.adv_estimator) or EstimatorSpec.of_user(self.adv_estimator)
-
-    @property
-    def variant(self) -> VariantSpec:
-        """The spec of `pg_variant`; an empty one for a user's own, `module:function`."""
-        return PG_VARIANTS.get(self.pg_variant, VariantSpec())
 
     @property
     def aggregation(self) -> LossAggMode:

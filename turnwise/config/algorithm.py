@@ -1,7 +1,5 @@
 """Credit, loss and their options. The formulas are in `turnwise.algorithms`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -18,6 +16,7 @@ from turnwise.spec import (
     Grouping,
     KLEstimator,
     LossAggMode,
+    NamesAlgorithm,
     NormalizationMethod,
     Statistic,
 )
@@ -28,7 +27,7 @@ def _aliases(names: Mapping[str, str]) -> BeforeValidator:
 
 
 class Statistics(NamedTuple):
-    """The scores that a mean and a standard deviation are over."""
+    """The scores over which a mean and a standard deviation are taken."""
 
     mean: str
     std: str
@@ -42,9 +41,9 @@ class RewardNormalizationArgs(Section):
     method: NormalizationMethod = derived()
     """s, s − μ, (s − μ)/σ, or the last clamped to [−1, 3]."""
     norm_mean_type: Statistic | None = None
-    """Scores that the mean μ is over [the method's]."""
+    """Scores over which the mean μ is taken [the method's]."""
     norm_std_type: Statistic | None = None
-    """Scores that the deviation σ is over [the method's]."""
+    """Scores over which the deviation σ is taken [the method's]."""
 
     @property
     def statistics(self) -> Statistics:
@@ -67,7 +66,7 @@ class ImportanceWeightArgs(Section):
     upper_bound: Positive = 2.0
     """Weights are cut here."""
     detach: Literal[True] = True
-    """Always: the weight is a constant of the loss."""
+    """Always true: the weight is a constant in the loss."""
 
 
 class RatioFilter(Section):
@@ -84,18 +83,13 @@ class RatioFilter(Section):
 
 
 class TrainInferCorrection(Section):
-    """Correction for disagreement of sampler and trainer."""
+    """Correction for differences between sampler and trainer."""
 
     is_weight: ImportanceWeightArgs | None = None
     filters: list[RatioFilter] = Field(default_factory=list)
 
-    @property
-    def is_enabled(self) -> bool:
-        """Whether any part of it is."""
-        return bool(self.is_weight and self.is_weight.enabled) or any(band.enabled for band in self.filters)
 
-
-class AlgorithmKeys(Section):
+class AlgorithmKeys(NamesAlgorithm, Section):
     """The algorithm's keys, at the top level of a config."""
 
     adv_estimator: Annotated[str, AfterValidator(OneOf(ESTIMATORS, own="module:Class"))] = "grpo"
@@ -128,7 +122,7 @@ class AlgorithmKeys(Section):
     dual_clip_loss: bool = True
     """Bound the loss of tokens with a negative advantage (ppo)."""
     value_clip: Positive | None = None
-    """The critic moves at most so far in one step's loss."""
+    """Most that a value may move in the loss of one step."""
 
     add_token_level_kl: bool = False
     """Subtract β·KL(old, reference) from the reward."""
@@ -137,9 +131,9 @@ class AlgorithmKeys(Section):
     kl_penalty: Annotated[KLEstimator, _aliases(KL_ALIASES)] = "k1"
     """KL estimator in the reward (`kl` = k1, `mse` = k2, `low_var` = k3)."""
     target_kl: Positive | None = None
-    """Nats a token that an adaptive β aims at; unset = β is fixed."""
+    """KL in nats a token at which an adaptive β aims; unset = β is fixed."""
     kl_horizon: Positive = 10_000.0
-    """Trajectories over which the adaptive β answers."""
+    """Trajectories over which the adaptive β changes."""
     use_kl_loss: bool = False
     """Add kl_loss_coef × KL(current, reference) to the loss."""
     kl_loss_coef: NonNegative = 0.001
@@ -172,7 +166,7 @@ class AlgorithmKeys(Section):
     max_grad_norm: Positive = 1.0
     """Gradients are clipped to this norm."""
     critic_warmup: Count = 0
-    """First steps, in which only the critic is trained; nothing without one."""
+    """First steps, in which only the critic is trained."""
 
     train_infer_correction: TrainInferCorrection | None = None
     use_rollout_log_probs: bool = False
@@ -180,4 +174,4 @@ class AlgorithmKeys(Section):
     group_filter: Annotated[str, AfterValidator(OneOf(["non_zero_variance"], own="module:function"))] | None = None
     """`non_zero_variance` or your own `module:function`: groups that it rejects are replaced."""
     max_refill_factor: Positive = 3.0
-    """At most so many times the batch is played to replace rejected groups."""
+    """Most groups that are played to replace rejected ones, as a multiple of the batch."""

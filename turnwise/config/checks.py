@@ -1,7 +1,5 @@
-"""Contradictions and impossible sizes that are more than a rule of `rules.yaml`, found before a model is loaded. Each message
+"""Contradictions and impossible sizes that a rule of `rules.yaml` can't express, found before a model is loaded. Each message
 shows the arithmetic or both choices."""
-
-from __future__ import annotations
 
 import math
 import re
@@ -23,7 +21,7 @@ from turnwise.spec import PG_VARIANTS, ROWS_TAG, STEP_PLACEHOLDERS, STRATEGIES, 
 
 
 def find_problems(config: AgenticConfig | SFTConfig) -> list[Problem]:
-    """Everything that makes the config impossible, all at once, but for `sibling_problems`."""
+    """Everything that makes the config impossible, except `sibling_problems`."""
     checks = (_environments, _rewards, _sizes, _roles, _critic, _cache, _loss, _room, _streaming, _validations, _deterministic)
     shared = [*_models(config), *_trackers(config)]
     if isinstance(config, SFTConfig):
@@ -50,7 +48,7 @@ def named_models(config: AgenticConfig | SFTConfig) -> Iterator[tuple[str, Model
 
 
 def _models(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Folders that can't be loaded or can't hold a sequence. One that isn't here may still be made, or downloaded."""
+    """Models that can't be loaded or can't hold a sequence. One that isn't here may still be made, or downloaded."""
     models = list(named_models(config))
     for key, model in models:
         try:
@@ -93,13 +91,9 @@ def _trackers(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
                 yield from _tracker_argument(takers[0], ("tracker_kwargs", key), value)
             else:
                 names = " or ".join(takers) or f"no tracker of track_with ({', '.join(config.track_with)})"
-                yield Problem(
-                    ("tracker_kwargs", key), f"taken by {names}; write it below the name of its tracker, or remove it"
-                )
+                yield Problem(("tracker_kwargs", key), f"taken by {names}; write it under its tracker's name, or remove it")
         elif key not in config.track_with:
-            yield Problem(
-                ("tracker_kwargs", key), f"track_with is {', '.join(config.track_with)}; add {key} there, or remove this"
-            )
+            yield Problem(("tracker_kwargs", key), f"track_with is {', '.join(config.track_with)}; add {key}, or remove this")
         elif not isinstance(value, dict):
             yield Problem(("tracker_kwargs", key), f"got {value!r}; the arguments of a tracker are a mapping")
         else:
@@ -125,9 +119,7 @@ def _environments(config: AgenticConfig) -> Iterator[Problem]:
         is_repeated = split == "val" and not manager.is_set("tags")
         if config.custom_envs and not manager.tags and not is_repeated:
             known = ", ".join(config.custom_envs)
-            yield Problem.at(
-                f"{name}.tags", f"[] leaves nothing to play; name tags of custom_envs ({known}), or leave it out for all"
-            )
+            yield Problem.at(f"{name}.tags", f"[] leaves nothing to play; name some of {known}, or leave it out for all")
         files = config.data.train_files if split == "train" else config.data.val_files
         if manager.has_rows and ROWS_TAG not in config.custom_envs and not files:
             yield Problem.at(f"{name}.tags", f"{ROWS_TAG!r} is the tag of rows, and there are no data.{split}_files; name some")
@@ -261,7 +253,7 @@ def _cache(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def sibling_problems(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Groups of one, which can be played, but teach nothing."""
+    """Groups of one, which can be played but teach nothing."""
     if isinstance(config, SFTConfig) or config.train_env_manager.group_size > 1:
         return
     normalization, estimator = config.reward_normalization, config.estimator
@@ -331,7 +323,7 @@ def _streaming(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def _validations(config: AgenticConfig) -> Iterator[Problem]:
-    """Problems of `save_best` and `early_stopping` with the validations of the config."""
+    """Conflicts of `save_best` and `early_stopping` with the config's validations."""
     for key, section in (("save_best", config.save_best), ("early_stopping", config.early_stopping)):
         if section is not None and not section.metric.startswith("val/"):
             message = f"{section.metric!r} is no metric of a validation; those begin with val/, such as val/score/mean"

@@ -1,6 +1,4 @@
-"""Keys and defaults of other systems, as `published.yaml` has them: their names here, and defaults that differ."""
-
-from __future__ import annotations
+"""Keys and defaults of other systems (`published.yaml`): our names for them, and defaults that differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ Answer = Literal["", "warn", "nothing to do", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Keys that aren't needed here, and why. `published.yaml` says what the other fields mean."""
+    """Keys that aren't needed here, and why. `published.yaml` explains the other fields."""
 
     reason: str
     keys: Sequence[str]
@@ -25,7 +23,7 @@ class Retired:
     idle: Sequence[str] = ()
 
     def answer_to(self, value: Any) -> Answer:
-        """The effect of such a key with this value, in words; empty if it needs none."""
+        """How such a key with this value is answered; empty if no answer is needed."""
         if value is None or any(type(value) is type(known) and value == known for known in self.harmless):
             return ""
         if self.answer == "refuse own classes":
@@ -49,11 +47,11 @@ def retired_keys() -> Mapping[str, Retired]:
 
 
 PUBLISHED = "ROLL"
-_SHORTEST = 6  # letters of a name that, alone, is taken for the end of another system's dotted key
+_SHORTEST = 6  # a name alone is taken for the end of another system's key only if it has so many letters
 
 
 def unknown_leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:
-    """The keys to answer for an unknown one: each key of another system's section, else the key itself."""
+    """The keys to report for an unknown one: each key inside another system's section, else the key itself."""
     start = ".".join(map(str, path)) + "."
     if isinstance(value, dict) and any(f".{key}".find(f".{start}") >= 0 for key in _keys()):
         for name, inner in value.items():

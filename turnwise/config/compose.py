@@ -1,6 +1,4 @@
-"""YAML files to one plain dictionary, by Hydra's compose. Hydra is imported when a file is read, not before."""
-
-from __future__ import annotations
+"""Turns YAML files into one plain dictionary by Hydra's compose. Hydra is imported only when a file is read."""
 
 import re
 import warnings
@@ -8,13 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turnwise.config.yaml_text import display, load_yaml, read_yaml, require_bounded, require_bounded_references
 from turnwise.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 _REFERENCE = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w-]*)(?=[.\[}\s])")
 
@@ -35,11 +30,8 @@ class Composed:
 def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
     """Reads a YAML file with Hydra's defaults lists, interpolations and overrides.
 
-    `key=value` also sets a key that the file leaves out, since the schema judges which keys there are.
-
-    Raises:
-        ConfigError: no such file, or Hydra can't compose it.
-    """
+    `key=value` also sets a key that the file leaves out, since the schema decides which keys there are. Raises ConfigError if
+    there is no such file, or Hydra can't compose it."""
     if not path.is_file():
         raise ConfigError(_missing_file(path))
     if path.suffix != ".yaml":
@@ -82,12 +74,8 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
 def find_config(config_path: str, config_name: str, script_folder: Path | None = None) -> Path:
     """The YAML file of a folder and a name, as the published launcher gives them.
 
-    A relative folder is taken from the working directory or, since the shell scripts give only its basename, from the
-    script's folder.
-
-    Raises:
-        ConfigError: there is no such file, with the places that were tried.
-    """
+    A relative folder is looked for in the working directory and, since the shell scripts give only its basename, in the
+    script's folder. Raises ConfigError, which names the places that were tried, if there is no such file."""
     name = config_name if config_name.endswith(".yaml") else f"{config_name}.yaml"
     bases = [Path.cwd()] if script_folder is None else [Path.cwd(), script_folder]
     places = [base / config_path / name for base in bases]
@@ -99,8 +87,8 @@ def find_config(config_path: str, config_name: str, script_folder: Path | None =
 
 
 def _readable_files(path: Path, folder: Path, overrides: Sequence[str]) -> tuple[Path, ...]:
-    """The files of `Composed`, after reading every file that Hydra is going to read: it bounds nothing, and names no line of a
-    file that isn't UTF-8."""
+    """The files of `Composed`. It checks every file that Hydra is going to read, since Hydra has no limits and names no line of
+    a file that isn't UTF-8."""
     waiting, seen, folders, outermost = [path], set(), {folder}, {path: None}
     for override in overrides:
         key, separator, value = override.lstrip("+~").partition("=")
@@ -138,14 +126,12 @@ def _searched(content: Any) -> set[Path]:
 
 
 def _included(defaults: Any) -> Iterator[tuple[str, str]]:
-    """Groups and options of a defaults list; of a plain name the group is empty."""
+    """`(group, option)` for each entry of a defaults list; a plain name has an empty group."""
     for item in defaults if isinstance(defaults, list) else ():
         for group, options in item.items() if isinstance(item, dict) else [("", item)]:
             for option in options if isinstance(options, list) else [options]:
-                group_name, option_name = (
-                    re.sub(r"^((optional|override) )*/?|@.*$", "", str(name)) for name in (group, option)
-                )
-                yield group_name, option_name
+                plain = [re.sub(r"^((optional|override) )*/?|@.*$", "", str(name)) for name in (group, option)]
+                yield plain[0], plain[1]
 
 
 def _shapes_the_defaults(override: str, folder: Path) -> bool:
@@ -154,7 +140,7 @@ def _shapes_the_defaults(override: str, folder: Path) -> bool:
     return key.startswith("~") or "/" in key or "@" in key or (folder / key).is_dir()
 
 
-def _assign(tree: DictConfig, override: str) -> None:
+def _assign(tree: Any, override: str) -> None:
     """Sets one value in the composed tree, parsed by Hydra's grammar.
 
     Below a section that is an interpolation, the section is copied first: Hydra's own override would replace all of it by
@@ -185,7 +171,7 @@ def _assign(tree: DictConfig, override: str) -> None:
 
 
 def _with_letters(value: Any) -> Any:
-    """The value with its letters beyond ASCII, which Hydra's grammar doesn't know and which it was given by their numbers."""
+    """Puts back letters beyond ASCII, which Hydra's grammar doesn't know and which were replaced by their numbers."""
     if isinstance(value, dict):
         return {_with_letters(key): _with_letters(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,9 +1,7 @@
 """The table of a run: every setting in force, before anything is loaded (`turnwise config`) and at the start of a run.
 
-A run replaces the rows of which its objects know more (`build.run_table`).
+A run replaces the rows about which its objects know more (`build.run_table`).
 """
-
-from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
@@ -60,8 +58,8 @@ class Applied:
 
 
 def describe(config: AgenticConfig | SFTConfig, built: dict[str, str] | None = None) -> Applied:
-    """The settings in force, computed from the config and the model's config.json. The rows that a run has `built` replace
-    those of the same names; an empty text removes one."""
+    """The settings in force, computed from the config and the model's config.json. Rows that a run has `built` replace those
+    with the same names; an empty text removes one."""
     rows = dict(_sft_rows(config) if isinstance(config, SFTConfig) else _agentic_rows(config))
     if built is not None:
         return Applied([(name, text) for name, text in (rows | built).items() if text], ineffective(config))
@@ -69,7 +67,7 @@ def describe(config: AgenticConfig | SFTConfig, built: dict[str, str] | None = N
 
 
 def _unknown_environments(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """Names that are no built-in environment. A program may register them before it builds, so they are no error here."""
+    """Warns of names that no built-in environment has. A program may still register them, so they are no error here."""
     for tag, env in config.custom_envs.items() if isinstance(config, AgenticConfig) else ():
         if env.env_type not in ENVS and ":" not in env.env_type:
             known = [name for name, entry in ENVS.items() if entry]
@@ -150,7 +148,7 @@ def environments(config: AgenticConfig, split: Split) -> Iterator[Row]:
 
 
 def _data(config: AgenticConfig) -> Iterator[Row]:
-    """The rows that are played, and the rewards of every episode."""
+    """The rows of data that are played, and the rewards of every episode."""
     if config.train_env_manager.has_rows:
         order = "in a new order each epoch" if config.data.shuffle else "in their order"
         order = "drawn by their success (curriculum)" if config.data.curriculum else order
@@ -162,7 +160,7 @@ def _data(config: AgenticConfig) -> Iterator[Row]:
 
 
 def start_of(path: str) -> str:
-    """A model's folder; of an adapter, with its base model."""
+    """A model's folder; for an adapter, with its base model."""
     base = base_of_adapter(path)
     return path if base is None else f"{path}, an adapter merged into {base}"
 
@@ -197,7 +195,6 @@ def _role(role: Role, where: str) -> str:
 
 
 def _algorithm(config: AgenticConfig) -> Iterator[Row]:
-    """Advantages, loss and KL."""
     yield "advantages", ", ".join(phrases("advantages", config))
     yield "loss", f"{_variant(config)}, {config.loss_agg_mode}, entropy × {config.entropy_loss_coef:g}"
     yield "KL", "; ".join(phrases("KL", config))
@@ -289,7 +286,7 @@ def _optimizer(arguments: TrainingArgs, max_grad_norm: float) -> str:
 
 
 def _asynchronous(config: AgenticConfig) -> str:
-    """The treatment of responses that are being sampled when weights change, of groups and of stale tokens."""
+    """What happens to running responses when weights change, to groups, and to stale tokens."""
     fates = {"finish": "are finished", "abort_continue": "go on with them", "abort_restart": "start over", "keep": "are kept"}
     trained_on = "as they end" if config.is_streamed else "when the batch is whole"
     responses = f"at new weights responses {fates[config.on_weight_update]}"
@@ -298,7 +295,6 @@ def _asynchronous(config: AgenticConfig) -> str:
 
 
 def _validation(config: AgenticConfig) -> str:
-    """How often, and on what."""
     if not config.uses_validation:
         return "never (eval_steps 0)"
     manager = config.val_env_manager

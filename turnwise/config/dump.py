@@ -1,6 +1,4 @@
-"""A resolved config as YAML that loads to the same config, and what differs in that of a resumed run (`resume.yaml`)."""
-
-from __future__ import annotations
+"""Writes a resolved config as YAML that loads to the same config, and compares it with a resumed run's (`resume.yaml`)."""
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
@@ -13,8 +11,8 @@ from turnwise.config.sft import SFTConfig
 from turnwise.config.without_effect import UNREAD
 from turnwise.package_tables import read_table
 
-_MAX_INLINE = 300  # most characters of a mapping that is written on one line
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs", "args")
+_MAX_INLINE = 300  # most characters of a mapping that is written on one line
 
 
 class _Dumper(yaml.SafeDumper):
@@ -32,18 +30,12 @@ def _represent_mapping(dumper: yaml.SafeDumper, value: dict[str, Any]) -> yaml.N
     return node
 
 
-def _represent_list(dumper: yaml.SafeDumper, value: list[Any]) -> yaml.Node:
-    is_flat = not any(isinstance(item, (dict, list)) for item in value)
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=is_flat)
-
-
 _Dumper.add_representer(str, _represent_text)
 _Dumper.add_representer(dict, _represent_mapping)
-_Dumper.add_representer(list, _represent_list)
 
 
 def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
-    """The config as plain values, without the roles and keys that this run has no use for."""
+    """The config as plain values, without roles and keys that this run doesn't use."""
     values = _without_null(config.model_dump())
     if isinstance(config, SFTConfig):
         return values
@@ -56,7 +48,7 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
             (values[name][section] if section else values[name]).pop(last, None)
     splits: tuple[Split, ...] = ("train", "val")
     for split in splits:
-        # As resolved, so that values from actor_infer stay the same when this is loaded again.
+        # The resolved values, so that those from actor_infer stay the same when this is loaded again.
         sampling = _without_null(config.sampling(split).model_dump())
         values[f"{split}_env_manager"]["generating_args"] = sampling
     if not config.is_set("data"):
@@ -68,7 +60,8 @@ def resolved_values(config: AgenticConfig | SFTConfig) -> dict[str, Any]:
 
 def dump_yaml(config: AgenticConfig | SFTConfig) -> str:
     """The resolved config as YAML; loading it gives the same settings."""
-    return yaml.dump(resolved_values(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=128)
+    values = resolved_values(config)
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=128, default_flow_style=None)
 
 
 def _without_null(value: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +81,7 @@ RESUMED: dict[str, Any] = read_table(__file__, "resume.yaml")
 
 
 class Difference(NamedTuple):
-    """One setting that differs from the saved run's; None if one of the two has no use for it."""
+    """One setting that differs from the saved run's; None if a run doesn't use it."""
 
     key: str
     saved: Any

@@ -1,7 +1,5 @@
 """Tasks: environments by tag and how many of them play at once, rows of data sets, and agents with tools."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -82,11 +80,11 @@ class CustomEnv(Section):
     action_pattern: Annotated[str, AfterValidator(_compiles)] | None = DEFAULT_ACTION_PATTERN
     """Regular expression whose first group is the action; `null` takes the whole response."""
     encode_special_tokens: bool | None = None
-    """Special tokens that are spelt out in a user message, so in an observation too, become those tokens; false = they stay
+    """Special tokens that are spelt out in a user message, and so in an observation, become those tokens; false = they stay
     ordinary text, and no environment can forge a turn [true; false for environments that relay foreign text]."""
     use_thread_lock: bool = False
-    """It blocks, and only one may be called at a time. Each environment gets a thread of its own, and they are called one after
-    the other."""
+    """The environment blocks, and only one may be called at a time. Each gets a thread of its own, and they are called one
+    after the other."""
     tools: list[str] | None = None
     """Names of the tools that the model may call."""
 
@@ -107,15 +105,16 @@ class EnvManager(Section):
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
     """Sampling of this split; what it leaves out is actor_infer's."""
     max_env_num_per_worker: Count = 0
-    """Environments that block: each in a thread of its own, of every tag so many called at once; 0 = none of them blocks."""
+    """For environments that block: each gets a thread of its own, and so many of a tag are called at once; 0 = they don't
+    block."""
     max_env_retries: Count = 2
     """Times that a failed episode is started again with its seed."""
     env_step_timeout_s: Seconds = 60.0
     """Time of one call: the constructor, reset, step, close."""
     episode_timeout_s: Seconds = 3600.0
-    """Time of one episode, whatever its agent waits for; the turns that it has by then are trained on as truncated."""
+    """Time of one episode, whatever its agent waits for; the turns finished by then are trained on as truncated."""
     max_failed_fraction: Fraction = 0.2
-    """Beyond this share of failed episodes in a batch the run stops."""
+    """The run stops if a larger share of a batch's episodes fails."""
 
     @property
     def env_tags(self) -> list[str]:
@@ -134,7 +133,7 @@ class RewardFunction(Section):
     name: Annotated[str, AfterValidator(OneOf(REWARDS, own="module:function"))]
     """A registered name, or `module:function` of your own."""
     weight: float = 1.0
-    """Factor of its number in the score."""
+    """Factor of the reward in the score."""
     args: dict[str, Any] = Field(default_factory=dict)
     """More arguments of the function, by name."""
 
@@ -155,9 +154,9 @@ class Data(Section):
     val_files: Names | None = None
     """Validation rows, in the same forms."""
     num_epochs: PositiveCount | None = None
-    """Times that each training row is played; the run ends when the rows do, if max_steps doesn't end it before."""
+    """Times that each training row is played; the run ends after them, unless max_steps ends it before."""
     curriculum: bool = False
-    """Rows and environment tags are drawn by what there is to learn from them, measured by their success."""
+    """Draw rows and environment tags by how much there is to learn from them, judged by their success."""
     prompt_key: str = "prompt"
     """Column of the prompt: a text, or a list of messages."""
     agent_name_key: str = "agent_name"
@@ -192,7 +191,7 @@ class Agent(Section):
     max_user_turns: PositiveCount | None = None
     """Messages of a simulated user at most [what sequence_length holds]."""
     max_parallel_calls: PositiveCount = 1
-    """Calls of one response that are executed, at the same time; the model reads that the others weren't."""
+    """Tool calls of one response that are executed, all at once; the model is told that further ones weren't."""
     max_tool_response_length: PositiveCount = 1024
     """Characters of a tool's result that are shown."""
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"

@@ -1,7 +1,5 @@
 """Reads a YAML file, or a plain mapping, into a validated config."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -29,7 +27,7 @@ C = TypeVar("C", AgenticConfig, SFTConfig, default=AgenticConfig)
 Kind = type[AgenticConfig] | type[SFTConfig]
 MAX_CHARACTERS = 100_000
 """Characters of one text: more than any context holds."""
-_LIKENESS = 0.75  # keys share many of their parts: at less than this another setting is as likely meant
+_LIKENESS = 0.75  # keys share many of their parts, so below this another setting may as well be meant
 Purpose = Literal["train", "play", "show"]
 Examine = Callable[[Any], Iterable[Problem]]
 
@@ -45,11 +43,7 @@ def load_config(
     """The config of a YAML file with overrides, and notes on what was translated or has no effect.
 
     With `purpose` play the config needs no siblings. `examine` finds further problems (of plug-ins) in a config that is valid
-    by itself.
-
-    Raises:
-        ConfigError: every problem that was found, with file and line. With `strict`, keys without effect are problems.
-    """
+    by itself. Raises ConfigError with file and line of every problem; `strict` makes keys without effect problems."""
     return _load(Path(path), overrides, lambda _: kind, strict, purpose, examine)
 
 
@@ -71,7 +65,7 @@ def parse_config(
     file: str | Path | None = None,
     examine: Examine | None = None,
 ) -> tuple[C, list[str]]:
-    """The config of a plain mapping, checked as a file would be; with a `file`, the config of that with these values in it.
+    """The config of a plain mapping, checked as a file would be. With `file`, the values replace those of that file.
 
     >>> lake = {"Lake": {"env_type": "frozen_lake"}}
     >>> parse_config({"pretrain": "models/tiny", "custom_envs": lake, "ppo_epoch": 2})
@@ -138,7 +132,7 @@ def _parse(
     if examine is not None and config is not None and not problems:
         try:
             for problem in examine(config):
-                problems.append(problem)  # one by one, so that values before an error are kept
+                problems.append(problem)  # one by one, so that those before an error are kept
             config.note_examined()
         except NotAvailableError as error:
             if purpose != "show" and not problems:
@@ -152,7 +146,7 @@ def _parse(
 
 
 def _sibling_problems(config: AnyConfig, translation: Translation, purpose: Purpose) -> list[Problem]:
-    """Problems that refuse the config. A published file may be for a pipeline that only plays, although no key says so."""
+    """Problems that refuse the config. A published file may belong to a pipeline that only plays, although no key says so."""
     found = [] if purpose == "play" else list(sibling_problems(config))
     if purpose == "show" and translation.is_published:
         translation.notes += [f"{line}; `train` refuses that, `rollout` and `eval` play it" for line in as_sentences(found)]
@@ -178,7 +172,7 @@ def _not_text(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
 
 
 def _validate(kind: type[C], translation: Translation, problems: list[Problem]) -> C | None:
-    """The model, or None. Unknown keys are reported and left out, so that everything else is checked as well."""
+    """The config, or None. Unknown keys are reported and left out, so that the rest is checked as well."""
     raw = translation.raw
     try:
         return kind.model_validate(raw)

@@ -1,7 +1,5 @@
-"""Features that this version, or this installation, lacks, and what isn't on this machine. A valid config that asks for one
-passes only `turnwise config`, which says so."""
-
-from __future__ import annotations
+"""Finds what a valid config needs but this version, installation or machine lacks. Only `turnwise config` accepts such a
+config, and says what is missing."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,15 +17,11 @@ from turnwise.model_folder import folder_here
 from turnwise.spec import AGENTS, ENVS, ROWS_TAG, STRATEGIES, TRACKERS
 
 _MODULES = {"megatron": "megatron.core"}  # modules of extras with a name that differs from the extra's
-_WITHOUT_OPTIONS = ("torch_train", "torch_infer")  # strategies to which strategy_config has nothing to say
+_WITHOUT_OPTIONS = ("torch_train", "torch_infer")  # strategies that take no strategy_config
 
 
 def require(missing: Sequence[str]) -> None:
-    """Refuses to run if something is missing.
-
-    Raises:
-        NotAvailableError: with every sentence of `missing`.
-    """
+    """Raises NotAvailableError with the sentences of `missing`, if there are any."""
     if missing:
         raise NotAvailableError("this config is valid, but can't run here:\n" + "\n".join(f"  - {line}" for line in missing))
 
@@ -51,12 +45,8 @@ def not_here(config: AgenticConfig | SFTConfig) -> list[str]:
 
 
 def unavailable_to_play(config: AgenticConfig, split: Split = "val") -> list[str]:
-    """What this version lacks to play the tasks of a split with a saved model, without the needs of training."""
-    manager = config.env_manager(split)
-    return [
-        *_role("actor_infer.", config.actor_infer),
-        *_environments(config, manager.tags),
-    ]
+    """What is missing to play the tasks of a split with a saved model, which needs less than training."""
+    return [*_role("actor_infer.", config.actor_infer), *_environments(config, config.env_manager(split).tags)]
 
 
 def _role(prefix: str, role: Role | SFTConfig) -> Iterator[str]:
@@ -114,7 +104,7 @@ def _models(config: AgenticConfig | SFTConfig) -> Iterator[str]:
 
 
 def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """The folders that the run couldn't make, or write into. One that is resumed may go on in its own."""
+    """The folders that the run couldn't make or write into. A resumed run has its folder already."""
     pictures = config.render_save_dir if isinstance(config, AgenticConfig) and config.uses_validation else None
     asked = {"logging_dir": config.logging_dir, "render_save_dir": pictures}
     asked["checkpoint_config.output_dir"] = config.checkpoint_config.output_dir
@@ -127,7 +117,7 @@ def _places(config: AgenticConfig | SFTConfig) -> Iterator[str]:
         while not os.path.lexists(place):
             place = place.parent
         try:
-            # The system alone knows who may write where: it is asked with a folder that is gone at once.
+            # Only the system knows who may write where, so this makes a folder and removes it.
             TemporaryDirectory(dir=place).cleanup()
         except OSError as fault:
             yield f"{key}: {path} can't be written ({place}: {fault.strerror}); name another folder, or allow it."

@@ -1,7 +1,5 @@
 """A model's size from its config.json, without loading the model or a library."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +31,7 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """Trainable numbers of the dense model, a tied embedding counted once."""
+        """Parameters of the dense model; a tied embedding counts once."""
         hidden, query, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = 2 * hidden * query + 2 * hidden * kv
         attention += (query + 2 * kv) * self.has_qkv_bias + 2 * self.head_dim * self.has_qk_norm
@@ -48,7 +46,7 @@ class ModelShape:
         return self.num_parameters - head + self.hidden_size + 1
 
     def num_lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
-        """Numbers in adapters of the projections that `targets` name by their ends, or of all of them (`all`)."""
+        """Parameters of adapters on the projections that `targets` name by their ends, or on all of them (`all`)."""
         hidden, query, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         wide = hidden + self.intermediate_size
         sizes = {"q_proj": hidden + query, "k_proj": hidden + kv, "v_proj": hidden + kv, "o_proj": hidden + query}
@@ -62,15 +60,15 @@ class ModelShape:
 
 
 def read_model_shape(model: str) -> ModelShape | None:
-    """The shape of a model's folder, or of the base model of an adapter's; None for a model that isn't on this machine, or
-    where config.json doesn't name a shape of this family."""
+    """The shape of the model in a folder, or of an adapter's base model. None if the model isn't on this machine, or its
+    config.json has no shape of this family."""
     try:
         folder = folder_here(base_of_adapter(model) or model)
         content = read_object(folder / "config.json") if folder else {}
         section = content.get("text_config") or content
         check_sizes("config.json", section)
         shape = _shape(section)
-        # A list or null instead of a number: another kind of architecture.
+        # With a list or null instead of a number it is another kind of architecture.
         return shape if min(shape.num_parameters, shape.kv_bytes_per_token("fp32"), shape.context_length) > 0 else None
     except (ModelError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return None

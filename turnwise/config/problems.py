@@ -1,6 +1,4 @@
-"""Problems of a config, and one message for all of them."""
-
-from __future__ import annotations
+"""Problems of a config, and one error message for all of them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,8 +17,8 @@ class Problem:
     message: str
 
     @classmethod
-    def at(cls, key: str, message: str) -> Problem:
-        """A problem of a dotted key."""
+    def at(cls, key: str, message: str) -> "Problem":
+        """The problem of a dotted key."""
         return cls(tuple(key.split(".")), message)
 
     @property

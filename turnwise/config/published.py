@@ -1,6 +1,4 @@
-"""Configs written for the published systems: their keys, translated to ours or answered with one sentence."""
-
-from __future__ import annotations
+"""Translates the keys of configs written for published systems into ours, or answers them with one sentence."""
 
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -22,7 +20,7 @@ _SECOND_SYSTEM = (
         for key in ("tool_config_path", "interaction_config_path")
     ),
 )
-"""Keys of the second system that are taken; the others are refused with ours named."""
+"""Keys of the second system that are translated. The others are refused, with ours named."""
 _VERBATIM = ("env_config", "strategy_config", "pg_args", "tracker_kwargs")
 
 
@@ -42,7 +40,8 @@ class Translation:
     """Tags of environments that neither manager plays."""
 
     def refusing(self, problems: list[Problem]) -> list[Problem]:
-        """Problems that refuse the config. One of a tag that nothing plays becomes a note, and the tag is left out."""
+        """The problems that refuse the config. One in an environment that nothing plays only becomes a note, and leaves it
+        out."""
         refusing = []
         for problem in problems:
             if problem.path[:1] == ("custom_envs",) and str(problem.path[1:2] and problem.path[1]) in self.unplayed:
@@ -74,7 +73,7 @@ class Translation:
 
 
 def translate(raw: dict[str, Any], known: frozenset[str], interpolated: frozenset[str]) -> Translation:
-    """Translates a raw config in place. `known` are the schema's top-level keys, `interpolated` those referred to."""
+    """Translates a raw config in place. `known` are the schema's top-level keys, `interpolated` those that values refer to."""
     translation = Translation(raw)
     translation.unplayed = _unplayed(translation)
     _drop_variables(translation, known, interpolated)
@@ -141,7 +140,7 @@ def _unplayed(translation: Translation) -> frozenset[str]:
 
 
 def _answer_idle_sections(translation: Translation) -> None:
-    """Published files always have a reference, and threads for environments that take turns."""
+    """Drops sections that every published file has, whether used or not: the reference, and threads for locked environments."""
     raw = translation.raw
     if "reference" in raw and not raw.get("use_kl_loss") and not raw.get("add_token_level_kl"):
         del raw["reference"]
@@ -151,16 +150,15 @@ def _answer_idle_sections(translation: Translation) -> None:
     for manager in MANAGERS:
         section = translation.section(manager)
         tags = section.get("tags") or tags
-        if "max_env_num_per_worker" in section and all(
-            isinstance(envs.get(tag), dict) and envs[tag].get("use_thread_lock") for tag in tags
-        ):
+        are_locked = all(isinstance(envs.get(tag), dict) and envs[tag].get("use_thread_lock") for tag in tags)
+        if "max_env_num_per_worker" in section and are_locked:
             del section["max_env_num_per_worker"]
             message = "nothing to do here: use_thread_lock lets its environments be called one after the other."
             translation.notes.append(f"{manager}.max_env_num_per_worker: {message}")
 
 
 def _read_grpo_of_plain_scores(translation: Translation) -> None:
-    """There, `grpo` is one more name of `reinforce` on whole scores; it is the normalisation that compares siblings."""
+    """In published configs `grpo` on whole scores is another name for `reinforce`; only the normalisation compares siblings."""
     normalization = translation.section("reward_normalization")
     own = any(normalization.get(f"norm_{part}_type") for part in ("mean", "std"))
     if translation.raw.get("adv_estimator") == "grpo" and normalization.get("method") == "identity" and not own:
@@ -256,7 +254,7 @@ def _translate_env(translation: Translation, tag: str) -> None:
 def _translate_builtin_env(
     translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]
 ) -> None:
-    """The agent counts actions here, so an environment's own limit becomes the tag's; the smaller one holds."""
+    """The agent counts actions here, so an environment's own limit becomes the tag's; the smaller of the two holds."""
     for key, reason in vocabulary()["built_in_env_config"].items():
         if config.pop(key, None) is not None:
             translation.ineffective.append(Problem((*path, "env_config", key), f"has no effect: {reason}"))
@@ -273,7 +271,7 @@ def _translate_builtin_env(
 
 
 def _translate_correction(translation: Translation) -> None:
-    """A published filter has a band of ratios, of differences of probabilities, or both; ours has one of ratios."""
+    """A published filter bounds ratios, differences of probabilities, or both; ours bounds ratios."""
     path = ("train_infer_correction",)
     section = translation.section(*path)
     weight = translation.section(*path, "is_weight")

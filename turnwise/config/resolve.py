@@ -1,4 +1,4 @@
-"""Fills in unset values, once, so that no other code derives them."""
+"""Fills in unset values once, so that no other code has to derive them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from turnwise.config.schema import AgenticConfig
 
 DEFAULT_SEQUENCE_LENGTH = 4096
-_LEAST_TOKENS_OF_MICROBATCH = 4096  # below, a pass spends more time on starting each operation than on its numbers
+_LEAST_TOKENS_OF_MICROBATCH = 4096  # in smaller passes, starting an operation takes longer than computing it
 
 
 def resolve(config: AgenticConfig) -> None:
@@ -33,13 +33,13 @@ def resolve(config: AgenticConfig) -> None:
     is_fp32 = config.actor_train.model_args.dtype == config.actor_infer.model_args.dtype == "fp32"
     config.fill(parity_max_logprob_diff=1e-3 if is_fp32 else 5e-2)
     agents = {env.agent_name for env in config.custom_envs.values()}
-    # Of a user's own credit or agent nothing is known.
+    # Nothing is known of a user's own credit or agent.
     is_known = not config.estimator.is_own and agents <= AGENTS.keys() | AGENT_ALIASES.keys()
     config.fill(stream_training=config.plays_ahead and is_known and not any(streaming_obstacles(config)))
 
 
 def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str, policy: ModelArgs | None = None) -> None:
-    """Fills in a role's model arguments. A role with `policy`'s model takes over its trust settings."""
+    """Fills in a role's model arguments. A role with the policy's model takes over the policy's trust settings."""
     arguments.fill(model_name_or_path=path, model_type=model_type, dtype=dtype)
     is_same = policy is not None and policy.model_name_or_path == arguments.model_name_or_path
     for key in ("trust_remote_code", "allow_pickle"):
@@ -51,7 +51,7 @@ def resolve_model(arguments: ModelArgs, path: str, model_type: str, dtype: str, 
 
 
 def tokens_of_microbatch(sequence_length: int) -> int:
-    """Tokens of a micro-batch that nobody has set."""
+    """Default tokens of a micro-batch."""
     return max(2 * sequence_length, _LEAST_TOKENS_OF_MICROBATCH)
 
 
@@ -98,7 +98,7 @@ def _resolve_algorithm(config: AgenticConfig) -> None:
 
 
 def published_clips(config: AgenticConfig) -> dict[str, Any]:
-    """The published clip keys as parameters of the variant, as far as it has them."""
+    """The published clip keys as parameters of the variant, if it has them."""
     variant = config.variant
     asked: dict[str, Any] = {"clip_low": config.pg_clip, "clip_high": config.pg_clip}
     if config.use_pg_clip_range:

@@ -1,7 +1,5 @@
 """The models of a run: their folders, training, sampling, strategies and devices."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 
@@ -25,7 +23,7 @@ from turnwise.package_tables import read_table
 from turnwise.spec import MAX_KEPT, STRATEGIES
 
 MAX_DEVICES = 65_536
-"""More ranks than this are a typing error, found before a list of them is made."""
+"""More ranks than this are taken for a typing error, before a list of them is made."""
 
 _INTEGER = r"\s*(-?\d{1,9})\s*"
 _RANGE = re.compile(rf"\s*(?:list\(\s*)?range\({_INTEGER}(?:,{_INTEGER})?(?:,{_INTEGER})?\)(\s*\))?\s*")
@@ -34,13 +32,10 @@ _FORMS = "a list of ranks such as [0, 1], or a text such as 'list(range(0, 8))' 
 
 
 def parse_devices(text: str) -> list[int]:
-    """The ranks of `list(range(…))`, `[…]` and sums of them, in order.
+    """The ranks of `list(range(…))`, `[…]` and sums of them, in order. Raises ValueError for any other text.
 
     >>> parse_devices("list(range(0, 4)) + [6]")
     [0, 1, 2, 3, 6]
-
-    Raises:
-        ValueError: any other text.
     """
     ranks: list[int] = []
     for term in text.split("+"):
@@ -76,8 +71,6 @@ def _devices(value: Any) -> Any:
 
 
 DeviceRanks = Annotated[list[int], BeforeValidator(_devices)]
-
-
 Schedule = Literal["constant", "constant_with_warmup", "inverse_sqrt", "linear", "cosine", "cosine_with_restarts", "polynomial"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 ROLES: dict[str, dict[str, Any]] = read_table(__file__, "roles.yaml")
@@ -102,7 +95,7 @@ class ModelArgs(Section):
     lora_alpha: Positive | None = None
     """LoRA scale [2 × lora_rank]."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout before the adapters, while an optimiser step is made."""
+    """Dropout before the adapters in training passes."""
     lora_target: Names | None = None
     """Linear modules that get adapters, by their names or the ends of them, or `all` (`all-linear`) [all but the
     vocabulary projection]."""
@@ -156,10 +149,6 @@ class TrainingArgs(Section):
     """Decay of the second moment."""
 
 
-def _off_is_zero(value: Any) -> Any:
-    return 0 if value == -1 else value
-
-
 def _one_sequence(value: int) -> int:
     if value != 1:
         raise ValueError(f"got {value}; a task's siblings come from `group_size` of the environment manager, so this stays 1")
@@ -175,10 +164,10 @@ class GeneratingArgs(Section):
     """Divides the logits; 0 is greedy. The trainer's log-probs use the same."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus of this mass; 1 = off."""
-    top_k: Annotated[Count, BeforeValidator(_off_is_zero)] = 0
+    top_k: Annotated[Count, BeforeValidator(lambda value: 0 if value == -1 else value)] = 0
     """Only the k likeliest tokens; 0 (or -1) = off."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Leaves out tokens less likely than this share of the likeliest; 0 = off."""
+    """Leaves out tokens that are less likely than this share of the likeliest one; 0 = off."""
     num_return_sequences: Annotated[int, AfterValidator(_one_sequence)] = 1
     """Always 1: siblings come from `group_size`."""
     stop_strings: Names = Field(default_factory=list)
@@ -194,12 +183,12 @@ class GeneratingArgs(Section):
 
     @property
     def is_truncated(self) -> bool:
-        """Whether part of the policy's mass can't be sampled."""
+        """Whether part of the policy's probability can't be sampled."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
 
     @property
     def loses_ids(self) -> bool:
-        """Whether nobody knows what a token was drawn from, so that its log-prob can't be compared."""
+        """Whether it is unknown which tokens each one was drawn from, so that log-probs can't be compared."""
         return self.is_truncated and not self.keeps_ids
 
     @property
@@ -227,7 +216,7 @@ class StrategyArgs(Section):
 
     @property
     def always_packs(self) -> bool:
-        """Whether the strategy lays samples one after another, whatever `use_sequence_packing` says."""
+        """Whether the strategy always packs samples, whatever `use_sequence_packing` says."""
         return self.strategy_name.startswith(("torch_", "deepspeed_"))
 
     @property
@@ -236,7 +225,7 @@ class StrategyArgs(Section):
         return self.strategy_name == "deepspeed_train"
 
     def degree(self, *names: str) -> int:
-        """The first of the given parallel degrees that the engine's options hold, 1 if they hold none."""
+        """The engine's option under the first of these names that it has; 1 if it has none."""
         found = (self.strategy_config[name] for name in names if name in self.strategy_config)
         value = next(found, 1)
         return value if isinstance(value, int) and value > 0 else 1

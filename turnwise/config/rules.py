@@ -1,7 +1,5 @@
 """Rules among settings: the combinations of `rules.yaml` that are impossible, or leave a key without effect."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -20,7 +18,7 @@ _CUT = (
 
 
 class Requirement(NamedTuple):
-    """Keys of a section that have an effect where one of the conditions holds; elsewhere `reason` answers a set one."""
+    """Keys of a section that have an effect only if one of the conditions holds, and the `reason` why they have none else."""
 
     keys: tuple[str, ...]
     needs: tuple[str, ...]
@@ -29,31 +27,29 @@ class Requirement(NamedTuple):
 
 def requirements(*tables: str) -> tuple[Requirement, ...]:
     """The requirements of these tables of `rules.yaml`."""
-    return tuple(
-        Requirement(tuple(_dotted(row["keys"])), tuple(row["needs"]), row["says"]) for name in tables for row in RULES[name]
-    )
-
-
-def _dotted(keys: str) -> Iterator[str]:
-    section, _, names = keys.rpartition(":")
-    return (f"{section}.{name}" if section else name for name in names.split())
+    found = []
+    for row in (row for name in tables for row in RULES[name]):
+        section, _, names = row["keys"].rpartition(":")
+        keys = tuple(f"{section}.{name}" if section else name for name in names.split())
+        found.append(Requirement(keys, tuple(row["needs"]), row["says"]))
+    return tuple(found)
 
 
 def impossible(table: str, config: Section) -> Iterator[Problem]:
-    """The combinations of a table that the config has."""
+    """The impossible combinations of a table that the config has."""
     for row in RULES[table]:
         if all(holds(condition, config) for condition in row["when"]):
             yield Problem.at(row["key"], row["says"].format(c=config, cut=_CUT))
 
 
 def phrases(row: str, config: Section) -> list[str]:
-    """What a row of the table of a run says of the config, part by part."""
+    """The parts of one row in a run's table that hold for the config."""
     parts = [part for part in PHRASES[row] if all(holds(condition, config) for condition in part.get("when", ()))]
     return [part["says"].format(c=config) for part in parts]
 
 
 def without_effect(rows: Iterable[Requirement], section: Section, *prefix: str) -> Iterator[Problem]:
-    """The keys of the section that are set although nothing that they need holds."""
+    """The keys of the section that are set although none of their conditions holds."""
     for row in rows:
         if not any(holds(condition, section) for condition in row.needs):
             for key in filter(section.departs, row.keys):
@@ -78,7 +74,7 @@ def holds(condition: str, section: Any) -> bool:
 
 
 def _value(path: str, section: Any) -> Any:
-    """The value that a dotted path leads to; None behind a section that is unset."""
+    """The value that a dotted path leads to; None if a section on the way is unset."""
     for name in path.split("."):
         section = None if section is None else getattr(section, name)
     return section

@@ -1,7 +1,5 @@
 """Settings of every run: name and folders, steps, tracking, checkpoints, limits."""
 
-from __future__ import annotations
-
 import reprlib
 from typing import Annotated, Any, Literal
 
@@ -11,7 +9,7 @@ from turnwise.config.section import Count, Name, Names, NonNegative, OneOf, Posi
 from turnwise.spec import TRACKERS
 
 LONGEST_NAME = 200
-"""Bytes of an experiment's name: with the time and an ending it is the name of a file."""
+"""Bytes of an experiment's name, which with the time and an ending becomes the name of a file."""
 
 
 def _trackers(names: list[str]) -> list[str]:
@@ -31,7 +29,7 @@ class CheckpointConfig(Section):
     """Where checkpoints go."""
 
     type: Literal["file_system"] = "file_system"
-    """The one kind there is."""
+    """The only kind."""
     output_dir: Name | None = None
     """Folder of the checkpoints [the run's own]."""
 
@@ -55,7 +53,7 @@ class Deadlines(Section):
     start_s: Seconds = 1800.0
     """The start of an inference server with its engine."""
     env_s: Seconds = 600.0
-    """Blocking the event loop where no other deadline holds, and a blocking environment's wait for its turn."""
+    """A task that blocks the event loop and has no deadline of its own, and a blocking environment's wait for its turn."""
     train_s: Seconds = 3600.0
     """One call of the trainer, the reference or the critic: a forward pass, an optimiser step, saving, loading."""
     weights_s: Seconds = 600.0
@@ -80,32 +78,32 @@ class ClusterArgs(Section):
 
 
 class SaveBest(Section):
-    """Which model is the best."""
+    """How the best model is chosen, which is kept in the run's folder best."""
 
     metric: str = "val/score/mean"
-    """Metric of the validations by which the best model is kept, in the run's folder best."""
+    """Validation metric that decides which model is the best."""
     mode: Literal["max", "min"] = "max"
     """Whether the largest or the smallest value is the best."""
 
 
 class EarlyStopping(Section):
-    """When a run no longer gets better."""
+    """When a run ends because it no longer gets better."""
 
     metric: str = "val/score/mean"
-    """Metric of the validations that is to get better."""
+    """Validation metric that should get better."""
     mode: Literal["max", "min"] = "max"
     """Whether larger or smaller values are better."""
     patience: PositiveCount = 5
-    """Validations in a row without a better value than the best before them, after which the run ends."""
+    """The run ends after so many validations in a row that don't improve on the best value."""
     min_delta: NonNegative = 0.0
-    """A value is better where it differs from the best by more than this."""
+    """A value is better only if it improves on the best by more than this."""
 
 
 class SFTSaveBest(SaveBest):
     """The same for fine-tuning, whose validations measure a loss."""
 
     metric: Literal["sft/val_loss"] = "sft/val_loss"
-    """Metric of the validations by which the best model is kept, in the run's folder best."""
+    """Validation metric that decides which model is the best."""
     mode: Literal["max", "min"] = "min"
     """Whether the largest or the smallest value is the best."""
 
@@ -114,7 +112,7 @@ class SFTEarlyStopping(EarlyStopping):
     """The same for fine-tuning, whose validations measure a loss."""
 
     metric: Literal["sft/val_loss"] = "sft/val_loss"
-    """Metric of the validations that is to get better."""
+    """Validation metric that should get better."""
     mode: Literal["max", "min"] = "min"
     """Whether larger or smaller values are better."""
 
@@ -139,13 +137,13 @@ class RunKeys(Section):
     save_steps: Count = 50
     """Save the model every so many steps, and at the end; 0 = only at the end."""
     logging_steps: PositiveCount = 1
-    """Show samples and the line of a step every so many steps."""
+    """Print samples and a step's line every so many steps."""
     eval_steps: Count = 0
     """Validate every so many steps, step 0 included; 0 = never."""
     resume_from_checkpoint: bool | str = False
     """A checkpoint's path; true = the newest of this experiment."""
     max_ckpt_to_keep: Count = 2
-    """Older checkpoints are deleted; 0 = keep all."""
+    """Keep so many checkpoints and delete older ones; 0 = keep all."""
     checkpoint_config: CheckpointConfig = Field(default_factory=CheckpointConfig)
 
     cluster: ClusterArgs = Field(default_factory=ClusterArgs)
@@ -162,7 +160,7 @@ class RunKeys(Section):
 
     @property
     def is_examined(self) -> bool:
-        """Whether its plug-ins were found good when the config was read."""
+        """Whether the config's plug-ins were checked when it was read."""
         return self._is_examined
 
     def note_examined(self) -> None:
@@ -179,9 +177,9 @@ class LimitKeys(Section):
     """Mean |log-prob| by which sampler and trainer may differ [1e-3 in fp32, 5e-2 otherwise]."""
     deadlines: Deadlines = Field(default_factory=Deadlines)
     on_weight_update: Literal["finish", "abort_continue", "abort_restart", "keep"] = "finish"
-    """Treatment of running requests when weights change."""
+    """What happens to running requests when the weights change."""
     stale_groups: Literal["wait", "drop"] = "wait"
-    """Treatment of groups at the bound of staleness."""
+    """What happens to groups at the bound of staleness."""
     stream_training: bool = derived()
     """The gradients of a step are added up as its groups end; its one optimiser step comes after the last [true where training
     is asynchronous and nothing needs the whole batch]."""

@@ -1,6 +1,4 @@
-"""`AgenticConfig`: everything that one run of reinforcement learning can be told, in one tree."""
-
-from __future__ import annotations
+"""`AgenticConfig`: all settings of one run of reinforcement learning, in one tree."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -13,7 +11,7 @@ from turnwise.config.resolve import resolve
 from turnwise.config.roles import ROLES, ActorTrain, GeneratingArgs, Role
 from turnwise.config.running import EarlyStopping, LimitKeys, RunKeys, SaveBest
 from turnwise.config.section import Count, Name, PositiveCount, derived
-from turnwise.spec import ESTIMATORS, KV_CACHE_BYTES, PG_VARIANTS, EstimatorSpec, OldLogProbs, VariantSpec
+from turnwise.spec import KV_CACHE_BYTES, OldLogProbs
 
 Split = Literal["train", "val"]
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -54,7 +52,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     response_length: PositiveCount | None = None
     """With prompt_length, another way to give sequence_length."""
     turn_journal_mb: Count = 0
-    """Megabytes of turns.jsonl at most, which has every turn as soon as it is sampled; 0 = none."""
+    """Most megabytes of turns.jsonl, which records every turn as soon as it is sampled; 0 = no such file."""
     save_best: SaveBest | None = None
     early_stopping: EarlyStopping | None = None
     async_generation_ratio: Annotated[Count, BeforeValidator(_whole)] = 0
@@ -79,29 +77,19 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return self
 
     @property
-    def estimator(self) -> EstimatorSpec:
-        """The spec of the estimator; a user's own states its needs when it is built."""
-        return ESTIMATORS.get(self.adv_estimator) or EstimatorSpec.of_user(self.adv_estimator)
-
-    @property
-    def variant(self) -> VariantSpec:
-        """What is known of the policy loss; of a user's own, nothing."""
-        return PG_VARIANTS.get(self.pg_variant, VariantSpec())
-
-    @property
     def roles(self) -> dict[str, Role]:
         """Every role by name, used or not."""
         return {name: self.__dict__[name] for name in ROLES}
 
     @property
     def active_roles(self) -> dict[str, Role]:
-        """The roles that this run has models for."""
+        """The roles that have a model in this run."""
         wanted = {"critic": self.needs_critic, "reference": self.needs_reference, "reward": self.needs_reward_role}
         return {name: role for name, role in self.roles.items() if wanted.get(name, True)}
 
     @property
     def device_mappings(self) -> dict[str, list[int] | None]:
-        """The devices of each role that trains or runs a model of its own beside the policy; None = those of actor_train."""
+        """The devices of the policy and of each role with a model of its own beside it; None = those of actor_train."""
         own = [name for name in ("reference", "critic") if name in self.active_roles]
         names = ["actor_train", *(name for name in own if name == "critic" or not self.is_reference_in_policy)]
         return {name: self.roles[name].device_mapping for name in names}
@@ -119,7 +107,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def plays_ahead(self) -> bool:
-        """Whether episodes are played while the trainer computes. Both then have memory and threads at once, and samples may be
+        """Whether episodes are played while the trainer computes. Both then need memory and threads at once, and samples may be
         older than the policy that they train."""
         return self.async_generation_ratio > 0
 
@@ -135,7 +123,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def num_task_versions(self) -> int:
-        """Versions of a curriculum's state that groups which aren't trained on yet may have been drawn from."""
+        """Versions of a curriculum's state from which groups that aren't trained on yet may come."""
         return self.async_generation_ratio + 2
 
     @property
@@ -201,7 +189,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
 
     @property
     def has_unlocked_validation(self) -> bool:
-        """The same of validation."""
+        """The same for validation."""
         return self._has_unlocked(self.val_env_manager)
 
     def _has_unlocked(self, manager: EnvManager) -> bool:
@@ -228,18 +216,18 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return min(given, default=min(DEFAULT_MAX_NEW_TOKENS, self.sequence_length))
 
     def num_training_steps(self, role: str) -> int:
-        """Steps of the pipeline in which a role is trained: the policy waits while its critic warms up."""
+        """Pipeline steps in which a role is trained. The policy isn't trained while its critic warms up."""
         waits = self.critic_warmup if role == "actor_train" and self.needs_critic else 0
         return max(self.max_steps - waits, 0)
 
     @property
     def max_samples_per_trajectory(self) -> int:
-        """A sample is a context: one, or in mode step every turn."""
+        """A sample is one context: an episode, or in mode step a turn."""
         played = (self.custom_envs[tag] for tag in self.train_env_manager.env_tags if tag in self.custom_envs)
         return max((env.max_steps if env.mode == "step" else 1 for env in played), default=1)
 
     def optimizer_steps_per_batch(self, role: str = "actor_train", samples_per_trajectory: int = 1) -> int:
-        """Optimiser steps that a role makes of a batch; with one sample a trajectory, those that its schedule counts."""
+        """Optimiser steps that a role makes for a batch. Its schedule counts one sample for each trajectory."""
         num_samples = samples_per_trajectory * self.rollout_batch_size
         return self.ppo_epochs * -(-num_samples // self.roles[role].samples_per_optimizer_step)
 
@@ -250,5 +238,5 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
         return asked
 
     def model_shape(self) -> ModelShape | None:
-        """What the policy's config.json says, None where there is no such file here."""
+        """The policy's shape by its config.json; None if there is no such file here."""
         return read_model_shape(self.actor_train.model_args.model_name_or_path)

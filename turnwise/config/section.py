@@ -1,7 +1,5 @@
 """The base of every section of a config: a strict, frozen pydantic model in which `null` means "not set"."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from types import NoneType
@@ -18,16 +16,12 @@ PositiveCount = Annotated[int, Field(ge=1, le=LARGEST)]
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
-"""Longer than any wait; clocks of the system overflow beyond it."""
+"""At most 1e9, which is longer than any wait; the system's clocks overflow beyond that."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 LONGEST_PART, LONGEST_PATH = 255, 4095
 """Bytes of a file's name, and of a path."""
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
 
 
 def _is_named(name: str) -> str:
@@ -39,18 +33,15 @@ def _is_named(name: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_is_named)]
-"""A text that says something, and could be a path."""
+"""A text that isn't empty and isn't too long for a path."""
 
-Names = Annotated[list[Name], BeforeValidator(_as_list)]
+Names = Annotated[list[Name], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 """A list of names; a single name stands for a list of one."""
 
 
 def is_entry_point(name: str) -> bool:
-    """Whether the name has the form `module:Class` or `module:function`.
-
-    Raises:
-        ValueError: the module is one of Python's own, which hold no plug-ins.
-    """
+    """Whether the name has the form `module:Class` or `module:function`. Raises ValueError if the module is one of Python's
+    own, which hold no plug-ins."""
     module, _, attribute = name.partition(":")
     if attribute and module.split(".")[0] in sys.stdlib_module_names:
         raise ValueError(f"{name!r} names a module of Python itself; a plug-in of your own needs a module of another name")
@@ -63,7 +54,7 @@ def derived() -> Any:
 
 
 class OneOf:
-    """A validator that accepts these names and, where `own` says in which form, what a user brings."""
+    """A validator that accepts these names and, in the form that `own` shows, a user's own."""
 
     def __init__(self, names: Iterable[str], *, own: str = "") -> None:
         self.names = tuple(names)
@@ -83,19 +74,15 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     _derived: dict[str, Any] = PrivateAttr(default_factory=dict)
-    """The value that `fill` gives, or would have given, to each key."""
+    """The value that `fill` gave, or would have given, to each key."""
 
     @model_validator(mode="before")
     @classmethod
     def _null_is_unset(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {key: value for key, value in data.items() if value is not None or cls._keeps_null(key)}
-
-    @classmethod
-    def _keeps_null(cls, key: str) -> bool:
-        field = cls.model_fields.get(key)
-        return field is None or NoneType in get_args(field.annotation)
+        strict = {key for key, field in cls.model_fields.items() if NoneType not in get_args(field.annotation)}
+        return {key: value for key, value in data.items() if value is not None or key not in strict}
 
     def fill(self, **values: Any) -> None:
         """Gives values to keys that the user did not set, without counting them as set."""
@@ -113,7 +100,7 @@ class Section(BaseModel):
         return value.is_set(rest) if rest and isinstance(value, Section) else True
 
     def departs(self, key: str) -> bool:
-        """Whether the user set the dotted `key`, or anything in that section, to something else than it would be unset."""
+        """Whether the user set the dotted `key`, or anything in that section, to another value than it would have unset."""
         first, _, rest = key.partition(".")
         if first not in self.model_fields_set:
             return False

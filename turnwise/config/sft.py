@@ -1,7 +1,5 @@
 """`SFTConfig`: supervised fine-tuning on demonstrations."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -19,11 +17,11 @@ class SFTConfig(RunKeys):
     train_files: Names
     """JSONL files, a row `{"messages": [...]}` each."""
     val_files: Names | None = None
-    """The same, for the validation loss every eval_steps."""
+    """Files of the same form, for the validation loss every eval_steps."""
     num_epochs: PositiveCount = 1
     """Passes over the data."""
     max_steps: PositiveCount | None = None
-    """Optimiser steps at most, where given."""
+    """Most optimiser steps [as many as the epochs have]."""
     max_grad_norm: Positive = 1.0
     """Gradients are clipped to this norm."""
     model_args: ModelArgs = Field(default_factory=ModelArgs)
@@ -72,5 +70,5 @@ class SFTConfig(RunKeys):
         return self.cluster.name == "process" or len(self.device_mapping or ()) > 1
 
     def model_shape(self) -> ModelShape | None:
-        """What the model's config.json says, None where there is no such file here."""
+        """The model's shape by its config.json; None if there is no such file here."""
         return read_model_shape(self.model_args.model_name_or_path)

@@ -1,6 +1,4 @@
-"""Sizes of a run: the memory that it needs, its checkpoints on the disk, and what makes its steps smaller."""
-
-from __future__ import annotations
+"""Sizes of a run: its memory, its checkpoints on the disk, and settings that make its steps smaller."""
 
 from turnwise.config.model_shape import BYTES, ModelShape, read_model_shape
 from turnwise.config.roles import ModelArgs
@@ -60,20 +58,20 @@ def checkpoints(config: AgenticConfig, shape: ModelShape) -> str:
         critic = read_model_shape(config.critic.model_args.model_name_or_path) or shape
         size += _checkpoint_bytes(config.critic.model_args, critic)
     kept = config.max_ckpt_to_keep
-    # A new one is written before the oldest goes.
+    # A new one is written before the oldest is deleted.
     held = f", {bytes_text((kept + 1) * size)} while one is written" if kept else ", all kept"
     return f"about {bytes_text(size)} each{held} (max_ckpt_to_keep, save_steps)"
 
 
 def episodes_at_once(config: AgenticConfig) -> int:
-    """Training episodes that play at once. Redundant siblings and greedy ones are played too."""
+    """Training episodes that play at once, including redundant and greedy siblings."""
     manager, has_greedy = config.train_env_manager, "greedy_sibling" in config.estimator.needs
     return manager.num_env_groups * (manager.group_size + manager.group_size_redundancy + has_greedy)
 
 
 def memory(config: AgenticConfig, shape: ModelShape) -> str:
-    """An estimate without activations. The sampler reads the trainer's fp32 weights where it wants them so, always new, and
-    nothing trains while it plays."""
+    """An estimate without activations. The sampler reads the trainer's weights, and needs none of its own, if it computes in
+    fp32, gets every update, and plays only while nothing trains."""
     num = shape.num_parameters
     policy = config.actor_train.model_args
     parts = [trained_memory(policy, shape)]

@@ -1,7 +1,5 @@
 """The files that `agent` of a config names, in the published form: tools, simulated users, agent loops."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,7 @@ S = TypeVar("S", bound=Section)
 
 
 def _entry_point(known: Mapping[str, str], aliases: Mapping[str, str], name: Any) -> Any:
-    """`module:Class` of a name, which may also be written `module.Class`, as published files do."""
+    """The name as `module:Class`; published files write it `module.Class`."""
     if not isinstance(name, str) or name in known:
         return name
     if name in aliases:
@@ -75,11 +73,8 @@ class _LoopFile(Section):
 
 
 def read_tool_file(path: str) -> list[ToolEntry]:
-    """The tools of the file that `agent.tool_config_path` names.
-
-    Raises:
-        ConfigError: it can't be read, or an entry isn't one; the message names the file and the key.
-    """
+    """The tools of the file that `agent.tool_config_path` names. Raises ConfigError, which names file and key, if the file
+    can't be read or an entry is wrong."""
     name, form = f"agent.tool_config_path {path}", "tools, a list of {class_name, config, tool_schema}"
     return _read(name, _ToolFile, _content(path, name), form).tools
 

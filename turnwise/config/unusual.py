@@ -1,6 +1,4 @@
-"""Values that are allowed and far from anything that trains: a sentence each, which refuses nothing."""
-
-from __future__ import annotations
+"""Warns of values that are allowed but far from any that train."""
 
 import math
 from collections.abc import Collection, Iterator
@@ -27,7 +25,7 @@ _OF_KEY = {key: row for row in _USUAL for key in row.keys.split()}
 
 
 def unusual(section: Section, idle: Collection[Path], path: Path = ()) -> Iterator[Problem]:
-    """Settings of a section and of those in it that the user set beyond the bounds, without those that are `idle`; 0 is off."""
+    """The settings in a section that the user set beyond the bounds, except those that are `idle`. 0 is off."""
     for key in type(section).model_fields:
         value, here = section.__dict__[key], (*path, key)
         if here in idle or key not in section.model_fields_set:

@@ -1,9 +1,7 @@
 """Known keys that were set but change nothing in this combination: warnings, and errors under `--strict`.
 
-A key that is set to what it would be anyway asks for nothing, and is never reported.
+A key that is set to the value that it would have anyway is never reported.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 
@@ -77,7 +75,7 @@ def _corrections(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
-    """Credit that differs from turn to turn, under a loss that takes its mean over a sequence of several turns."""
+    """Finds credit of single turns under a loss that averages it over a sequence of several turns."""
     estimator, granularities = config.estimator, config.variant.granularities
     by_sequence = granularities[:1] == ("geometric",) and config.ratio_type != "segment"
     if not by_sequence or estimator.is_own or estimator.placement != "turn" or config.reward_placement == "final":
@@ -94,7 +92,7 @@ def _mean_credit(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def _long_warmups(config: AgenticConfig) -> Iterator[Problem]:
-    """Warm-ups that last longer than the run, so that the learning rate stays near 0."""
+    """Finds warm-ups that are longer than the run, so that the learning rate stays near 0."""
     for name in ("actor_train", "critic") if config.needs_critic else ("actor_train",):
         training = config.roles[name].training_args
         steps = config.num_training_steps(name) * config.optimizer_steps_per_batch(name)

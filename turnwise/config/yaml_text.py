@@ -1,7 +1,4 @@
-"""YAML files as they are read everywhere here: UTF-8, bounded once anchors and interpolations are written out, and with the
-places of their keys."""
-
-from __future__ import annotations
+"""Reads YAML files: as UTF-8, of bounded size even with anchors and interpolations written out, and with the places of keys."""
 
 import os
 import re
@@ -18,7 +15,7 @@ from turnwise.errors import ConfigError
 MAX_BYTES = 2**20
 """Size of a YAML file."""
 MAX_SIZE = 100_000
-"""Values of a file, a long text counted as several."""
+"""Values of a file; a long text counts as several."""
 MAX_DEPTH = 64
 """Levels of sections inside each other."""
 _TEXT_UNIT = 64
@@ -26,14 +23,11 @@ _REFERENCE = re.compile(r"(?<!\\)\$\{\s*(\.*)([^${}:\s]+)\s*\}")
 
 
 def read_yaml(file: Path, name: str = "") -> str:
-    """The text of a YAML file; `name` is what messages call it.
-
-    Raises:
-        ConfigError: it can't be read, is too long or isn't UTF-8.
-    """
+    """The text of a YAML file, which messages call `name`. Raises ConfigError if it can't be read, is too long or isn't
+    UTF-8."""
     name = name or str(file)
     try:
-        if file.exists() and not file.is_file():  # a pipe would be waited for
+        if file.exists() and not file.is_file():  # reading a pipe would wait
             raise ConfigError(f"{name} is no file that can be read")
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
@@ -50,10 +44,7 @@ def read_yaml(file: Path, name: str = "") -> str:
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """The value of a YAML text.
-
-    Raises:
-        ConfigError: as `require_bounded`, or a value isn't what its form promises.
+    """The value of a YAML text. Raises ConfigError as `require_bounded` does, or if a value isn't what its form promises.
 
     >>> load_yaml("a: &a {b: *a}", "own.yaml")
     Traceback (most recent call last):
@@ -68,15 +59,12 @@ def load_yaml(text: str, name: str) -> Any:
 
 
 def require_bounded(text: str, name: str) -> None:
-    """
-    Raises:
-        ConfigError: the text is no YAML, or it is too large or too deep with its anchors written out.
-    """
+    """Raises ConfigError if the text isn't YAML, or is too large or too deep with its anchors written out."""
     anchored: dict[str, tuple[int, int]] = {}
     sections: list[tuple[str | None, int, int]] = [(None, 0, 0)]
     line = 1
     try:
-        # Events are read one by one: neither nesting nor aliases cost anything yet.
+        # Events come one by one, so neither nesting nor aliases cost anything yet.
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             line = event.start_mark.line + 1 if event.start_mark else line
             anchor, size, depth = None, 1, 0
@@ -112,21 +100,19 @@ def require_bounded(text: str, name: str) -> None:
 
 
 def require_bounded_references(values: Any, name: str) -> None:
-    """
-    Raises:
-        ConfigError: interpolations (`${key}`) write the values out to too many.
+    """Raises ConfigError if there are too many values with interpolations (`${key}`) written out.
 
     >>> bomb = {"a": "text " * 99, "b": "${a}" * 99, "c": "${b}" * 99, "d": "${c}" * 99}
     >>> require_bounded_references(bomb, "own.yaml")
     Traceback (most recent call last):
     ...
-    turnwise.errors.ConfigError: own.yaml: d has more than 100,000 values with its ${...} written out; refer to less
+    turnwise.errors.ConfigError: own.yaml: d has over 100,000 values with its ${...} written out; refer to less
     """
     sizes: dict[KeyPath, int] = {}
 
     def size_at(path: KeyPath, value: Any) -> int:
         if path not in sizes:
-            sizes[path] = 0  # one that leads to itself is refused when it is resolved
+            sizes[path] = 0  # a reference to itself is refused when it is resolved
             parts = list(_children(value))
             sizes[path] = 1 + sum(size_at((*path, key), item) for key, item in parts)
             if isinstance(value, str):
@@ -135,9 +121,7 @@ def require_bounded_references(values: Any, name: str) -> None:
                     sizes[path] += size_at(*_target(values, path, match))
             if path and sizes[path] > MAX_SIZE:
                 key = ".".join(str(part) for part in path)
-                raise ConfigError(
-                    f"{name}: {key} has more than {MAX_SIZE:,} values with its ${{...}} written out; refer to less"
-                )
+                raise ConfigError(f"{name}: {key} has over {MAX_SIZE:,} values with its ${{...}} written out; refer to less")
         return sizes[path]
 
     size_at((), values)
@@ -151,7 +135,7 @@ def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
 
 
 def _target(values: Any, path: KeyPath, match: re.Match[str]) -> tuple[KeyPath, Any]:
-    """Where an interpolation leads: at most to the section through which another one leads it on."""
+    """Where an interpolation leads, or the value at which another interpolation takes over."""
     dots, rest = match.groups()
     found: KeyPath = ()
     names = [*(path[: len(path) - len(dots)] if dots else ()), *(part for part in re.split(r"[.\[\]]", rest) if part)]
@@ -172,18 +156,18 @@ def _require(depth: int, size: int, name: str, line: int) -> None:
 
 
 MAX_LINKS = 16
-"""Interpolations that are followed one after another: they might go in a circle."""
+"""Most interpolations that are followed in a row, since they may form a circle."""
 _INTERPOLATION = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}")
 
 
 def display(path: Path) -> str:
-    """The path as a reader of the working directory would name it."""
+    """The path relative to the working directory, if it is below that."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
 
 class KeyLocations:
-    """Places of the keys of YAML files, where later ones come before earlier ones, and of overrides. Read only for messages."""
+    """Places of keys in YAML files and overrides, for messages. Later files win over earlier ones, overrides over files."""
 
     def __init__(self, files: Sequence[Path], overrides: Sequence[str] = ()) -> None:
         self._file = display(files[-1])

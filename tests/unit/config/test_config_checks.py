@@ -139,7 +139,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"custom_envs": {}}, r"custom_envs: there is nothing to train on; name an environment, such as custom_envs: \{Lake"),
     (
         {"train_env_manager": {"tags": []}},
-        r"train_env_manager.tags: \[\] leaves nothing to play; name tags of custom_envs \(Lake\)",
+        r"train_env_manager.tags: \[\] leaves nothing to play; name some of Lake",
     ),
     ({"val_env_manager": {"tags": []}}, "val_env_manager.tags"),
     ({"tracker_kwargs": {"log_dri": "x"}}, "tracker_kwargs.log_dri: tensorboard takes log_dir. Did you mean 'log_dir'"),
@@ -149,7 +149,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tracker_kwargs": {"wandb": {"project": "x"}}}, "track_with is tensorboard, stdout; add wandb there"),
     ({"tracker_kwargs": {"stdout": {"color": True}}}, "stdout takes no arguments"),
     ({"track_with": ["stdout"], "tracker_kwargs": {"log_dir": "x"}}, r"taken by no tracker of track_with \(stdout\)"),
-    ({"track_with": ["tensorboard", "wandb"], "tracker_kwargs": {"log_dir": "x"}}, "tensorboard or wandb; write it below"),
+    ({"track_with": ["tensorboard", "wandb"], "tracker_kwargs": {"log_dir": "x"}}, "tensorboard or wandb; write it under"),
     ({"custom_envs": {"Lake": LAKE | {"agent_template": "{observatio}"}}}, "Did you mean 'observation'"),
     ({"custom_envs": {"Lake": LAKE | {"agent_template": "{"}}}, "write a brace that is part of the text twice"),
     ({"custom_envs": {"Lake": LAKE | {"agent_template": "{history}"}}}, r"\{history\} needs mode: step"),
