@@ -1,1 +1,1 @@
-"""Rows of files and data sets, checked as they are read, and the functions that reward what was done with them."""
+"""Reads and checks rows of files and data sets, and scores the answers to them by reward functions."""

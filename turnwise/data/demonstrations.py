@@ -1,4 +1,5 @@
-"""Demonstrations for supervised fine-tuning: JSONL files, a row `{"messages": [...]}` each, and `tools` if it calls any."""
+"""Demonstrations for supervised fine-tuning: JSONL files with a row `{"messages": [...]}` a line, and `tools` if it calls
+any."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,15 +10,13 @@ from turnwise.errors import DataError
 from turnwise.jsonl import read_jsonl
 from turnwise.types import Message
 
-_FORM = (
-    'a row is a JSON object a line: {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
-)
+_FORM = 'a row is a line of JSON: {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 _CALL = '{"type": "function", "function": {"name", %s}}'
 _ROLES = ("system", "user", "assistant", "tool")
 
 
 class Row(NamedTuple):
-    """The messages of one row, where it stands, and the schemas of the tools that they call."""
+    """One row: its place for error messages, its messages, and the schemas of the tools that they call."""
 
     place: str
     messages: list[Message]
@@ -25,11 +24,8 @@ class Row(NamedTuple):
 
 
 def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
-    """All rows of the files, in their order.
-
-    Raises:
-        DataError: a file that is missing or empty, or a row of another form; the message names file and line.
-    """
+    """All rows of the files, in their order. Raises DataError, which names file and line, if a file is missing or empty or a
+    row has another form."""
     for path in map(Path, paths):
         is_empty = True
         for place, record in read_jsonl(path):
@@ -47,7 +43,7 @@ def read_demonstrations(paths: Sequence[str | Path]) -> list[list[Message]]:
 
 
 def _problem(record: dict[str, Any]) -> str:
-    """The reason why it is no row; empty if it is one."""
+    """Why the record isn't a row; empty if it is one."""
     messages = record.get("messages")
     if not isinstance(messages, list) or not messages:
         got = "no `messages`" if "messages" not in record else f"`messages` {str(messages)[:40]!r}"
@@ -59,7 +55,7 @@ def _problem(record: dict[str, Any]) -> str:
 
 
 def message_problem(index: int, message: Any) -> str:
-    """The reason why it can't be message number `index` of a conversation; empty if it can."""
+    """Why this can't be message number `index` of a conversation; empty if it can."""
     if not isinstance(message, dict):
         return f"message {index} is {str(message)[:40]!r}; it must be an object"
     if message.get("role") not in _ROLES:
@@ -80,7 +76,7 @@ def _is_named(entry: Any) -> bool:
 
 
 def _has_arguments(call: dict[str, Any]) -> bool:
-    """Whether its arguments are an object, or the text of one."""
+    """Whether the call's arguments are an object, or the text of one."""
     arguments = call["function"].get("arguments", {})
     try:
         return isinstance(json.loads(arguments) if isinstance(arguments, str) else arguments, dict)

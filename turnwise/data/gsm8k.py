@@ -1,4 +1,4 @@
-"""Grade-school word problems: GSM8K's format, where it lies, and problems of that format made here."""
+"""Grade-school word problems: where GSM8K's files lie, how its rows are read, and a generator of problems in its format."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -15,28 +15,25 @@ _FOLDERS = ("gsm8k", "data/gsm8k")
 _FILES = ("main/{}-*.parquet", "{}-*.parquet", "{}.parquet", "main/{}.jsonl", "{}.jsonl")
 _NAMES = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily")
 _THINGS = ("apples", "books", "coins", "cards", "shells")
-_TEST_SHARE = 5  # one in so many pairs of operands is kept for the test split
+_TEST_SHARE = 5  # one pair of operands in five is kept for the test split
 
 
 def local_files(split: str, folder: str | Path | None = None) -> list[str]:
-    """Files of a split in a folder of the hub's layout (`main/train-00000-of-00001.parquet`) or with `train.jsonl`; without a
-    folder, in `gsm8k` or `data/gsm8k` of the working directory. Empty if there are none."""
+    """Files of a split in a folder that is laid out as on the hub (`main/train-00000-of-00001.parquet`) or holds `train.jsonl`;
+    without a folder, in `gsm8k` or `data/gsm8k` of the working directory. Empty if there are none."""
     folders = _FOLDERS if folder is None else (folder,)
     found = (sorted(Path(place).glob(pattern.format(split))) for place in folders for pattern in _FILES)
     return [str(file) for file in next(filter(None, found), [])]
 
 
 def prompt_of(question: str) -> str:
-    """The message of the user, for imitation, reinforcement and evaluation alike."""
+    """The user's message, the same for imitation, reinforcement and evaluation."""
     return f"Question: {question}\n\nLet's solve this step by step:"
 
 
 def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The demonstration of a row of `question` and `answer`, of `prompt` and `completion`, or of `messages`, as it is.
-
-    Raises:
-        DataError: the row has none of these.
-    """
+    """Makes a demonstration of `question` and `answer`, or of `prompt` and `completion`, or takes `messages` as they are.
+    Raises DataError if the row has none of these."""
     if "messages" in row:
         return {"messages": row["messages"]}
     if {"question", "answer"} <= row.keys():
@@ -53,11 +50,8 @@ def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def rl_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The task of a row of `question` and `answer` (a prompt with its `ground_truth`), or of a `prompt` and other columns.
-
-    Raises:
-        DataError: the row has neither.
-    """
+    """Makes a prompt and its `ground_truth` of `question` and `answer`, or takes a row with a `prompt` as it is. Raises
+    DataError if the row has neither."""
     if {"question", "answer"} <= row.keys():
         more = {"question": row["question"], "full_answer": row["answer"]}
         truth = stated_answer(str(row["answer"])) or str(row["answer"])
@@ -75,12 +69,9 @@ def generate_problems(
     largest: int = 20,
     operations: str = "+-",
 ) -> list[dict[str, str]]:
-    """Different problems in GSM8K's format, `{"question", "answer"}` with `<<3+4=7>>` and `#### 7`, of `steps` `operations` on
-    numbers up to `largest`. The first two numbers of a test problem are the operands of no step of any training problem.
-
-    Raises:
-        DataError: there aren't so many different ones.
-    """
+    """Different problems in GSM8K's format, `{"question", "answer"}` with `<<3+4=7>>` and `#### 7`. Each takes one of the
+    numbers of `steps`, with `operations` on numbers up to `largest`. No training problem has a step on the first two numbers of
+    a test problem. Raises DataError if there aren't so many different ones."""
     drawn = random.Random(derive_seed("gsm8k", split, seed))
     found: dict[str, dict[str, str]] = {}
     for _ in range(50 * number + 1000):
@@ -95,7 +86,7 @@ def generate_problems(
 
 
 def _problem(drawn: random.Random, num_steps: int, largest: int, operations: str, is_test: bool) -> dict[str, str] | None:
-    """One problem; None if operands of a training problem are held out, or the first ones of a test problem aren't."""
+    """One problem. None if a training problem would use held-out operands, or a test problem would begin with others."""
     name, things, total = drawn.choice(_NAMES), drawn.choice(_THINGS), drawn.randint(1, largest)
     question, lines = [f"{name} has {total} {things}."], []
     for number in range(num_steps):

@@ -1,4 +1,4 @@
-"""Rewards of answers to mathematical problems, and how an answer is read off a text."""
+"""Rewards for answers to mathematical problems, and how an answer is read from a text."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -51,8 +51,8 @@ def stated_answer(text: str) -> str | None:
 
 
 def read_number(text: str, is_last: bool = False) -> Quantity | None:
-    """The first number of a text, or the last; what stands behind the last `=` counts alone. Thousands separators, currencies,
-    percents, fractions and LaTeX are understood.
+    """The first number behind the last `=` of a text, or the last number of all with `is_last`. Thousands separators,
+    currencies, percents, fractions and LaTeX are understood.
 
     >>> read_number("48/2 + 1 = $1,234.50").value, read_number(r"\\frac{1}{2}").value, read_number("50%").is_percent
     (1234.5, 0.5, True)
@@ -68,7 +68,7 @@ def read_number(text: str, is_last: bool = False) -> Quantity | None:
 
 
 def answer_of(text: str) -> Quantity | None:
-    """The number that a text answers with: that of its stated answer, or the last one of a text that states none."""
+    """The number that a text answers with: the one in its stated answer, or the last one if it states none."""
     stated = stated_answer(text)
     return read_number(text, is_last=True) if stated is None else read_number(stated)
 
@@ -85,7 +85,7 @@ def is_correct(completion: str, truth: object) -> bool:
         return _folded(stated_answer(completion) or completion) == _folded(text)
     if got is None:
         return False
-    # 50% is 50 and 0.5, where the other one is no percent.
+    # If only one of the two is a percentage, 50% counts as 50 and as 0.5.
     share = 1.0 if got.is_percent == right.is_percent else 0.01 if right.is_percent else 100.0
     return any(abs(got.value - value) < TOLERANCE for value in (right.value, right.value * share))
 
@@ -95,14 +95,13 @@ def _folded(text: str) -> str:
 
 
 def num_steps(text: str) -> int:
-    """The steps that a text states: its lines with content before the one that states the answer.
+    """Number of steps in a text: its lines with content before the one that states the answer.
 
     >>> num_steps("3 + 4 = 7\\n7 - 2 = 5\\nFinal Answer: 5")
     2
     """
     lines = [line for line in text.splitlines() if line.strip()]
-    last = next((i for i in reversed(range(len(lines))) if stated_answer(lines[i]) is not None), len(lines))
-    return last
+    return next((i for i in reversed(range(len(lines))) if stated_answer(lines[i]) is not None), len(lines))
 
 
 def has_format(text: str) -> bool:
@@ -111,11 +110,7 @@ def has_format(text: str) -> bool:
 
 
 def accuracy(completions: Sequence[str], ground_truth: Any = None, answer: Any = None) -> list[float]:
-    """r = 1[a = a*], with a* in the column `ground_truth` or `answer`.
-
-    Raises:
-        ConfigError: the rows have neither column.
-    """
+    """r = 1[a = a*], with a* in the column `ground_truth` or `answer`. Raises ConfigError if the rows have neither."""
     truths = ground_truth if ground_truth is not None else answer
     if truths is None:
         raise ConfigError("the rows have no column ground_truth or answer, with which this reward compares; add one")
@@ -186,12 +181,8 @@ def combined(
     weights: Mapping[str, float] | None = None,
     **arguments: Any,
 ) -> list[float]:
-    """r = Σ w_i·r_i over the rewards that `weights` names [accuracy 1, length_penalty 0.5, step 0.3], each with those of the
-    other arguments that it has.
-
-    Raises:
-        ConfigError: there is no such reward.
-    """
+    """r = Σ w_i·r_i over the rewards that `weights` names [accuracy 1, length_penalty 0.5, step 0.3]. Each gets those of the
+    other arguments that it has parameters for. Raises ConfigError if there is no such reward."""
     total = [0.0] * len(completions)
     for name, weight in (weights or {"accuracy": 1.0, "length_penalty": 0.5, "step": 0.3}).items():
         if name not in PARTS:

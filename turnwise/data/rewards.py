@@ -1,4 +1,4 @@
-"""Rewards of whole groups: functions over completions and columns, and how they are called without stopping anything."""
+"""Rewards of whole groups: functions over completions and columns, called so that a slow or broken one stops nothing else."""
 
 import asyncio
 import inspect
@@ -18,13 +18,13 @@ from turnwise.runtime.watchdog import Watchdog
 from turnwise.types import Group, Message, Trajectory
 
 GIVEN = ("completions", "messages", "prompts")
-"""Arguments of a function that are no columns: one a run, each."""
+"""Arguments of a reward function that aren't columns; each holds one value a run."""
 Completion = Callable[[Trajectory], str]
 """The text of a trajectory's last response, without special tokens."""
 
 
 class RewardFault(EnvironmentFault):
-    """A reward raised, hung, or returned what is no reward."""
+    """A reward raised, hung, or returned something that isn't a reward."""
 
 
 def runs_of(group: Group) -> list[list[Trajectory]]:
@@ -54,15 +54,15 @@ def prompt_of(columns: Mapping[str, Any], prompt_key: str) -> list[Message]:
 
 @dataclass(slots=True)
 class FunctionReward:
-    """A function `(completions, **columns) -> list[float]`, one number a completion. It may be a coroutine function; another
-    one runs in a thread, so that nothing waits for it but its group."""
+    """A function `(completions, **columns) -> list[float]`, one number a completion. A coroutine function is awaited;
+    any other runs in a thread, so that only its group waits for it."""
 
     name: str
     function: Callable[..., Any]
     completion: Completion
     prompt_key: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """More arguments of the config."""
+    """Arguments from the config."""
     _pool: DaemonPool = field(default_factory=lambda: DaemonPool("reward"))
     wanted: Wanted = field(init=False)
     _given: tuple[str, ...] = field(init=False)
@@ -80,9 +80,7 @@ class FunctionReward:
         self._given = tuple(name for name in GIVEN if name in parameters or takes_all)
 
     def check(self, rows: Sequence[TableRow]) -> None:
-        """Raises:
-        DataError: a row lacks a column that the function needs.
-        """
+        """Raises DataError if a row lacks a column that the function needs."""
         self.wanted.check(rows, f"data.reward {self.name}")
 
     async def __call__(self, group: Group) -> RewardResult:
@@ -102,7 +100,7 @@ class FunctionReward:
 
 @dataclass(slots=True)
 class GroupReward:
-    """A user's own `Reward`: an object that is called with the group, and may be a coroutine function."""
+    """A user's own `Reward`: a function, or a coroutine function, of the group."""
 
     name: str
     reward: Callable[[Group], Any]
@@ -116,17 +114,14 @@ class GroupReward:
         if result.turn_rewards is None:
             return RewardResult(scores)
         if len(result.turn_rewards) != num_runs:
-            raise RewardFault(
-                f"data.reward {self.name}: turn_rewards covers {len(result.turn_rewards)} runs, but there are {num_runs}"
-            )
+            raise RewardFault(f"data.reward {self.name}: turn_rewards covers {len(result.turn_rewards)} of {num_runs} runs")
         turns = [sum(len(t.turns) for t in run) for run in runs_of(group)]
-        return RewardResult(
-            scores, [_numbers(of_run, n, self.name) for of_run, n in zip(result.turn_rewards, turns, strict=True)]
-        )
+        per_turn = [_numbers(of_run, n, self.name) for of_run, n in zip(result.turn_rewards, turns, strict=True)]
+        return RewardResult(scores, per_turn)
 
 
 async def _called(function: Callable[..., Any], name: str, task_id: str, arguments: Mapping[str, Any], pool: DaemonPool) -> Any:
-    """The function's result; a function that is no coroutine function runs in a thread."""
+    """The function's result. A function that isn't a coroutine function runs in a thread."""
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def call() -> Any:
@@ -183,7 +178,7 @@ class RewardStage:
     watchdog: Watchdog
 
     async def __call__(self, group: Group) -> list[Trajectory]:
-        """Returns the trajectories that a broken reward has failed: all of the group, which says why, or none."""
+        """Returns the trajectories that failed because a reward broke: all of the group, each with the reason, or none."""
         runs = runs_of(group)
         if not runs:
             return []

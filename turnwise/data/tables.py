@@ -1,8 +1,6 @@
 """Rows of data sets: JSONL and Parquet files, folders and objects of the `datasets` library, names of the hub; and the
 columns that rewards ask for."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging
@@ -26,7 +24,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 class TableRow(NamedTuple):
-    """One row: where it stands, for messages, and its columns."""
+    """One row: its place, for error messages, and its columns."""
 
     place: str
     columns: Mapping[str, Any]
@@ -37,17 +35,13 @@ def read_tables(names: Sequence[str], key: str) -> list[TableRow]:
 
     A source is a file (`.jsonl`, `.json` with an object a line, `.parquet`), a folder that the datasets library saved, a name
     of the hub (`owner/name`, `owner/name:split` for another split than train, `owner/name:subset:split`), or `module:object`
-    for rows in Python.
-
-    Raises:
-        DataError: a source isn't there, is empty, can't be read, or holds what JSON can't; the message names file and line.
-        NotAvailableError: its form needs a library that isn't installed.
-    """
+    for rows in Python. Raises DataError, which names file and line, if a source is missing, is empty, can't be read, or holds
+    something that JSON can't; NotAvailableError if it needs a library that isn't installed."""
     return [row for name in names for row in _table(name, key)]
 
 
 def _table(name: str, key: str) -> Sequence[TableRow]:
-    """The rows of one source. Those of a file are read once, though a start asks for them several times."""
+    """The rows of one source. A file is read once, although a start asks for its rows several times."""
     path = Path(name).expanduser()
     facts = path.stat() if path.is_file() else None
     return _read(name, key) if facts is None else _read_once(name, key, facts.st_mtime_ns, facts.st_size)
@@ -118,9 +112,7 @@ def _saved_dataset(path: Path, key: str) -> Any:
     try:
         found = datasets.load_from_disk(str(path))
     except (FileNotFoundError, ValueError, OSError) as fault:
-        raise DataError(
-            f"{key} {path}: is no folder that the datasets library saved ({fault}); name the files in it"
-        ) from fault
+        raise DataError(f"{key} {path}: the datasets library can't load this folder ({fault}); name the files in it") from fault
     if isinstance(found, datasets.DatasetDict):
         splits = ", ".join(str(path / split) for split in found)
         raise DataError(f"{key} {path}: holds several splits; name one of them: {splits}")
@@ -171,7 +163,7 @@ def _plain(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def noting(rows: Iterable[T], what: str) -> Iterator[T]:
-    """The rows, with a line in the log every few seconds of a long load; `what` is done with them."""
+    """Yields the rows, and logs every few seconds of a long load how far it is; `what` names the load."""
     number, said = 0, time.monotonic()
     for number, row in enumerate(rows, start=1):
         if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
@@ -182,7 +174,7 @@ def noting(rows: Iterable[T], what: str) -> Iterator[T]:
 
 
 def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """`(path, value)` of every column, and of everything in nested ones but `tools_kwargs`, which are for tools."""
+    """`(path, value)` of every column, and of everything nested in one, except in `tools_kwargs`, which are for tools."""
     for name, value in columns.items():
         yield (*path, str(name)), value
         if isinstance(value, Mapping) and name != "tools_kwargs":
@@ -190,7 +182,7 @@ def leaves(columns: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[t
 
 
 def arguments_of(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Name → value. A name that two columns have is the one of fewer levels, or none where both have as many.
+    """Arguments by name. A top-level column hides nested ones of its name; a name that only nested ones share is left out.
 
     >>> arguments_of({"prompt": "2+2", "reward_model": {"ground_truth": "4"}})["ground_truth"]
     '4'
@@ -218,11 +210,11 @@ class Wanted:
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
     takes_all: bool = False
-    """It has `**columns`."""
+    """Whether the function has `**columns`."""
 
     @classmethod
-    def by(cls, function: Callable[..., Any], given: Sequence[str]) -> Wanted:
-        """The parameters that aren't `given` in another way."""
+    def by(cls, function: Callable[..., Any], given: Sequence[str]) -> "Wanted":
+        """The columns for the function's parameters, except those that are `given` in another way."""
         parameters = inspect.signature(function).parameters.values()
         named = [p for p in parameters if p.name not in given and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         return cls(
@@ -239,9 +231,7 @@ class Wanted:
         return {name: found[name] for name in (*self.required, *self.optional) if name in found}
 
     def check(self, rows: Sequence[TableRow], what: str) -> None:
-        """Raises:
-        DataError: a row lacks a column, or has two of that name; the message names its place.
-        """
+        """Raises DataError, which names the row, if a row lacks a column or has two of that name."""
         for row in rows:
             found = arguments_of(row.columns)
             doubled = clashes(row.columns)

@@ -1,10 +1,10 @@
-"""Shows a parent process which foreign code this process is in, also after this process is gone (`cli.guard`)."""
+"""Tells the parent process (`cli.guard`) which foreign code this process is in, even after this process has ended."""
 
 import mmap
 
 _NUM_LINES, _WIDTH = 64, 256
 _IS_DONE, _LAST, _STATUS = 0, 1, 2
-"""Bytes of the first line: whether the command is done, the line of the last call, and the exit status that is to follow."""
+"""Bytes of the first line: whether the command is done, the line of the last call, and the exit status that follows."""
 
 
 class CallBoard:
@@ -31,7 +31,7 @@ class CallBoard:
             self._free.append(line)
 
     def finish(self, status: int) -> None:
-        """Notes that the process ends with this status: as it should, or after it has said why it doesn't."""
+        """Notes that the process is about to end with this status, and that everything has been said by then."""
         self._memory[_STATUS] = status
         self._memory[_IS_DONE] = 1
 

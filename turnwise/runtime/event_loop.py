@@ -1,4 +1,4 @@
-"""The event loop of a run. A task that blocks it for too long ends the run, by name."""
+"""The event loop of a run. A task that blocks it for too long ends the run with an error that names it."""
 
 import asyncio
 import gc
@@ -97,7 +97,7 @@ class WatchedRunner:
             return results[0]
 
     def close(self) -> None:
-        """Cancels what still runs on the loop. Raises DeadlineError if it doesn't come to its end."""
+        """Cancels what still runs on the loop. Raises DeadlineError if it doesn't end in time."""
         try:
             end = self.watchdog.waiting("the end of the run", "its event loop to close", self._turn_s, self._setting)
             with end, outer_loop_aside():
@@ -114,8 +114,8 @@ class WatchedRunner:
 
 @contextmanager
 def outer_loop_aside() -> Iterator[None]:
-    """Lets another event loop run in the thread of a running one, which stands still meanwhile: a notebook's kernel calls cells
-    from its loop. asyncio refuses that, since few programs want their loop to stand still."""
+    """Lets another event loop run in the thread of a running one, which pauses meanwhile: a notebook's kernel runs cells inside
+    its loop. asyncio refuses that, since few programs want their loop to pause."""
     outer = asyncio._get_running_loop()
     if outer is None:
         yield
@@ -142,7 +142,7 @@ def seldom_collecting() -> Iterator[None]:
     try:
         yield
     finally:
-        # Keeps thresholds that somebody else has set meanwhile.
+        # If somebody else has set thresholds meanwhile, those stay.
         if gc.get_threshold() == within:
             gc.set_threshold(*before)
 
@@ -159,15 +159,13 @@ class IdleSelector(selectors.DefaultSelector):
             return super().select(timeout)
         started = self._stopwatch.now()
         events = super().select(timeout)
-        if self._stopwatch.num_playing:
-            self._stopwatch.add(IDLE, "nothing to do", started)
-        else:
-            self._stopwatch.add(HELD, "no episode plays", started)
+        why = (IDLE, "nothing to do") if self._stopwatch.num_playing else (HELD, "no episode plays")
+        self._stopwatch.add(*why, started)
         return events
 
 
 def new_loop(stopwatch: Stopwatch | None = None) -> asyncio.AbstractEventLoop:
-    """An event loop whose `asyncio.to_thread` keeps no process from ending."""
+    """An event loop whose `asyncio.to_thread` doesn't keep the process from ending."""
     loop = asyncio.SelectorEventLoop(IdleSelector(stopwatch or Stopwatch()))
     loop.set_default_executor(DaemonExecutor())
     loop.set_exception_handler(_report)

@@ -1,7 +1,7 @@
-"""Calls of users' code. Whatever it does to the process is reported with the name of the call.
+"""Calls of users' code. Whatever such code does to the process is reported with the name of the call.
 
-A call is on the `call_board` in case it ends the process. An exception that is no `Exception` becomes an ordinary error, so
-that it doesn't end the run."""
+A call is noted on the `call_board` in case it ends the process. An exception that isn't an `Exception` becomes an ordinary
+error, so that it doesn't end the run."""
 
 import asyncio
 import dis
@@ -20,8 +20,8 @@ class Foreign:
     """Surrounds a call: notes it with its `episode`, if given, and turns exceptions that would end the process into an
     `EnvironmentFault`.
 
-    Ctrl-C, cancellation and deadlines go through, exceptions too unless they `are_faults`, which say where they were raised.
-    No coroutine or future can carry StopIteration."""
+    Ctrl-C, cancellation and deadlines pass through. So do ordinary exceptions, unless they `are_faults`; the fault then says
+    where they were raised. StopIteration never passes, since no coroutine or future can carry it."""
 
     __slots__ = ("_are_faults", "_call", "_episode", "_line")
 
@@ -49,7 +49,7 @@ class Foreign:
 
 
 def _is_from_outside(fault: BaseException) -> bool:
-    """Whether the call is ended from outside: Ctrl-C, a cancelled task, a deadline, a discarded coroutine."""
+    """Whether something outside ended the call: Ctrl-C, a cancelled task, a deadline, a discarded coroutine."""
     match fault:
         case TurnwiseError() | Interrupt():
             return True
@@ -70,7 +70,7 @@ def _num_cancels() -> int:
 
 
 def _is_raised(fault: BaseException) -> bool:
-    """Whether a `raise` in foreign code raised it, not a signal or a coroutine's end between two of its instructions."""
+    """Whether a `raise` in foreign code raised it, rather than a signal or the end of a coroutine between two instructions."""
     trace = fault.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

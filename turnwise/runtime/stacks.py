@@ -53,7 +53,7 @@ def describe_stacks(loop: asyncio.AbstractEventLoop | None, but: threading.Threa
         names[threading.main_thread()] += f" in task {running.get_name()!r}"
     tasks = [] if loop is None else [task for task in asyncio.all_tasks(loop) if task is not running]
     tasks.sort(key=lambda task: task.get_name())
-    stacks = {thread: _of_thread(frames[thread.ident or 0]) for thread in threads}
+    stacks = {thread: _walk(frames[thread.ident or 0], lambda found: found.f_back)[::-1] for thread in threads}
     lines = [
         *_groups("thread", ((names[thread], stack) for thread, stack in stacks.items() if not _waits_for_work(stack))),
         *_groups("task", ((task.get_name(), _of_task(task)) for task in tasks)),
@@ -86,10 +86,6 @@ def _waits_for_work(stack: Stack) -> bool:
     """Whether no call is turnwise's or a user's (a writer or monitor), or the thread is idle in its pool."""
     is_of_libraries = all(place.file.startswith(_LIBRARIES) and not place.file.startswith(_OWN) for place in stack)
     return is_of_libraries or (stack[-1].file == _POOLS and stack[-1].function == "_next")
-
-
-def _of_thread(frame: FrameType | None) -> Stack:
-    return _walk(frame, lambda found: found.f_back)[::-1]
 
 
 def _walk(frame: FrameType | None, following: Callable[[FrameType], FrameType | None]) -> Stack:

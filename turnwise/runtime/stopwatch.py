@@ -1,7 +1,5 @@
 """Adds up what a run spends its time on and how many tokens its models compute; cheap enough to be always on."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,10 +28,10 @@ class TokenCounts(NamedTuple):
     def merged_share(self) -> float:
         return 1 - self.distinct / self.given
 
-    def plus(self, other: TokenCounts) -> TokenCounts:
+    def plus(self, other: "TokenCounts") -> "TokenCounts":
         return TokenCounts(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def minus(self, other: TokenCounts) -> TokenCounts:
+    def minus(self, other: "TokenCounts") -> "TokenCounts":
         return TokenCounts(*(a - b for a, b in zip(self, other, strict=True)))
 
 
@@ -62,7 +60,7 @@ class Work:
 
 
 class Stopwatch:
-    """Seconds by track, such as `engine` or `environments`. `tracking.timeline.Timeline` also keeps when it was.
+    """Seconds by track, such as `engine` or `environments`. `tracking.timeline.Timeline` also keeps when each span was.
 
     >>> stopwatch = Stopwatch()
     >>> stopwatch.add("engine", "step", started=stopwatch.now(), batch_size=4)
@@ -84,8 +82,7 @@ class Stopwatch:
         """Tokens of all passes of the trained models."""
 
     def add(self, track: str, name: str, started: float, ended: float | None = None, **details: Any) -> None:
-        """Adds that `name` ran on `track` from `started` to `ended` (default: now), in seconds of `now`. Each track has one
-        thread."""
+        """Adds that `name` ran on `track` from `started` to `ended` [now], in seconds of `now`. A track has one thread."""
         self._spent(track, (self.now() if ended is None else ended) - started)
 
     def did_batch(self, num_tokens: int) -> None:
@@ -98,7 +95,7 @@ class Stopwatch:
         self.tokens = self.tokens.plus(counts)
 
     def close(self) -> None:
-        """Writes what is kept."""
+        """Writes what a subclass keeps; a plain stopwatch keeps nothing."""
 
     def _spent(self, track: str, seconds: float) -> None:
         self.totals[track] = self.totals.get(track, 0.0) + seconds

@@ -66,7 +66,7 @@ class DaemonThread:
 
 
 class DaemonPool:
-    """Threads for calls of one kind: as many as go on at the same time, each used again. They end when the pool is dropped."""
+    """Threads for calls of one kind: as many as run at the same time, and used again. They end when the pool is dropped."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -74,7 +74,8 @@ class DaemonPool:
         weakref.finalize(self, _end_all, self._idle).atexit = False
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a call in a thread. One that is given up, cancelled or past its deadline, is interrupted."""
+        """The result of a call in a thread. If nobody waits for it any more (cancelled, past its deadline), it is
+        interrupted."""
         thread = self._idle.pop() if self._idle else DaemonThread(self._name)
         try:
             result = await asyncio.wrap_future(thread.start(function, *args))

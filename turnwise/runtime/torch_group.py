@@ -1,4 +1,4 @@
-"""Torch's process groups of the processes of a run."""
+"""Torch's process groups for the processes of a run."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from turnwise.errors import WorkerError
 
 _JOIN_S = 120.0
-"""Seconds that a process waits for the others at the start. Waits for each other's sums end by the run's own deadlines."""
+"""Seconds that a process waits for the others at the start. Later waits, for each other's sums, end by the run's deadlines."""
 _SUM_S = 24 * 3600.0
 _POLL_S = 0.02
 
@@ -22,22 +22,21 @@ _groups: dict[tuple[int, ...], Any] = {}  # the groups of some of the processes,
 
 
 def form_groups(groups: Sequence[tuple[int, ...]]) -> None:
-    """Forms groups of some of the processes. All processes call it with the same groups, also those that are in none."""
+    """Forms groups of some of the processes. Every process calls it with the same groups, even one that is in none."""
     _groups.clear()
     for ranks in groups:
         _groups[ranks] = dist.new_group(list(ranks))
 
 
 def group_of(ranks: tuple[int, ...]) -> Any:
-    """The group of these processes; None, which torch takes for all of them, if they are all."""
+    """The group of these processes; None if they are all processes, as torch expects."""
     return None if len(ranks) == dist.get_world_size() else _groups[ranks]
 
 
 def join_processes(meeting: str | None, rank: int, world_size: int, device: str) -> None:
-    """Joins the default process group of the processes of this machine, which find each other in the file `meeting`, or as
-    their launcher says.
-
-    NCCL connects GPUs, gloo everything else, over the loopback interface. Raises WorkerError if the others didn't come."""
+    """Joins the default process group of this machine's processes. They find each other through the file `meeting`, or as their
+    launcher says. NCCL connects GPUs; gloo connects everything else over the loopback interface. Raises WorkerError if the
+    others didn't come."""
     if not os.environ.get("GLOO_SOCKET_IFNAME"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     if device.startswith("cuda"):
@@ -63,7 +62,7 @@ def join_processes(meeting: str | None, rank: int, world_size: int, device: str)
 
 
 def _meet(store: dist.Store, rank: int, world_size: int) -> None:
-    """Waits until all are there. torch itself would wait as long as for a sum, and heed no signal meanwhile."""
+    """Waits until all are there. torch itself would wait as long as it does for a sum, and would react to no signal."""
     names = [f"rank {number}" for number in range(world_size)]
     store.set(names[rank], "")
     end = time.monotonic() + _JOIN_S

@@ -34,7 +34,7 @@ _awaiting: ContextVar[Wait | None] = ContextVar("_awaiting", default=None)
 """The wait around a task and around the tasks that it starts."""
 
 
-_NO_CONTEXT = Context()  # the context of timers: that of a wait would keep the waits around it alive
+_NO_CONTEXT = Context()  # for timers, since the context of a wait would keep the waits around it alive
 
 
 class Interrupt(asyncio.CancelledError):
@@ -44,11 +44,9 @@ class Interrupt(asyncio.CancelledError):
 
 
 class Wait:
-    """One wait, used once. `with` where the main thread is blocked, and the body must not await; `async with` where it awaits.
+    """One wait, used once: by `with` if the main thread blocks in it (the body must not await), by `async with` if it awaits.
 
-    Raises:
-        DeadlineError: (or the `error` asked for) on leaving it, when its deadline has passed.
-    """
+    It raises DeadlineError, or the `error` asked for, when it is left after its deadline."""
 
     deadline = float("inf")
     """In `time.monotonic()`. Past it the wait is interrupted, and a period of grace to unwind becomes the next deadline."""
@@ -143,11 +141,11 @@ class Watchdog:
     Awaiting ends by the event loop's own timers. A call that blocks the thread is found by a daemon thread, which collects
     the stacks and interrupts the call by a signal (SIGUSR2), as Ctrl-C would. If the thread doesn't come back within
     `grace_s`, it is stuck in C code, and the process ends with the same text on stderr. Off the main thread, and without
-    Unix signals, nothing can be interrupted: there the process ends after the grace. Deadlines of calls that block are looked
-    at every `poll_s` seconds. Where C code keeps Python's lock no Python thread can look: then `faulthandler` ends the process,
-    with bare stacks, after `stall_s` or a longer deadline.
+    Unix signals, nothing can be interrupted: there the process ends after the grace. The deadlines of blocking calls are
+    checked every `poll_s` seconds. While C code holds Python's lock, no Python thread can check: then `faulthandler` ends the
+    process, with bare stacks, after `stall_s` or a longer deadline.
 
-    Only a watchdog that was started interrupts; one that wasn't finds a blocking call late, when it returns.
+    A watchdog that wasn't started interrupts nothing: it finds out late, when the blocking call returns.
 
     >>> with Watchdog().waiting("the doctest", "nothing", 60.0, "the number of seconds"):
     ...     pass
@@ -173,12 +171,7 @@ class Watchdog:
         self._previous: Any = None
 
     def waiting(
-        self,
-        waiter: str,
-        awaited: str,
-        timeout_s: float | None,
-        setting: str,
-        error: type[TurnwiseError] = DeadlineError,
+        self, waiter: str, awaited: str, timeout_s: float | None, setting: str, error: type[TurnwiseError] = DeadlineError
     ) -> Wait:
         """A wait of `waiter` for `awaited`, of at most `timeout_s` seconds; `setting` is what a user raises to wait longer."""
         return Wait(self, waiter, awaited, timeout_s, setting, error)
@@ -218,7 +211,7 @@ class Watchdog:
         return next((wait for wait in _chain(_awaiting.get()) if wait.report is not None), None)
 
     def describe(self, wait: Wait, loop: asyncio.AbstractEventLoop | None) -> str:
-        """A text that says who waits for whom, with the stacks of all others."""
+        """A text that says who waits for whom, with the stacks of all other threads and tasks."""
         if time.monotonic() - self._stacks_at > _SAME_STACKS_S:
             self._stacks, self._stacks_at = describe_stacks(loop, but=self._thread), time.monotonic()
         return f"{wait}\n{self._stacks}"

@@ -1,1 +1,1 @@
-"""Fakes, contract checks and toy environments for the tests of turnwise and of its extensions."""
+"""Fakes and a contract check for the tests of turnwise and of its extensions."""

@@ -1,4 +1,4 @@
-"""Hand-written fakes: a tokenizer made in memory and an inference server that says what it is told."""
+"""Hand-written fakes: a tokenizer made in memory, and an inference server whose responses are given."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence

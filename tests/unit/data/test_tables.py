@@ -78,7 +78,7 @@ def test_a_folder_that_holds_several_splits_names_them(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"several splits; name one of them: .*saved/train"):
         read_tables([str(tmp_path / "saved")], "data.train_files")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="no folder that the datasets library saved"):
+    with pytest.raises(DataError, match="the datasets library can't load this folder"):
         read_tables([str(tmp_path / "folder")], "data.train_files")
 
 
