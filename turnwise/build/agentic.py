@@ -101,7 +101,6 @@ def build_agentic(
 def _roles(
     config: AgenticConfig, folder: RunFolder, policy: Policy, cluster: Cluster, algorithm: Algorithm
 ) -> dict[str, ModelRole]:
-    """The roles that train or compute log-probs, each with its model."""
     is_needed = config.old_log_probs == "if_needed" and "old_logprobs" in algorithm.needs
     old_log_probs: OldLogProbs = "always" if is_needed else config.old_log_probs
     roles: dict[str, ModelRole] = {}
@@ -188,21 +187,18 @@ def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
     if ("values" in algorithm.needs) != (algorithm.value_loss is not None):
         raise ConfigError(
             f"adv_estimator {name}: needs {', '.join(sorted(algorithm.needs)) or 'nothing'}, and its value_loss is "
-            f"{algorithm.value_loss}; a critic is made where it needs values, and trained by value_loss: have both, or neither"
+            f"{algorithm.value_loss}; a critic gives the values and value_loss trains it: have both, or neither"
         )
     whole = "trains a critic" if algorithm.value_loss else "keeps running statistics" if algorithm.running else ""
     if config.is_streamed and (whole or not isinstance(algorithm.loss, StreamsStep)):
         reason = whole or f"has a loss, {type(algorithm.loss).__name__}, without divisor and whole (protocols.StreamsStep)"
-        raise ConfigError(
-            f"stream_training: true trains on the groups of a step as they end, but {name} {reason}; leave it out"
-        )
+        raise ConfigError(f"stream_training: true trains on a step's groups as they end, but {name} {reason}; leave it out")
     return algorithm
 
 
 def algorithm_settings(config: AgenticConfig) -> AlgorithmSettings:
-    """The algorithm's keys of the config, under the same names.
-
-    A user's own estimator gets only the keys of `reward_normalization` that are set: it has its own defaults."""
+    """The algorithm's settings from the config's keys of the same names. A user's own estimator, which has its own defaults,
+    gets only the keys of `reward_normalization` that are set."""
     is_built_in = config.adv_estimator in ESTIMATORS
     normalization = {
         f.name: getattr(config.reward_normalization, f.name)

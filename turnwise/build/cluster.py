@@ -1,4 +1,4 @@
-"""The cluster of a run, and the schedule of an asynchronous one, which can be repeated."""
+"""The cluster of a run, and the log by which an asynchronous run can be replayed."""
 
 import logging
 from collections.abc import Iterator
@@ -61,8 +61,8 @@ def check_losses(config: AgenticConfig, algorithm: Algorithm, cluster: Cluster) 
 
 
 def build_replay_log(config: AgenticConfig, folder: RunFolder, is_asynchronous: bool, replay: Path | None) -> ReplayLog | None:
-    """Records the decisions of an asynchronous run that depend on time; with `replay`, the folder of another run, repeats that
-    run's decisions."""
+    """Records those decisions of an asynchronous run that depend on time; with `replay`, the folder of another run, it repeats
+    that run's decisions."""
     for problem in _no_replay(config, is_asynchronous) if replay else ():
         raise DataError(f"--replay {replay}: {problem}")
     if not is_asynchronous:

@@ -1,4 +1,4 @@
-"""Demonstrations of any environment of a config, or of its rows, by a player that needs no model here."""
+"""Demonstrations for the environments or rows of a config, by a player that needs no model on this machine."""
 
 import json
 import os
@@ -40,7 +40,7 @@ from turnwise.types import Group, Message, SamplingParams, Split, Task, derive_s
 
 DEMONSTRATORS = ("expert", "random", "erring")
 NUM_ASKED_AT_ONCE = 16
-"""Concurrent episodes that wait for a URL."""
+"""Episodes that ask a URL at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class Demonstrator:
 def demonstrate(
     config: AgenticConfig, tag: str, demonstrator: Demonstrator, num_episodes: int, split: Split = "train"
 ) -> Iterator[Episode]:
-    """The first episodes of a tag, on the tasks that training meets first, under the limits of training; of `ROWS_TAG`, the
-    first rows, which a model answers."""
+    """Plays the first tasks of a tag, as training would meet them, under the limits of training. For `ROWS_TAG` a model answers
+    the first rows."""
     if tag == ROWS_TAG:
         yield from _of_rows(config, demonstrator, num_episodes, split)
         return
@@ -76,7 +76,7 @@ def demonstrate(
 
 
 def tasks_of_tag(config: AgenticConfig, tag: str, num_tasks: int, split: Split) -> list[Task]:
-    """The first tasks of a tag; training tasks if training plays the tag."""
+    """The first tasks of a tag, the same as in training if training plays it."""
     manager = config.env_manager(split)
     shares = dict(zip(manager.tags, manager.num_groups_partition, strict=True))
     source = SeededTasks(config.seed, split, (tag,), (shares.get(tag) or manager.num_env_groups,))

@@ -30,7 +30,7 @@ from turnwise.types import Split, Task
 
 
 def offered_parts(config: AgenticConfig, split: Split, watchdog: Watchdog, stopwatch: Stopwatch) -> dict[str, Any]:
-    """What agents of rows and of environments may ask for alike."""
+    """The parts that the constructor of any agent may ask for."""
     agent = config.agent
     limits = agent.max_parallel_calls, agent.max_tool_response_length, agent.tool_response_truncate_side
     return {
@@ -48,15 +48,9 @@ def named_parameters(found: type) -> list[inspect.Parameter]:
 
 
 def asked_parts(parameters: Collection[inspect.Parameter], offered: Mapping[str, Any], agent: str, hint: str) -> dict[str, Any]:
-    """The offered parts that a constructor has parameters for.
-
-    Raises:
-        ConfigError: it asks for something else.
-    """
+    """The offered parts that a constructor has parameters for. Raises ConfigError if it needs anything else."""
     if missing := [p.name for p in parameters if p.default is p.empty and p.name not in offered]:
-        raise ConfigError(
-            f"{agent}: its constructor asks for {', '.join(missing)}, and is offered {', '.join(offered)}; {hint}"
-        )
+        raise ConfigError(f"{agent}: its constructor needs {', '.join(missing)}, but is offered {', '.join(offered)}; {hint}")
     return {p.name: offered[p.name] for p in parameters if p.name in offered}
 
 
@@ -81,7 +75,8 @@ def plug_ins(config: AgenticConfig, may_miss: bool = False) -> Iterator[tuple[Ke
 
 
 def plug_in_problems(config: AgenticConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """The faults of a config's plug-ins. One that two checks find, a tool's in its file and in the rows, is yielded once."""
+    """The faults of a config's plug-ins. A fault that two checks find, such as a tool's in its file and in the rows, is yielded
+    once."""
     missing, wrong, said = None, set(), set()
     for path, check in plug_ins(config, may_miss):
         section = path[:2]
@@ -137,14 +132,11 @@ def _try_environment(config: AgenticConfig, tag: str, split: Split) -> None:
 def build_agent(
     config: AgenticConfig, tag: str, split: Split, make_env: MakeEnv | None = None, settings: EnvAgentSettings | None = None
 ) -> AgentLoop:
-    """The agent that plays the environment of a tag: a built-in one, or a user's class. It is made like `EnvAgent` with a
-    factory of environments and settings, and with what else its constructor asks for by name.
+    """The agent that plays the environment of a tag: a built-in one, or a user's class. Like `EnvAgent`, it is made with a
+    factory of environments and settings, and with whatever else its constructor asks for by name.
 
-    `make_env` and `settings` take the place of the tag's `env_factory` and `agent_settings`.
-
-    Raises:
-        ConfigError: there is no such agent, or it asks for what agents aren't offered.
-    """
+    `make_env` and `settings` replace the tag's `env_factory` and `agent_settings`. Raises ConfigError if there is no such
+    agent, or it asks for something that agents aren't offered."""
     name = config.custom_envs[tag].agent_name
     if name in ROW_AGENTS:
         raise ConfigError(
@@ -166,7 +158,7 @@ def build_agent(
 
 
 def env_factory(config: AgenticConfig, tag: str, split: Split) -> Callable[[Task], Env]:
-    """Makes environments of the tag for one split; which task they play comes with `reset(seed=...)`."""
+    """Makes environments of the tag for one split; `reset(seed=...)` decides the task."""
     env = config.custom_envs[tag]
 
     def make(task: Task) -> Env:

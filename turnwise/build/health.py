@@ -1,4 +1,4 @@
-"""The health of a run, with the random player that its success is compared with."""
+"""The health of a run, and the random player to which its success is compared."""
 
 from functools import partial
 from statistics import fmean
@@ -12,11 +12,11 @@ from turnwise.training.state import GlobalRandomState
 
 NUM_EPISODES = 200
 BUDGET_S = 2.0
-"""The health of all tags together. The random player plays at most once per run, between two steps."""
+"""Seconds of the random player for all tags together. It plays at most once a run, between two steps."""
 
 
 def build_health(config: AgenticConfig, is_playing: bool) -> Health:
-    """`is_playing` is false if the run trains from a file, since its tasks aren't the environments'."""
+    """The health checks of a run. A run that trains from a file (`is_playing` False) has no random player to compare with."""
     manager = config.env_manager("train")
     blocks = manager.max_env_num_per_worker or any(config.custom_envs[tag].use_thread_lock for tag in manager.env_tags)
     is_alone = is_playing and not blocks and not manager.has_rows and not config.data.reward
@@ -24,7 +24,7 @@ def build_health(config: AgenticConfig, is_playing: bool) -> Health:
 
 
 def _play_at_random(config: AgenticConfig) -> Outcomes | None:
-    """Successes of a random player on the first training tasks of each tag; the run's own generators stay where they are."""
+    """Successes of a random player on the first training tasks of each tag. The run's own generators aren't advanced."""
     manager, source, drawn = config.env_manager("train"), seeded_tasks(config, "train"), GlobalRandomState()
     seeds: dict[str, list[int]] = {tag: [] for tag in manager.env_tags}
     for index in range(NUM_EPISODES * len(seeds)):

@@ -17,13 +17,13 @@ from turnwise.types import SamplingParams
 
 _MIN_CONVERSATIONS = 2
 _PLAIN_PROMPT: Prompt = [{"role": "user", "content": "Hello"}]
-"""The question of a parity check without a usable prompt of the run."""
+"""The prompt of the parity check if no prompt of the run fits."""
 
 
 def build_parity_gate(
     config: AgenticConfig, policy: ServedPolicy, actor_train: ModelRole, weights: Callable[[], Iterable[tuple[str, Tensor]]]
 ) -> ParityGate:
-    """The gate of a run, with the first prompts of its tags. `weights` are the trainer's, by their Hugging Face names."""
+    """The gate of a run. `weights` gives the trainer's weights by their Hugging Face names."""
     manager, sampling = config.train_env_manager, sampling_params(config, "train")
     settings = {tag: agent_settings(config, tag, "train", policy.watchdog) for tag in manager.env_tags}
     agents = {tag: build_agent(config, tag, "train", settings=settings[tag]) for tag in manager.env_tags}
@@ -55,18 +55,16 @@ def build_parity_gate(
 
 
 def gate_sampling(sampling: SamplingParams, seed: int, has_kept_ids: bool) -> SamplingParams:
-    """The run's temperature, and its cuts if the server says what they left."""
+    """The run's temperature, and its top_k, top_p and min_p if the server says which tokens they left."""
     plain = SamplingParams(TOKENS_PER_TURN, temperature=sampling.temperature, seed=seed)
     is_cut = sampling.keeps_ids and has_kept_ids
     return replace(plain, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p) if is_cut else plain
 
 
 def _model_folders(config: AgenticConfig) -> dict[str, str]:
-    """Every model folder of the config, with a setting that names it; the trained one comes first."""
-    models = {
-        f"{name}.model_args.model_name_or_path": role.model_args.model_name_or_path for name, role in config.roles.items()
-    }
-    named = {"pretrain": config.pretrain, **models}
+    """Every model folder of the config, with one setting that names it; the trained model's comes first."""
+    key, roles = "model_args.model_name_or_path", config.roles.items()
+    named = {"pretrain": config.pretrain, **{f"{name}.{key}": role.model_args.model_name_or_path for name, role in roles}}
     trained = config.actor_train.model_args.model_name_or_path
     folders: dict[str, str] = {}
     for setting, folder in sorted(named.items(), key=lambda item: item[1] != trained):

@@ -19,24 +19,20 @@ from turnwise.runtime.rank import launched
 from turnwise.spec import STRATEGIES
 
 if TYPE_CHECKING:
+    import torch
+
     from turnwise.build.rollouts import ServedPolicy
 
 
 TransferTurn = Callable[[], Awaitable[None]] | None
-"""The turn of a weight transfer; None where no memory is shared."""
+"""The turn of a weight transfer; None if no memory is shared."""
 
-if TYPE_CHECKING:
-    import torch
-
-_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # one of these files is there if Linux has a driver of accelerators
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # if Linux has a driver of accelerators, one of these exists
 
 
 def build_placement(config: AgenticConfig | SFTConfig, is_apart: bool = False) -> Placement:
-    """The placement of the training roles. `is_apart` asks for processes beside the rollouts.
-
-    Raises:
-        ConfigError: the machine lacks a device, also one of the servers, or the cluster can't hold the roles or the servers.
-    """
+    """The placement of the training roles. `is_apart` asks for processes beside the rollouts. Raises ConfigError if the machine
+    lacks a device, including the servers', or the cluster can't hold the roles or the servers."""
     num_devices = _num_accelerators()
     accelerator = "cuda" if num_devices else ""
     if not num_devices:
@@ -68,11 +64,8 @@ def use_launched(config: AgenticConfig | SFTConfig) -> None:
 
 
 def sampling_device(config: AgenticConfig) -> torch.device:
-    """The device of the servers in this process: the trainer's first, or their own where other processes train.
-
-    Raises:
-        ConfigError: the machine lacks it.
-    """
+    """The device of the servers in this process: the trainer's first, or their own if other processes train. Raises ConfigError
+    if the machine lacks it."""
     import torch
 
     placement, own = build_placement(config), config.server_devices
@@ -80,7 +73,7 @@ def sampling_device(config: AgenticConfig) -> torch.device:
 
 
 def _num_accelerators() -> int:
-    """The accelerators of this machine. Without a driver there is none, which is known without torch."""
+    """Number of this machine's accelerators. Without a driver there are none, and torch needn't be imported to know."""
     if "torch" not in sys.modules and sys.platform == "linux" and not any(map(os.path.exists, _DRIVERS)):
         return 0
     import torch
@@ -89,8 +82,8 @@ def _num_accelerators() -> int:
 
 
 def cpu_threads(config: AgenticConfig | SFTConfig, num_threads: int) -> CpuThreads:
-    """`cpu_split`. A missing number is half of the threads, or what the other side leaves, and at least one. Synchronous runs
-    take turns, so that each side has all threads."""
+    """The threads of each side by `cpu_split`. A missing number is half of the threads, or what the other side leaves, and at
+    least one. In synchronous runs the sides take turns, so each has all threads."""
     if isinstance(config, SFTConfig) or not config.plays_ahead:
         return CpuThreads(num_threads, num_threads, num_threads)
     train, rollout = config.cpu_split.train, config.cpu_split.rollout
@@ -103,7 +96,7 @@ def set_torch_threads(num_threads: int) -> None:
     """Sets the number of threads for operators called by this thread."""
     import torch
 
-    # A thread takes over the last number set by any thread when it first needs one, so it must have needed one before.
+    # When a thread first needs a number it takes the last that any thread set, so this makes it need one first.
     torch.get_num_threads()
     torch.set_num_threads(num_threads)
 
@@ -111,8 +104,8 @@ def set_torch_threads(num_threads: int) -> None:
 def give_turns(
     config: AgenticConfig, placement: Placement, policy: ServedPolicy, roles: Mapping[str, ModelRole]
 ) -> TransferTurn:
-    """Lets the roles of a synchronous run take turns, and returns the turn of a weight transfer. None where none is shared:
-    on a CPU, and in asynchronous runs, whose roles compute at the same time."""
+    """Lets the roles of a synchronous run take turns for memory, and returns the turn of a weight transfer. Returns None if no
+    memory is shared: on a CPU, and in asynchronous runs, whose roles compute at the same time."""
     if not placement.accelerator or config.plays_ahead:
         return None
     residents: dict[str, Resident] = {}

@@ -18,7 +18,7 @@ from turnwise.types import Completion, Group, Media, Message, SamplingParams, Ta
 
 
 class ShownPrompt(NamedTuple):
-    """The policy's input before a response, and its remaining room."""
+    """The policy's new input before a response, and the room that is left."""
 
     turn_idx: int
     """Number of the turn, from 1."""
@@ -32,7 +32,7 @@ class ShownPrompt(NamedTuple):
 
 
 class Onlooker(Protocol):
-    """Is told the events of an episode as they happen."""
+    """Learns of the events of an episode as they happen."""
 
     def prompt(self, prompt: ShownPrompt) -> None: ...
 
@@ -53,9 +53,9 @@ class PlayedEpisode:
 
 @dataclass(slots=True)
 class EpisodePrinter:
-    """Opens the contexts of an episode and shows an onlooker their traffic.
+    """Opens the contexts of an episode and shows an onlooker what goes through them.
 
-    A turn's outcome is shown when the next turn begins, or at the end: the agent writes it in between."""
+    A turn's outcome is shown when the next turn begins, or at the end, since the agent writes it in between."""
 
     onlooker: Onlooker
     _open: OpenConversation = field(init=False)
@@ -66,14 +66,13 @@ class EpisodePrinter:
     def over_tokens(
         self, server: Any, template: ChatTemplate, max_length: int, episode_id: str, parser: ToolCallParser | None = None
     ) -> None:
-        """Contexts of a policy that samples tokens. Of an `PolicyServer`, conversations use only `generate` and
-        `release`."""
+        """Opens contexts of a policy that samples tokens. `server` needs only `generate` and `release` of a `PolicyServer`."""
         told: Any = _ToldServer(server, self)
         contexts = TokenContexts(template, told, max_length, episode_id, parser)
         self._open, self._verify = contexts, contexts.verify
 
     def over_text(self, complete: Complete) -> None:
-        """Contexts of a policy that answers in text."""
+        """Opens contexts of a policy that answers in text."""
 
         async def told(messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()) -> TextAnswer | None:
             last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
@@ -116,7 +115,7 @@ class EpisodePrinter:
 
 
 class _ToldServer:
-    """A server whose requests are shown."""
+    """A server that shows its requests to the printer's onlooker."""
 
     def __init__(self, server: Any, printer: EpisodePrinter) -> None:
         self._server = server
@@ -145,7 +144,7 @@ async def play_episode(
     printer: EpisodePrinter,
     score: Callable[[Group], Awaitable[Any]] | None = None,
 ) -> PlayedEpisode:
-    """Plays a task with its agent, and scores it by the rewards of the data set where there are any."""
+    """Plays a task with its agent, and scores it by the rewards of the data set, if there are any."""
     episode = agent.run(task, 0, printer, sibling_sampling(sampling, task, 0))
     [outcome] = await asyncio.gather(episode, return_exceptions=True)
     if isinstance(outcome, TurnwiseError):

@@ -1,4 +1,4 @@
-"""The policies of `turnwise play` besides models: people and scripted players, whose words become tokens."""
+"""The policies of `turnwise play` that aren't models: people and scripted players. Their words become tokens."""
 
 from collections.abc import Callable, Sequence
 
@@ -30,7 +30,7 @@ Say = Callable[[], str]
 def person(read: Callable[[], str | None], pattern: str | None) -> Say:
     """A person, whose actions are written so that `pattern` reads them. `read` gives a line, None at the end of input.
 
-    Empty lines ask again. A line that begins with `!`, or that no action form fits, is said as it stands."""
+    After an empty line it asks again. A line that begins with `!`, or that fits no form of an action, is used as it is."""
 
     def say() -> str:
         while True:
@@ -106,4 +106,4 @@ class PlayerServer:
         )
 
     async def release(self, request_id: str) -> None:
-        """Does nothing: there is nothing to release."""
+        """Does nothing, since a player keeps nothing."""

@@ -1,4 +1,4 @@
-"""Builds the setup of one episode from a config and a name: who answers, over which tokens, within which limits."""
+"""Builds the setup of one episode from a config and a tag: who answers, over which tokens, within which limits."""
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -74,7 +74,7 @@ class Voice:
     is_patient: bool = False
     """Whether an episode may take any time, since a person plays it."""
     meet: Callable[[Env], None] = lambda env: None
-    """Is called with the environment before the first response."""
+    """Called with the environment before the first response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,7 @@ def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
     if tag == ROWS_TAG:
         tasks = row_tasks(config, choices.split)
         if not 0 <= choices.seed < len(tasks):
-            raise DataError(
-                f"data.{choices.split}_files: there is no row {choices.seed}; they are 0 to {len(tasks) - 1} (--seed)"
-            )
+            raise DataError(f"data.{choices.split}_files: no row {choices.seed}; --seed takes 0 to {len(tasks) - 1}")
         task = tasks[choices.seed]
     with ExitStack() as on_error:
         voice = make(config, task, choices)
@@ -128,7 +126,6 @@ def set_up(config: AgenticConfig, tag: str, choices: Choices) -> EpisodeSetup:
 
 
 def _agent(config: AgenticConfig, task: Task, voice: Voice) -> tuple[AgentLoop, EpisodeLimits]:
-    """The agent of a task, with its limits."""
     watchdog = voice.event_loop.watchdog
     if task.row is not None:
         agent = build_row_agent(config, task.split, task.agent, watchdog, Stopwatch())
@@ -171,7 +168,7 @@ def _player_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
 
 
 def _say(task: Task, choices: Choices, pattern: str | None, env: Env | None) -> Say:
-    """How the player of an environment, or of a row, finds its next words."""
+    """The function by which a player of an environment, or of a row, finds its next words."""
     if choices.policy == "human" or env is None:
         return person(choices.read, pattern)
     draws = choices.policy == "random"

@@ -1,4 +1,4 @@
-"""Work and checks of a run before heavy imports."""
+"""Work and checks that a run does before heavy imports."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from turnwise.runtime.rank import launched
 
 
 def prepare_run(config: AgenticConfig | SFTConfig) -> None:
-    """Begins the imports of processes that train or serve, beside those of this process, if there are to be any."""
+    """If other processes will train or serve, starts their imports while this process does its own."""
     has_replicas = config.num_replicas > 1
     if (config.trains_apart or has_replicas) and launched() == (0, 1):
         from turnwise.cluster.fork_server import prepare_processes
@@ -23,8 +23,8 @@ def prepare_run(config: AgenticConfig | SFTConfig) -> None:
 
 
 def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """The first fault of each file of demonstrations, as far as it shows without a tokenizer. Files in `may_miss` may not exist
-    yet."""
+    """The first fault of each file of demonstrations that shows without a tokenizer. With `may_miss`, files that don't exist
+    yet are no fault."""
     for key, names in (("train_files", config.train_files), ("val_files", config.val_files or [])):
         for index, name in enumerate(names):
             try:
@@ -35,8 +35,8 @@ def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]
 
 
 def problems_here(config: AgenticConfig | SFTConfig, may_miss: bool = True) -> Iterator[Problem]:
-    """The faults, beyond the config itself, that `train` or `sft` find before they load a model. Files that `may_miss` may not
-    exist yet."""
+    """The faults outside the config that `train` or `sft` would find before they load a model. With `may_miss`, files that don't
+    exist yet are no fault."""
     if isinstance(config, SFTConfig):
         yield from row_problems(config, may_miss)
         return
@@ -49,7 +49,7 @@ def problems_here(config: AgenticConfig | SFTConfig, may_miss: bool = True) -> I
 
 
 def _template_problems(config: AgenticConfig) -> Iterator[Problem]:
-    """What the model's chat template makes of rows, tools and variables, if all of them are on this machine."""
+    """Faults of the model's chat template with the rows, tools and variables, if all of these are on this machine."""
     is_asked = config.template_kwargs or config.train_env_manager.has_rows
     if not is_asked or any(_absent(config)) or folder_here(config.actor_train.model_args.model_name_or_path) is None:
         return
@@ -64,8 +64,8 @@ def _template_problems(config: AgenticConfig) -> Iterator[Problem]:
 
 
 def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
-    """What `train` or `sft` refuse on this machine: `not_here`, devices, a checkpoint to go on from, and files that may still
-    be written. torch is imported only if the config names devices or a checkpoint."""
+    """What `train` or `sft` would refuse on this machine: `not_here`, missing devices, a checkpoint that can't be resumed, and
+    files that don't exist yet. torch is imported only if the config names devices or a checkpoint."""
     yield from not_here(config)
     devices = list(config.device_mappings.values())
     if isinstance(config, AgenticConfig):
@@ -85,14 +85,13 @@ def lacking_here(config: AgenticConfig | SFTConfig) -> Iterator[str]:
 def _absent(config: AgenticConfig | SFTConfig) -> Iterator[str]:
     for key, names in _files(config).items():
         for name in names:
-            # Rows may be of the hub or of Python, too.
+            # Rows may also come from the hub or from Python.
             is_elsewhere = key.startswith("data.") and (":" in name or not os.path.splitext(name)[1])
             if not is_elsewhere and not os.path.exists(os.path.expanduser(name)):
                 yield f"{key}: {name}: there is no such file."
 
 
 def _files(config: AgenticConfig | SFTConfig) -> dict[str, list[str]]:
-    """The files of rows and tools, by their keys."""
     if isinstance(config, SFTConfig):
         return {"train_files": config.train_files, "val_files": config.val_files or []}
     data, agent = config.data, config.agent

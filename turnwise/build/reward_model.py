@@ -1,4 +1,4 @@
-"""The model of the `reward` role: one that scores, or a judge that is asked."""
+"""The model of the `reward` role: a model that scores, or a judge that answers questions."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,9 +77,7 @@ def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Wa
     context: int = load_config(path, arguments.trust).get_text_config().max_position_embeddings
     plan = replace(batch_plan(config, "reward"), max_length=context)
     return ModelReward(
-        ModelRole("reward", workers, plan, stopwatch),
-        load_tokenizer(path, arguments.trust),
-        config.data.prompt_key,
+        ModelRole("reward", workers, plan, stopwatch), load_tokenizer(path, arguments.trust), config.data.prompt_key
     )
 
 

@@ -23,11 +23,7 @@ from turnwise.training.optimizer import OptimizerSettings
 from turnwise.training.torch_strategy import TorchStrategy
 
 logger = logging.getLogger(__name__)
-_LOADERS: dict[str, Callable[..., PreTrainedModel]] = {
-    "actor_train": load_fused,
-    "critic": load_value_model,
-    "sft": load_model,
-}
+_LOADERS: dict[str, Callable[..., PreTrainedModel]] = {"actor_train": load_fused, "critic": load_value_model, "sft": load_model}
 
 
 def batch_plan(config: AgenticConfig, role_name: str) -> BatchPlan:
@@ -104,7 +100,7 @@ def load_role(load: Callable[..., PreTrainedModel], arguments: ModelArgs, rank: 
 def _prepare(
     arguments: ModelArgs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, seed: int
 ) -> Adapters | None:
-    """If `lora_rank` is set, puts adapters into a freshly loaded model and returns them; else freezes what
+    """Puts adapters into a freshly loaded model and returns them if `lora_rank` is set; else freezes what
     `freeze_module_prefix` names."""
     frozen, head = tuple(arguments.freeze_module_prefix or ()), value_head(model)
     if arguments.lora_rank is None or arguments.lora_alpha is None:

@@ -1,4 +1,5 @@
-"""Builds what rollouts need from a config: the policy with its servers, the environments with their agents, the schedulers."""
+"""Builds the parts of rollouts from a config: the policy with its servers, the environments with their agents, the
+schedulers."""
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is known of a policy before a model is loaded, and the event loop that its rollouts run on, which is watched."""
+    """What is known of a policy before a model is loaded, and the watched event loop that its rollouts run on."""
 
     info: PolicyInfo
     tokenizer: PreTrainedTokenizerBase
@@ -67,7 +68,7 @@ class ServedPolicy(Policy):
     """The rewards of `data.reward`, one stage for all splits."""
 
     def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
-        """The result of `main`, which leaves nothing in the servers' caches. No other request may run.
+        """Runs `main`, empties the servers' caches, and returns the result. No other request may run.
 
         An episode that reused a cached prefix would differ in the last bits from one that computed it."""
         result = self.event_loop.run(main)
@@ -108,15 +109,12 @@ def open_policy(
 
 
 def serve(
-    config: AgenticConfig,
-    policy: Policy,
-    needs: frozenset[str] = frozenset(),
-    neighbours: Mapping[str, Any] | None = None,
+    config: AgenticConfig, policy: Policy, needs: frozenset[str] = frozenset(), neighbours: Mapping[str, Any] | None = None
 ) -> ServedPolicy:
     """The policy with its inference servers. `needs` are the algorithm's; `neighbours` are the workers of this process.
 
-    A server of this process reads the trainer's own parameters if they are here and in its dtype, it gets every update, and no
-    adapter has to be merged. Otherwise it loads a model in the dtype of actor_infer."""
+    A server of this process reads the trainer's own parameters if they are here in the server's dtype, the server gets every
+    update, and no adapter has to be merged. Otherwise it loads a model in the dtype of actor_infer."""
     settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
     num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
     is_shared = config.actor_train.model_update_frequency == 1 and not config.actor_train.model_args.has_adapter
@@ -126,7 +124,7 @@ def serve(
         policy.event_loop,
         policy.stopwatch,
         policy.replay_log,
-        # Training episodes go on during a validation only if they are played ahead.
+        # Only training episodes that are played ahead run during a validation.
         max_concurrency=sum(num_episodes) if config.plays_ahead else max(num_episodes),
         neighbours=neighbours if neighbours and is_shared else {},
     )
@@ -159,7 +157,7 @@ def build_scheduler(
 ) -> RolloutScheduler:
     """The rollouts of one split. Validation plays the same tasks every time.
 
-    `settings` and `sampling` take the place of the split's `scheduler_settings` and `sampling_params`."""
+    `settings` and `sampling` replace the split's `scheduler_settings` and `sampling_params`."""
     agents: Callable[[Task], AgentLoop] = Agents(config, split, policy, pictures)
     is_alone = split == "val" and not config.plays_ahead
     return RolloutScheduler(
@@ -181,13 +179,13 @@ def build_scheduler(
 
 
 def parser_of(config: AgenticConfig, template: ChatTemplate) -> ToolCallParser | None:
-    """Reads the calls off responses; None without tools."""
+    """The parser of tool calls in responses; None without tools."""
     agent = config.agent
     return find_parser(agent.tool_parser, template) if agent.tool_config_path or agent.function_tool_path else None
 
 
 class Agents:
-    """The agent that plays a task, by its tag and its agent's name; made for the first such task."""
+    """The agent of each task, by the task's tag and agent name. Agents of rows are made for their first task."""
 
     def __init__(self, config: AgenticConfig, split: Split, policy: Policy, pictures: Pictures | None) -> None:
         self._config = config
@@ -220,7 +218,7 @@ def scheduler_settings(config: AgenticConfig, split: Split, needs: frozenset[str
         max_concurrent_groups=manager.num_env_groups,
         max_env_retries=manager.max_env_retries,
         max_failed_fraction=manager.max_failed_fraction,
-        # An agent that ends its episodes itself has two calls to make after the time is up, and before it begins.
+        # An agent that ends its episodes itself makes one call before the time begins and one after it is up.
         episode_timeout_s=manager.episode_timeout_s + 2 * manager.env_step_timeout_s,
         max_refill_factor=config.max_refill_factor,
         has_greedy_sibling="greedy_sibling" in needs,
@@ -235,17 +233,15 @@ def seeded_tasks(config: AgenticConfig, split: Split) -> SeededTasks:
 
 
 def build_pictures(config: AgenticConfig, run: str) -> Pictures:
-    """The pictures that `render_save_dir` asks for, of the first validation tasks, in its folder `exp_name/run`; None if
-    unset."""
+    """Pictures of the first validation tasks in `render_save_dir/exp_name/run`; of none if `render_save_dir` is unset."""
     source, has_rows = seeded_tasks(config, "val"), config.val_env_manager.has_rows
     recorded = [source.task(index).id for index in range(NUM_RECORDED)] if config.render_save_dir and not has_rows else []
     return Pictures(Path(config.render_save_dir or "").absolute() / config.exp_name / run, recorded)
 
 
 def check_rollouts(config: AgenticConfig) -> None:
-    """Checks the plug-ins of a config before a model is loaded, unless that was done when the config was read.
-
-    Warns of environments that can't keep training and validation tasks apart by content."""
+    """Checks the plug-ins of a config before a model is loaded, unless they were checked when the config was read. Warns of
+    environments that can't keep the contents of training and validation tasks apart."""
     for _, check in () if config.is_examined else plug_ins(config):
         check()
     say_shared_prompts(config)

@@ -42,14 +42,14 @@ from turnwise.types import Split, Task, Trajectory
 logger = logging.getLogger(__name__)
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
-_TEMPLATE_BYTES = 256  # more than a template adds around a message: a prompt that is short even so isn't encoded to be measured
+_TEMPLATE_BYTES = 256  # more than a template adds to a message; a prompt that is short even with it needn't be encoded
 
 
 def rows_plug_ins(
     config: AgenticConfig, may_miss: bool = False
 ) -> Iterator[tuple[tuple[str | int, ...], Callable[[], object]]]:
-    """The checks of `data`: a key, and a function that raises a TurnwiseError if its value is wrong. Files that `may_miss` may
-    not exist yet."""
+    """The checks of `data`: a key, and a function that raises a TurnwiseError if its value is wrong. With `may_miss`, files
+    that don't exist yet aren't checked."""
     yield ("data", "reward"), partial(load_rewards, config)
     if not may_miss or all(map(_is_there, (config.agent.tool_config_path, config.agent.function_tool_path))):
         yield ("agent", "tool_config_path"), partial(build_tools, config)
@@ -129,7 +129,7 @@ def _agent_of(config: AgenticConfig, row: TableRow, loops: Mapping[str, LoopEntr
 
 
 def build_tasks(config: AgenticConfig, split: Split, template: ChatTemplate) -> TaskSource:
-    """The tasks of a split, in the order in which they are played. Rows whose prompt is too long are left out, and counted."""
+    """The tasks of a split in playing order. Rows whose prompt is too long are left out and counted."""
     manager, is_training = config.env_manager(split), split == "train"
     agents = {tag: config.custom_envs[tag].agent_name for tag in manager.env_tags}
     rows = None
@@ -145,7 +145,7 @@ def build_tasks(config: AgenticConfig, split: Split, template: ChatTemplate) -> 
 
 
 def row_tasks(config: AgenticConfig, split: Split) -> list[Task]:
-    """A task of each row, whatever its length, in the order of the files."""
+    """A task for each row in the order of the files, also for rows that are too long."""
     loops = _own_loops(config)
     rows = [DataRow(_tag_of(row), _agent_of(config, row, loops), row.columns) for row in load_rows(config, split)]
     source = RowTasks(config.seed, split, rows, shuffle=False)
@@ -156,7 +156,7 @@ def _fitting(config: AgenticConfig, split: Split, template: ChatTemplate, most: 
     """The rows that have room, or the first so many. Raises DataError if none has."""
     data, rows = config.data, load_rows(config, split)
     room = config.sequence_length - config.max_new_tokens(split, ROWS_TAG)
-    # Where a response may take all of the context, a prompt may take half of it.
+    # If a response may fill the context, a prompt may fill half of it.
     limit = data.max_prompt_length or (room if room > 0 else config.sequence_length // 2)
     schemas, loops = build_tools(config).schemas, _own_loops(config)
     agents = {row.place: _agent_of(config, row, loops) for row in rows}
@@ -209,25 +209,23 @@ def _fits(columns: Mapping[str, Any], prompt_key: str, template: ChatTemplate, l
 
 
 def _tag_of(row: TableRow) -> str:
-    """The name in its metrics: the column `data_source` of the published schema, or `data`."""
+    """The row's name in metrics: its column `data_source` (as in the published schema), or `data`."""
     source = row.columns.get("data_source")
     return source if isinstance(source, str) and source else ROWS_TAG
 
 
 def say_shared_prompts(config: AgenticConfig) -> None:
-    """Warns of validation rows that are trained on."""
+    """Warns of validation prompts that training sees too."""
     if not (config.uses_validation and config.train_env_manager.has_rows and config.val_env_manager.has_rows):
         return
     prompts = [{json.dumps(row.columns[config.data.prompt_key]) for row in load_rows(config, split)} for split in _SPLITS]
     if shared := len(prompts[0] & prompts[1]):
-        logger.warning(
-            "data.val_files: %d of %d prompts are in data.train_files too: validation sees them", shared, len(prompts[1])
-        )
+        logger.warning("data.val_files: %d of %d prompts are in data.train_files too", shared, len(prompts[1]))
 
 
 def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Watchdog, stopwatch: Stopwatch) -> AgentLoop:
-    """The agent of rows that name it, made with those of `settings`, `split`, `seed`, `tools`, `limits` and `interactions`
-    that its constructor has, and with the arguments that agent.agent_config_path gives it."""
+    """The agent of rows that name it. Its constructor gets those of `settings`, `split`, `seed`, `tools`, `limits` and
+    `interactions` that it has parameters for, and the arguments from agent.agent_config_path."""
     own = _own_loops(config).get(name)
     found = load_class(own.target if own else AGENTS.get(name) or name, "the agent", ConfigError)
     agent, max_new_tokens = config.agent, config.max_new_tokens(split, ROWS_TAG)
@@ -251,8 +249,8 @@ def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Wa
 def load_rewards(
     config: AgenticConfig, completion: Callable[[Trajectory], str] = lambda trajectory: trajectory.turns[-1].text
 ) -> list[WeightedReward]:
-    """Every entry of `data.reward` but the reward model, in their order, called by the last parts of their names where those
-    differ."""
+    """The entries of `data.reward` except the reward model, in order. Each is called by the last part of its name, if that is
+    unique."""
     brief = [asked.name.rpartition(":")[2] for asked in config.data.reward]
     loaded: list[WeightedReward] = []
     for asked, name in zip(config.data.reward, brief, strict=True):
@@ -299,7 +297,7 @@ def build_reward_stage(
     watchdog: Watchdog,
     stopwatch: Stopwatch,
 ) -> RewardStage | None:
-    """The rewards that `data.reward` asks for; None if unset. Without a tokenizer trajectories hold texts alone."""
+    """The rewards of `data.reward`; None if unset. `tokenizer` is None if trajectories hold no tokens."""
     if not config.data.reward:
         return None
     rewards = load_rewards(config, _reader(tokenizer))

@@ -42,14 +42,14 @@ def build_trackers(
     is_quiet: bool,
     stopwatch: Stopwatch,
 ) -> list[Tracker]:
-    """`metrics.jsonl` always, and what `track_with` names; a quiet run prints no steps. `stopwatch` knows a phase's work."""
+    """Trackers for `metrics.jsonl` and for what `track_with` names; a quiet run prints no steps."""
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
     settings = {name: value for name, value in leaves(resolved_values(config)) if not name.startswith("tracker_kwargs")}
     run = TrackedRun(folder.path, config.exp_name, folder.path.name, folder.num_done, settings)
     with ExitStack() as on_error:
         for name in config.track_with:
             if target := TRACKERS[name].target:
-                # Arguments stand under the tracker's name, or alone where there is only one tracker to take them.
+                # Arguments are under the tracker's name, or at the top level if only one tracker takes any.
                 alone = {key: value for key, value in config.tracker_kwargs.items() if key not in TRACKERS}
                 arguments = {**alone, **config.tracker_kwargs.get(name, {})}
                 store = load_class(target, "track_with", ConfigError)
@@ -57,7 +57,7 @@ def build_trackers(
                 on_error.callback(trackers[-1].close)
         on_error.pop_all()
     if "stdout" in config.track_with and not is_quiet:
-        # Tokens of asynchronous rollouts are those of later batches too, and say nothing of this one.
+        # Asynchronous rollouts also sample tokens of later batches, so their count says nothing about this one.
         most = most_sampled(config) if isinstance(config, AgenticConfig) and not config.plays_ahead else 0
         pace = Pace(num_steps, folder.num_done, stopwatch, most, smaller_steps(config))
         trackers.append(stdout_tracker(config.exp_name, columns, num_steps, every=config.logging_steps, pace=pace))
@@ -71,7 +71,7 @@ def build_checkpoints(config: AgenticConfig | SFTConfig, folder: RunFolder, num_
 
 
 def begin(config: AgenticConfig | SFTConfig, folder: RunFolder, pipeline: AgenticPipeline | SFTPipeline) -> None:
-    """The end of a start: everything is built, so the run's files may be changed."""
+    """Ends the start of a run. Everything is built by now, so its files may be changed."""
     with ExitStack() as on_error:
         on_error.callback(pipeline.log.close)
         if folder.resumed_from is not None:
@@ -96,7 +96,7 @@ def start_run(config: AgenticConfig | SFTConfig) -> RunFolder:
 
 
 def seed_process(config: AgenticConfig | SFTConfig) -> None:
-    """Sets up torch in each process of a run and, if deterministic, the generators that a user's code may draw from."""
+    """Seeds torch in each process of a run and, if deterministic, the generators that a user's code may draw from."""
     torch.manual_seed(derive_seed(config.seed, "torch"))
     torch.use_deterministic_algorithms(config.deterministic)
     if config.deterministic:
@@ -106,7 +106,7 @@ def seed_process(config: AgenticConfig | SFTConfig) -> None:
 
 
 def set_profile(config: AgenticConfig | SFTConfig) -> None:
-    """Seeds the process and returns its profile of determinism.
+    """Seeds the process, and logs its profile of determinism.
 
     `deterministic: true` also seeds Python's and numpy's generators, and makes torch refuse kernels that add up in no fixed
     order. On a CPU the embedded server and cooperative environments give bit-identical runs without it, as long as the number

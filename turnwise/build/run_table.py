@@ -1,4 +1,4 @@
-"""The table at the start of a run: that of its config, with what its objects know of themselves."""
+"""The table at the start of a run: the config's table, with what the built objects know about themselves."""
 
 import logging
 from typing import TypeVar
@@ -47,7 +47,7 @@ def applied_settings(pipeline: AgenticPipeline | SFTPipeline) -> Applied:
 
 
 def applied_play(config: AgenticConfig, server: PolicyServer, source: RolloutSource, split: Split, sampled: str) -> Applied:
-    """The table of `turnwise eval` and `turnwise rollout`, which train nothing; `sampled` says how tokens are drawn."""
+    """The table of `turnwise eval` and `turnwise rollout`; `sampled` says how tokens are drawn."""
     info = server.info()
     episodes = f"{source.describe()}, each of at most {info.max_length} tokens"
     rows = [("model", _model(info.model)), ("server", _server(info)), *environments(config, split)]

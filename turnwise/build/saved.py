@@ -1,4 +1,4 @@
-"""Pipelines that play with a saved model and train nothing: evaluation and rollouts."""
+"""Plays with a saved model without training: evaluation and rollouts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -55,14 +55,11 @@ def validation_mode(config: AgenticConfig) -> Mode:
 
 
 def evaluate_model(
-    config: AgenticConfig,
-    model_path: str | None = None,
-    num_tasks: int | None = None,
-    on_start: OnStart = log_applied,
+    config: AgenticConfig, model_path: str | None = None, num_tasks: int | None = None, on_start: OnStart = log_applied
 ) -> Evaluation:
-    """Plays the config's validation tasks (the first `num_tasks`) with a saved model. `on_start` is told what is applied.
+    """Plays the config's validation tasks (the first `num_tasks`) with a saved model. `on_start` gets the table of settings.
 
-    Tasks, seeds and schedule are those of validation in training, so that the same weights give the same figure."""
+    Tasks, seeds and schedule are those of validation in training, so the same weights give the same figure."""
     plan = EvaluationPlan([validation_mode(config)], num_tasks)
     [(_, evaluation)] = evaluate_modes(config, plan, model_path, on_start)
     return evaluation
@@ -92,7 +89,7 @@ def evaluate_modes(
 
 
 def _evaluation_settings(config: AgenticConfig, plan: EvaluationPlan, mode: Mode) -> SchedulerSettings:
-    """Validation's own with another number of siblings, and about as many episodes at once."""
+    """The settings of validation with another number of siblings, and about as many episodes at once."""
     own = scheduler_settings(config, "val")
     group_size = 1 if mode == "greedy" else plan.num_samples or own.group_size
     return replace(own, group_size=group_size, max_concurrent_groups=max(1, own.num_concurrent_episodes // group_size))
@@ -119,9 +116,8 @@ def collect_rollouts(
     model_path: str | None = None,
     on_start: OnStart = log_applied,
 ) -> None:
-    """Plays batches of a split with a saved model, as training's first step or a validation would.
-
-    After an error or Ctrl-C, the collection holds the groups played so far."""
+    """Plays batches of a split with a saved model, as training's first step or a validation would. After an error or Ctrl-C the
+    collection holds the groups played so far."""
     needs: frozenset[str] = frozenset()
     if split == "train":
         needs = build_algorithm(config, KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)).needs
@@ -136,9 +132,9 @@ def collect_rollouts(
 def replay_rollouts(
     config: AgenticConfig, path: Path, split: Split = "train", model_path: str | None = None
 ) -> tuple[int, list[str]]:
-    """Puts the trajectories of a `rollouts.jsonl`, or the episodes of a split in a `turns.jsonl`, through their loops with the
-    recorded tokens. Returns their number, and sentences about what is lost and what went wrong after the turns of a
-    `turns.jsonl`. Failed trajectories are left out. No model is loaded."""
+    """Replays the trajectories of a `rollouts.jsonl`, or the episodes of a split in a `turns.jsonl`, through their agents with
+    the recorded tokens. Returns their number, and sentences about turns that are lost and about what went wrong after the
+    recorded ones. Failed trajectories are left out. No model is loaded."""
     check_rollouts(config)
     policy = open_policy(config, model_path)
 
@@ -166,7 +162,6 @@ def replay_rollouts(
 def _saved_policy(
     config: AgenticConfig, split: Split, model_path: str | None, needs: frozenset[str] = frozenset()
 ) -> Iterator[ServedPolicy]:
-    """Opens a saved model with its server and closes it at the end."""
     require(unavailable_to_play(config, split))
     check_rollouts(config)
     policy = open_served_policy(config, model_path, needs)

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 def require_abilities(config: AgenticConfig, server: ServerInfo) -> None:
-    """Checks that the server can do with running requests what `on_weight_update` asks, and says what each token was drawn from
-    where sampling is cut. Raises NotAvailableError if it can't."""
+    """Checks that the server can treat running requests as `on_weight_update` asks, and says which tokens each token was drawn from
+    if sampling is cut. Raises NotAvailableError if it can't."""
     if config.on_weight_update == "keep" and not ("keep" in server.suspensions and server.weight_versions):
         lacks = "say which weights sampled which token" if "keep" in server.suspensions else "let responses stand still"
         raise NotAvailableError(
@@ -59,8 +59,8 @@ def build_servers(
     max_concurrency: int,
     neighbours: Mapping[str, Any],
 ) -> list[InferenceServer]:
-    """The replicas, one for each of actor_infer's devices; a single one lives in this process, and reads a neighbour's model
-    if it can."""
+    """The inference servers, one for each of actor_infer's devices. A single one runs in this process and reads a neighbour's
+    model if it can."""
     found = load_class(_entry(config), "actor_infer.strategy_args.strategy_name", ConfigError)
     options = dict(config.actor_infer.strategy_args.strategy_config)
     is_embedded = issubclass(found, EmbeddedServer)
@@ -79,7 +79,7 @@ def build_servers(
 
 
 def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner, stopwatch: Stopwatch) -> list[ServerProcess]:
-    """Replicas in processes of their own, which share the threads of the rollouts."""
+    """Servers in processes of their own, which share the threads of the rollouts."""
     placement, devices = build_placement(config), config.actor_infer.device_mapping or ()
     size = config.num_replicas
     num_threads = max(1, cpu_threads(config, torch.get_num_threads()).rollout // size)

@@ -1,11 +1,11 @@
-"""The source of a training's batches: episodes, or the rollouts of a file (`turnwise train --from-rollouts`)."""
+"""The source of training batches: episodes, or the rollouts of a file (`turnwise train --from-rollouts`)."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from turnwise.build.rollouts import ServedPolicy, build_scheduler, scheduler_settings
+from turnwise.build.rollouts import Policy, ServedPolicy, build_scheduler, scheduler_settings
 from turnwise.config import AgenticConfig
 from turnwise.errors import DataError
 from turnwise.rollout.group_filter import load_group_filter
@@ -13,21 +13,12 @@ from turnwise.rollout.journal import read_groups
 from turnwise.rollout.replay import RolloutReplay
 from turnwise.rollout.source import RolloutSource, played_of
 from turnwise.rollout.tasks import TaskSource
-from turnwise.types import Group, Trajectory, Turn
+from turnwise.types import Group, Trajectory
 
 logger = logging.getLogger(__name__)
 
 _ROUNDING = 1e-6
 _NUM_DECODED = 256  # number of turns decoded to see whether this tokenizer sampled them
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """The reader of the rollouts: its decoding, its number of tokens, and its algorithm's needs."""
-
-    decode: Callable[[Sequence[int]], str]
-    vocab_size: int
-    needs: frozenset[str]
 
 
 def build_source(
@@ -37,7 +28,8 @@ def build_source(
     rollouts: Path | None = None,
     tasks: TaskSource | None = None,
 ) -> tuple[RolloutSource, int]:
-    """The source of batches for an algorithm with these `needs`, playing `tasks`, and the number of steps with batches."""
+    """The source of batches for an algorithm with these `needs`, which plays `tasks`, and the number of steps that it can
+    fill."""
     if rollouts is None:
         settings = replace(
             scheduler_settings(config, "train", needs),
@@ -67,8 +59,7 @@ def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[s
     keep = load_group_filter(config.group_filter)
     whole = [group for group in recording.groups if not group.rejected and all(t.status != "failed" for t in played_of(group))]
     groups = [group for group in whole if keep is None or keep(group)]
-    reader = Reader(policy.template.decode, policy.info.vocab_size, needs)
-    for problem in _problems(config, groups, reader):
+    for problem in _problems(config, groups, policy, needs):
         raise DataError(f"{path}: {problem}")
     replay = RolloutReplay(groups, config.train_env_manager.group_size, str(path))
     num_batches = replay.num_batches(config.rollout_batch_size)
@@ -87,8 +78,7 @@ def build_replay(config: AgenticConfig, policy: ServedPolicy, needs: frozenset[s
     return replay
 
 
-def _problems(config: AgenticConfig, groups: Sequence[Group], reader: Reader) -> Iterator[str]:
-    """The reasons why these groups can't be trained on."""
+def _problems(config: AgenticConfig, groups: Sequence[Group], policy: Policy, needs: frozenset[str]) -> Iterator[str]:
     trajectories = [trajectory for group in groups for trajectory in played_of(group)]
     group_size = config.train_env_manager.group_size
     for group in groups:
@@ -112,7 +102,7 @@ def _problems(config: AgenticConfig, groups: Sequence[Group], reader: Reader) ->
                 f"its groups have {size} siblings ({group.task.id}), and train_env_manager.group_size is {group_size}; set "
                 f"train_env_manager.group_size={size}"
             )
-        if group.greedy is None and "greedy_sibling" in reader.needs:
+        if group.greedy is None and "greedy_sibling" in needs:
             yield (
                 f"{group.task.id} has no greedy sibling, which adv_estimator {config.adv_estimator} needs; play with this "
                 "config: `turnwise rollout`"
@@ -125,27 +115,23 @@ def _problems(config: AgenticConfig, groups: Sequence[Group], reader: Reader) ->
             "it doesn't say which tokens each one was drawn from, which train_infer_correction and use_rollout_log_probs need "
             "under top_k; play again with `turnwise rollout`, or leave them out"
         )
-    yield from _foreign_tokens(trajectories, reader)
+    yield from _foreign_tokens(trajectories, policy)
 
 
-def _foreign_tokens(trajectories: Sequence[Trajectory], reader: Reader) -> Iterator[str]:
+def _foreign_tokens(trajectories: Sequence[Trajectory], policy: Policy) -> Iterator[str]:
     """Whether another tokenizer made the tokens: ids are unknown, or decode to another text than the recorded one."""
     other = "it was played by a model with another tokenizer; set pretrain to that one, or play again with `turnwise rollout`"
     turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
     for trajectory, turn in turns:
         largest = max(int(ids.max(initial=0)) for ids in (turn.prompt_ids, turn.response_ids))
-        if largest >= reader.vocab_size:
-            yield f"{trajectory.task.id} has token {largest}, and the model knows {reader.vocab_size}: {other}"
+        if largest >= policy.info.vocab_size:
+            yield f"{trajectory.task.id} has token {largest}, and the model knows {policy.info.vocab_size}: {other}"
     for trajectory, turn in turns[:_NUM_DECODED]:
-        if turn.text not in _readings(turn, reader):
-            said = _readings(turn, reader)[0]
+        ids = turn.response_ids.tolist()
+        said = policy.template.decode(ids)
+        # The recorded text lacks a stop token.
+        if turn.text not in (said, policy.template.decode(ids[:-1])):
             yield f"{trajectory.task.id} has a response {turn.text!r} whose tokens say {said!r} here: {other}"
-
-
-def _readings(turn: Turn, reader: Reader) -> list[str]:
-    """The text of a response with and without its last token, which may be a stop token."""
-    ids = turn.response_ids.tolist()
-    return [reader.decode(ids), reader.decode(ids[:-1])]
 
 
 def _left_out(recorded: Sequence[Group], whole: Sequence[Group], groups: Sequence[Group]) -> str:
@@ -176,6 +162,4 @@ def _say(
     if unknown:
         logger.warning("%s holds tags that train_env_manager.tags doesn't name: %s", path, ", ".join(sorted(unknown)))
     if num_batches < config.max_steps:
-        logger.warning(
-            "%s holds %d batches: training ends after %d of %d steps", path, num_batches, num_batches, config.max_steps
-        )
+        logger.warning("%s holds %d batches: training ends before its %d steps", path, num_batches, config.max_steps)

@@ -99,7 +99,7 @@ def build_interactions(
 
 
 def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Checks that rows and simulated users fit."""
+    """Checks that the rows name simulated users that exist."""
     names, data = list(build_interactions(config).by_name), config.data
     for row in rows:
         agent = str(row.columns.get(data.agent_name_key) or data.default_agent)
@@ -115,7 +115,7 @@ def check_users_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
 
 
 def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None:
-    """Checks that rows and tools fit."""
+    """Checks that the rows name tools that exist."""
     names, data = build_tools(config).names, config.data
     for row in rows:
         named = row.columns.get(data.agent_name_key)
@@ -126,9 +126,7 @@ def check_tools_of_rows(config: AgenticConfig, rows: Sequence[TableRow]) -> None
                 f"the column {data.agent_name_key} (tool_agent), or set data.default_agent: tool_agent"
             )
         if agent == "tool_agent" and not names:
-            raise DataError(
-                f"{row.place}: tool_agent needs tools; name them in agent.tool_config_path or agent.function_tool_path"
-            )
+            raise DataError(f"{row.place}: tool_agent has no tools; set agent.tool_config_path or agent.function_tool_path")
         for name in _named_by(row) if agent == "tool_agent" else ():
             if name not in names:
                 raise DataError(f"{row.place}: extra_info names the tool {name!r}; there are {', '.join(names)}")

@@ -22,7 +22,7 @@ MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("ERR
 
 
 def run(options: argparse.Namespace) -> int:
-    """Examines the environment; returns 1 for an error, 0 if it can be trained in."""
+    """Examines the environment; returns 1 if it has an error, 0 if it can be trained in."""
     target = read_target(options.env, options.overrides, options.config, options.tag, max_steps=options.max_steps)
     settings = _settings(options, target)
     env_type, arguments = target.env.env_type, target.env.env_config
@@ -55,7 +55,7 @@ def _settings(options: argparse.Namespace, target: EnvTarget) -> CheckSettings:
 
 
 def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int] | None:
-    """Tokens of a text: by the tokenizer that is named, or that of the config's model if it is here."""
+    """Counts the tokens of a text, with the tokenizer in `folder` or else that of the config's model; None if there is none."""
     if folder is None:
         if target.file is None:
             return None
@@ -73,14 +73,12 @@ def _token_counter(folder: str | None, target: EnvTarget) -> Callable[[str], int
 
 
 def _takes_split(env_type: str, timeout_s: float) -> bool:
-    """Whether the class keeps splits apart. It is imported here, which may hang like any other call."""
+    """Whether the class keeps splits apart. This imports it, which may hang like any other call."""
     thread = DaemonThread("import")
     try:
         found: bool = thread.start(takes_split, env_type).result(timeout_s)
     except CallTimeout:
-        raise EnvironmentFault(
-            f"importing {env_type} hangs: no answer within {timeout_s:g} s (--timeout allows more)"
-        ) from None
+        raise EnvironmentFault(f"importing {env_type} hangs: no answer in {timeout_s:g} s (--timeout allows more)") from None
     finally:
         thread.end()
     return found
@@ -109,7 +107,7 @@ def _print(report: Report, target: EnvTarget, settings: CheckSettings) -> None:
 
 
 def _cut(text: str) -> str:
-    """The text of an exception may have any length."""
+    """Cuts a text, since an exception's may have any length."""
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"
 
 

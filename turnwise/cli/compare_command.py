@@ -1,4 +1,4 @@
-"""`turnwise compare RUN…`: results of runs side by side, the settings in which they differ, and their curves."""
+"""`turnwise compare RUN…`: results of runs side by side, the settings that differ, and the curves."""
 
 import argparse
 import math
@@ -60,7 +60,7 @@ class Run:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints a table of the runs, another one of the settings in which they differ, and draws their curves."""
+    """Prints a table of the runs and one of the settings that differ, and draws the curves."""
     out = writable_file(options.out, "--out") if options.out else None
     if out is not None and out.suffix not in (".png", ".pdf", ".svg"):
         raise ConfigError(f"--out {out}: a picture ends in .png, .pdf or .svg")
@@ -70,9 +70,7 @@ def run(options: argparse.Namespace) -> int:
     for name in options.metric:
         if name not in [column.name for column in columns]:
             known = sorted({metric for run in runs for row in run.rows for metric in row if metric != "step"})
-            raise DataError(
-                f"--metric {name}: no run has it in its metrics.jsonl.{nearest(name, known)} docs/metrics.md has all"
-            )
+            raise DataError(f"--metric {name}: no run has it in metrics.jsonl.{nearest(name, known)} docs/metrics.md has all")
     print(_table(list(_results(runs, columns))))
     differing = list(_differences(runs))
     if differing:
@@ -131,7 +129,8 @@ def _results(runs: Sequence[Run], columns: Sequence[MetricColumn]) -> Iterator[l
 
 
 def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
-    """The last value and the best. A metric of every step is averaged over a tenth of the run, since single steps are noise."""
+    """The last value and the best. A metric that every step has is averaged over a tenth of the run, since one step is
+    noise."""
     values = [value for _, value in run.series(column)]
     if not values:
         return "-", "-"

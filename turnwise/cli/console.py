@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 128
-"""Characters of a line of text that goes into a file or a pipe."""
+"""Characters of a line in a file or a pipe."""
 
 
 def open_console(no_color: bool = False) -> Console:
-    """A console that writes texts as they are. Without colours (`no_color`, NO_COLOR, no terminal) nothing is lost but them."""
+    """A console that writes texts as they are, in colour unless `no_color`, NO_COLOR or a missing terminal forbids it."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else WIDTH

@@ -10,7 +10,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays, writes a line per conversation as soon as it is over, and prints the player's success."""
+    """Plays, writes each conversation as a line when it is over, and prints the player's success."""
     _check_options(options)
     target = read_target(options.env, options.overrides, tag=options.tag, max_steps=options.max_steps, takes_rows=True)
     file = new_file(options.out, "--out")

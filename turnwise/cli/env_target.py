@@ -1,4 +1,4 @@
-"""Which environment a command is about: a name or class with arguments of its own, or a tag of a config."""
+"""Finds the environment that a command names: a name or class with arguments, or a tag of a config."""
 
 import argparse
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class EnvTarget:
     config: AgenticConfig
     tag: str
     file: Path | None
-    """The config's; None for a bare environment."""
+    """File of the config; None for a bare environment."""
 
     @property
     def env(self) -> CustomEnv:
@@ -43,9 +43,9 @@ def read_target(
 ) -> EnvTarget:
     """The environment that a command names; with `takes_rows` also the rows of a config without environments.
 
-    A `word` that ends in .yaml is a config and its overrides are KEY=VALUE of any key. Otherwise it is an env_type and they
-    are arguments of the environment, on top of those of the tag of `config_file`. `model` stands where nothing names
-    one, `max_steps` replaces the tag's."""
+    A `word` that ends in .yaml is a config, and its overrides are KEY=VALUE of any key. Otherwise it is an env_type, and the
+    overrides are arguments of the environment, added to those of the tag in `config_file`. `model` is used if nothing names
+    one; `max_steps` replaces the tag's."""
     arguments: list[str] = list(overrides)
     keys: list[str] = []
     if word is not None and "=" in word and ":" not in word.partition("=")[0]:
@@ -96,9 +96,7 @@ def given_actions(options: argparse.Namespace) -> tuple[str, ...]:
     except UnicodeDecodeError as fault:
         raise ConfigError(f"--actions-file {file}{not_utf8(fault)}; one action stands on a line") from fault
     except OSError as fault:
-        raise ConfigError(
-            f"--actions-file {file} can't be read ({fault.strerror}); it is a text file with one action a line"
-        ) from fault
+        raise ConfigError(f"--actions-file {file} can't be read ({fault.strerror}); it holds one action a line") from fault
     actions = tuple(action.strip() for action in found if action.strip())
     if not actions:
         what = f"--actions is {text!r}" if text is not None else f"--actions-file {file} is empty"
@@ -121,9 +119,7 @@ def _of_config(
     config, _ = load_config(file, overrides, AgenticConfig, purpose="play")
     if takes_rows and config.data.train_files and (tag == ROWS_TAG or (tag is None and not config.custom_envs)):
         if max_steps is not None:
-            raise ConfigError(
-                "--max-steps bounds an environment's actions; a row's responses are bounded by agent.max_assistant_turns"
-            )
+            raise ConfigError("--max-steps bounds an environment's actions; agent.max_assistant_turns bounds a row's responses")
         return EnvTarget(config, ROWS_TAG, file)
     tag = _choose_tag(config, file, env_type, tag)
     found = config.custom_envs[tag].env_type

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     config = read_config(options, AgenticConfig, plug_in_problems, "play")
     _check(options)
     require(unavailable_to_play(config))
-    # Paths of their own, since an environment may change the folder; a hub's name is none.
+    # Absolute paths, since an environment may change the folder; a name on the hub is no path.
     absolute = {name: str(Path(name).absolute()) for name in options.model if Path(name).exists()}
     json_file = options.json and str(Path(options.json).absolute())
     models = options.model or [config.actor_train.model_args.model_name_or_path]
@@ -61,7 +61,7 @@ def _report(results: Sequence[Result], json_file: str | None) -> None:
     if num_failed:
         print(f"{num_failed} episodes failed outside the policy and are not counted")
     if json_file:
-        # What the first entry says stands outside as well.
+        # The first entry is also at the top level.
         entries = [{"model": model, "mode": mode, **evaluation.to_json()} for model, mode, evaluation in results]
         Path(json_file).write_text(json.dumps({**entries[0], "results": entries}, indent=2) + "\n", encoding="utf-8")
 

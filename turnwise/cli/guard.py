@@ -1,4 +1,4 @@
-"""Runs a command in a child of a small process. If the command ends before it is done, the parent says why and returns an error
+"""Runs a command in a child process. If the child ends before the command is done, the parent says why and returns an error
 status.
 
 The fork comes before heavy imports. Both processes are in one process group, so the terminal, Ctrl-C and Ctrl-Z work as usual.
@@ -25,16 +25,16 @@ _EXIT_TRACEBACK, _EXIT_UNPRINTED = 1, 120
 """Exit statuses of Python: after an error that nobody caught, and if it couldn't write what was printed."""
 _TIMERS = ("SIGALRM", "SIGVTALRM", "SIGPROF")
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
-_ECHO_S = 0.5  # A signal that was sent to the whole process group reaches both processes within it
+_ECHO_S = 0.5  # within this time a signal to the whole process group reaches both processes
 _NUDGE, _NUDGES_S = signal.Signals.__members__.get("SIGURG", 0), (0.5, 2.0, 10.0)
-"""The child is nudged after each signal. A signal that comes just before the main thread begins to wait, or that the system
-gives to another thread, doesn't end that wait, and Python runs its handler only afterwards."""
+"""Signal and times of the nudges that the child gets after each signal: one that comes just before the main thread begins to
+wait, or that the system gives to another thread, doesn't end that wait, and Python runs its handler only afterwards."""
 _SET_PARENT_DEATH_SIGNAL = 1
 _LOOK_S = 1.0
 
 
 def guarded(run: Callable[[], int]) -> int:
-    """The exit status of `run`, which a forked child runs; in the child it returns as well. Without Unix there is none."""
+    """Runs `run` in a forked child, and returns its exit status in both processes. On Windows there is no child."""
     if sys.platform == "win32":
         return run()
     streams = {name: vars(sys)[name] for name in ("stdout", "stderr") if vars(sys)[name] is not None}
@@ -46,7 +46,7 @@ def guarded(run: Callable[[], int]) -> int:
     if child == 0:
         os.close(readable)
         _die_with(parent)
-        # The parent hears which signals have come here already. It needs no handler of this process to run for that.
+        # Tells the parent which signals have come here already, even before Python runs a handler.
         os.set_blocking(writable, False)
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
         signal.signal(_NUDGE, lambda *_: None)
@@ -70,7 +70,7 @@ def _signals() -> set[int]:
 
 
 def _die_with(parent: int) -> None:
-    """However the parent ends, this process goes with it."""
+    """Makes this process end with the parent, however that ends."""
     if sys.platform == "linux":
         import ctypes  # not before the fork: the parent has no need of it
 
@@ -112,7 +112,7 @@ def _is_open(stream: TextIO) -> bool:
 
 
 class _Guard:
-    """The parent waits for the child, and passes on the signals that were sent to it alone."""
+    """Waits in the parent for the child, and passes on the signals that were sent to the parent alone."""
 
     def __init__(self, child: int, heard: int) -> None:
         self._child, self._heard = child, heard
@@ -170,8 +170,8 @@ class _Guard:
 
 
 def _fate(code: int) -> int:
-    """The exit status for a child that ended with this code, or by minus this signal; prints the message that the child
-    couldn't."""
+    """The exit status for a child that ended with this code (minus the signal, if by one). Prints the message that the child
+    couldn't print."""
     status = 128 - code if code < 0 else code
     if code in (-signal.SIGINT, EXIT_INTERRUPTED) or (CALLS.is_finished and code == CALLS.status != _EXIT_UNPRINTED):
         return status

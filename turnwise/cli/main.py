@@ -23,7 +23,7 @@ EXIT_NO_READER = 141
 """Exit status as after SIGPIPE: the reader of the output, such as `head`, has left."""
 MAX_NUMBER = 10**9
 ANSWERED_WHEN_EMPTY = ("config", "env", "overrides", "runs", "set", "actions")
-"""An empty word here is answered by whoever reads it. Elsewhere it would read like an option that is left out."""
+"""Options whose empty value is checked by their reader. Any other empty value would look like an option that is left out."""
 MENDABLE = {
     errno.ENOSPC: "free some space, then go on with resume_from_checkpoint=true",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another place"),
@@ -52,8 +52,8 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def open_standard_streams(is_command: bool) -> None:
-    """Opens standard streams that the shell has closed (`>&-`), whose numbers the next files would get. Characters that can't
-    be encoded are escaped. A Python limited to ASCII (`LC_ALL=C PYTHONUTF8=0`) couldn't open other file names, so it is
+    """Opens standard streams that the shell has closed (`>&-`), since the next files would get their numbers. Characters that
+    can't be encoded are escaped. A Python limited to ASCII (`LC_ALL=C PYTHONUTF8=0`) couldn't open other file names, so it is
     restarted in UTF-8."""
     if is_command and sys.getfilesystemencoding() == "ascii" and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
@@ -81,7 +81,7 @@ _TYPES = {"int": int, "float": float}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit status: 0, 2 for an error that the user can fix, 130 after Ctrl-C or SIGTERM.
 
-    The command itself (no `arguments`) runs under the eyes of a parent process."""
+    Without `arguments`, as the command itself, it runs in a child process (`cli.guard`)."""
     with ends_at_once():
         open_standard_streams(is_command=arguments is None)
         parser = build_parser()
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {' '.join(unknown)} (settings are KEY=VALUE)")
         if rest:
             options.overrides = [*options.overrides, *rest]
-        # A user's own `module:Class` is beside the config or in the working directory, which a console script doesn't search.
+        # A user's `module:Class` is beside the config or in the working directory, where a console script doesn't look.
         named = [vars(options).get(name) for name in ("config", "env")]
         configs = [os.path.abspath(word) for word in named if isinstance(word, str) and word.endswith((".yaml", ".yml"))]
         sys.path[:0] = list(dict.fromkeys([*map(os.path.dirname, configs), os.getcwd()]))
@@ -117,12 +117,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    """What a launcher's processes do beside the first one."""
+    """Serves in the processes of a launcher other than the first."""
     is_tool_train = options.verb == "tool" and options.action == "train"
     if options.verb not in ("train", "sft") and not is_tool_train:
-        raise ConfigError(
-            "a launcher started this command in several processes, and only train and sft train on them; start it without"
-        )
+        raise ConfigError("a launcher started several processes, which only train and sft use; start this command without one")
     import_module("turnwise.cluster.launched").serve_launched()
     return 0
 
@@ -145,7 +143,7 @@ def exit_status(run: Callable[[], int | None]) -> int:
             raise
         print(f"error: {fault}; {MENDABLE[fault.errno]}", file=sys.stderr)
     except KeyboardInterrupt:
-        CALLS.finish(EXIT_INTERRUPTED)  # another Ctrl-C has nothing to say
+        CALLS.finish(EXIT_INTERRUPTED)  # another Ctrl-C needs no message
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     return EXIT_ERROR

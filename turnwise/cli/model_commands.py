@@ -14,7 +14,7 @@ from turnwise.pipelines.interrupt import ends_at_once
 def export(options: argparse.Namespace) -> int:
     """Writes the model with its tokenizer, without its training state, and describes it."""
     out = free_folder(options.out)
-    # torch takes seconds to import; a folder in the way has been found by now.
+    # torch takes seconds to import, so the folder is checked first.
     with ends_at_once():
         from turnwise.model_folder import base_of_adapter
         from turnwise.models.load import export_model, parse_dtype

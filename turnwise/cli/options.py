@@ -1,4 +1,4 @@
-"""What several commands do with their options: read the config, and check the files that they write at the end."""
+"""Shared by commands: reading the config, and checking the files that they will write."""
 
 import argparse
 import os
@@ -22,7 +22,7 @@ def read_config(options: argparse.Namespace, kind: type[C], examine: Examine, pu
 
 
 def refuse_idle(policy: str, options: Iterable[tuple[str, bool, bool, str]]) -> None:
-    """Refuses `(option, is_given, applies, what it does)` that is given and has no effect with a --policy."""
+    """Refuses an option `(name, is_given, applies, what it does)` that is given but has no effect with this --policy."""
     for option, is_given, applies, what in options:
         if is_given and not applies:
             raise ConfigError(f"{option} {what}; with --policy {policy} it has no effect, leave it out")
@@ -50,8 +50,8 @@ def writable_file(path: str, option: str) -> Path:
 
 
 def free_folder(path: str) -> Path:
-    """The folder of `--out`, which must be new or empty, since a model folder takes the place of what has its name. Folders
-    above it are made."""
+    """The folder of `--out`. It must be new or empty, since a model folder replaces what is there. Missing parent folders are
+    made."""
     out = Path(path)
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir()) or out.resolve() == Path.cwd()):

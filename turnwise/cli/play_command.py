@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from turnwise.build.play_policies import OPENAI, PLAYERS
-from turnwise.cli.env_target import NO_MODEL, EnvTarget, given_actions, read_target
+from turnwise.cli.env_target import NO_MODEL, given_actions, read_target
 from turnwise.cli.options import refuse_idle
 from turnwise.hub import looks_like_hub_name
 from turnwise.pipelines.interrupt import ends_at_once
@@ -18,11 +18,8 @@ HELP_ROWS = "a response as it stands; q leaves"
 def run(options: argparse.Namespace) -> int:
     """Plays and prints; 0 however the episode ends."""
     _check_policy(options)
-    model = (
-        options.policy
-        if Path(options.policy).is_dir() or looks_like_hub_name(options.policy)
-        else options.tokenizer or NO_MODEL
-    )
+    is_model = Path(options.policy).is_dir() or looks_like_hub_name(options.policy)
+    model = options.policy if is_model else options.tokenizer or NO_MODEL
     target = read_target(
         options.env, options.overrides, tag=options.tag, model=model, max_steps=options.max_steps, takes_rows=True
     )
@@ -33,12 +30,12 @@ def run(options: argparse.Namespace) -> int:
         from turnwise.cli.console import open_console
         from turnwise.cli.play_screen import PlayScreen, reader
 
-    console = open_console(no_color=options.no_color)
+    console, own = open_console(no_color=options.no_color), target.config.actor_train.model_args.model_name_or_path
     choices = Choices(
         policy=options.policy,
         split=options.split,
         seed=options.seed,
-        tokenizer=options.tokenizer or _own_tokenizer(target),
+        tokenizer=options.tokenizer or (own if target.file is not None and Path(own).is_dir() else None),
         actions=given_actions(options),
         model_name=options.model_name,
         read=reader(console, sys.stdin),
@@ -62,9 +59,3 @@ def _check_policy(options: argparse.Namespace) -> None:
         ("--ids", options.ids, not policy.startswith(OPENAI), "shows token ids, and such a policy knows texts only"),
     )
     refuse_idle(policy, rows)
-
-
-def _own_tokenizer(target: EnvTarget) -> str | None:
-    """The folder of the config's model, None if it isn't on this machine."""
-    folder = target.config.actor_train.model_args.model_name_or_path
-    return folder if target.file is not None and Path(folder).is_dir() else None

@@ -1,4 +1,4 @@
-"""Output of `turnwise play`: a gutter with the kind of a line, then the line as the policy sees it."""
+"""The screen of `turnwise play`: each line as the policy sees it, behind a gutter that says what it is."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class PlayScreen:
             self._ledger(trajectory)
 
     def _ledger(self, trajectory: Trajectory) -> None:
-        """How the response mask lies over the tokens of each context."""
+        """Shows which tokens of each context the response mask covers."""
         samples = build_samples(trajectory)
         num_tokens, num_trained = sum(s.num_tokens for s in samples), sum(s.num_trained for s in samples)
         greedy = "; greedy turns aren't trained on" if any(turn.is_greedy for turn in trajectory.turns) else ""
@@ -160,7 +160,7 @@ class PlayScreen:
         return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _lines(self, label: str, count: str, text: str, style: str = "") -> None:
-        """A text of several lines, with the gutter beside them."""
+        """Prints a text of several lines with the gutter beside them."""
         lines = printable(text).split("\n")
         for index, line in enumerate(lines[:-1] if len(lines) > 1 and not lines[-1] else lines):
             self._row(label if index == 0 else "", count if index == 0 else "", Text(line, style) if line else Text("⏎", "dim"))
@@ -186,7 +186,7 @@ class PlayScreen:
 
 
 def _strip(sample: Sample, per_cell: int) -> Text:
-    """The tokens of a context in cells: trained on where any token of a cell is."""
+    """The tokens of a context in cells; a cell is marked if any of its tokens is trained on."""
     text = Text()
     for start in range(0, sample.num_tokens, per_cell):
         is_trained = bool(sample.response_mask[start : start + per_cell].any())
@@ -202,8 +202,8 @@ def _text(content: Any) -> str:
 
 
 def reader(console: Console, stdin: TextIO | None) -> Callable[[], str | None]:
-    """A person's lines, None at their end. What comes from a pipe is echoed, so that the output tells the whole story; bytes
-    that are no UTF-8 become question marks."""
+    """Reads a person's lines; None at the end. Lines from a pipe are echoed, so that the output is complete; bytes that aren't
+    UTF-8 become question marks."""
 
     def read_line() -> str | None:
         if stdin is None:
@@ -224,7 +224,7 @@ def reader(console: Console, stdin: TextIO | None) -> Callable[[], str | None]:
 
 @contextmanager
 def _interrupted_at_once() -> Iterator[None]:
-    """Ctrl-C ends a wait for a line with KeyboardInterrupt; an event loop would keep it for itself until the line is there."""
+    """Lets Ctrl-C end the wait for a line at once; an event loop would hold it back until the line is there."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -35,12 +35,7 @@ def run(options: argparse.Namespace) -> int:
     terminal = sys.stderr if options.json else sys.stdout
     try:
         collect_rollouts(
-            config,
-            collection,
-            options.split,
-            options.batches,
-            options.model,
-            on_start=lambda applied: applied.show(terminal),
+            config, collection, options.split, options.batches, options.model, on_start=lambda applied: applied.show(terminal)
         )
     finally:
         if not collection.is_empty:

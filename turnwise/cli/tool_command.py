@@ -15,7 +15,7 @@ EXIT_REFUSED = 1
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does what was asked; the status is 1 where the answer is an error."""
+    """Does what was asked; returns 1 if the answer is an error."""
     with contextlib.redirect_stdout(sys.stderr):
         with ends_at_once():
             from turnwise.rl_tool.pipeline import AgenticRLPipeline

@@ -47,7 +47,7 @@ def run_sft(options: argparse.Namespace) -> int:
 
 
 def _config_of(run: Path, options: argparse.Namespace) -> tuple[str, list[str]]:
-    """The config of the repeated run, as an experiment of its own, so that no run goes on from the replay's checkpoints.
+    """The config of the repeated run under another experiment name, so that no run resumes from the replay's checkpoints.
     Overrides on the command line may not change results."""
     overrides = [text for text in (options.config, *options.overrides) if text is not None]
     for text in overrides:
@@ -76,8 +76,7 @@ def train(
     is_profiled: bool = False,
     replay: Path | None = None,
 ) -> dict[str, str]:
-    """Runs the pipeline of a config, on its own rollouts or on those of a file; returns where the run, its model and its curve
-    are."""
+    """Runs the pipeline of a config, on its own rollouts or those of a file; returns the paths of the results."""
     from turnwise.build.agentic import build_agentic
     from turnwise.build.whole_run import whole_run
 
