@@ -15,6 +15,10 @@ import pytest
 
 # huggingface_hub reads it when it is first imported: no test asks the real hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Commands that tests start find the environments of tests/support, too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 import odd_envs
 

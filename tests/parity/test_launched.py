@@ -92,7 +92,7 @@ def test_other_commands_are_refused_under_a_launcher(folder, monkeypatch, capsys
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["config", "train.yaml"]) == 2
-    assert "only train and sft train on them" in capsys.readouterr().err
+    assert "only train and sft use" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["turnwise", "Python", "torch", "transformers"])

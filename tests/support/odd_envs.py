@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from threading import Event, Lock
 from typing import Any, ClassVar, Literal
 
+from toy_envs import BanditEnv, LettersEnv
+
 from turnwise.envs.base import Step
 from turnwise.envs.contract import read_reset, read_step
 from turnwise.protocols import Env, OpenConversation
-from turnwise.testing.toy_envs import BanditEnv, LettersEnv
 from turnwise.types import Reduction, SamplingParams, Task, Trajectory
 
 

@@ -1,1 +1,1 @@
-"""Pictures and tables of runs: from the files that they leave, and from frames that are handed in."""
+"""Pictures of runs, drawn from a run's metrics or from given frames."""

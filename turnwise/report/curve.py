@@ -21,11 +21,7 @@ _TRAIN, _HELD_OUT = "#6baed6", "#08519c"
 _COLORS = ("#4c9085", "#c26a3d", "#7b6ba8", "#9a9a9a", "#b8a13c", "#a04d6e")
 _MARGINS = {"left": 0.1, "right": 0.98, "top": 0.94, "bottom": 0.1, "hspace": 0.32, "wspace": 0.32}
 _PHASES = ("rollout", "train", "val", "checkpoint")
-_SHARES = {
-    "groups alike": r"rollout/zero_variance_groups",
-    "parsed": r"rollout/parsed",
-    "valid": r"env/[^/]+/action_is_valid",
-}
+_SHARES = {"groups alike": r"rollout/zero_variance_groups", "parsed": r"rollout/parsed", "valid": r"env/[^/]+/action_is_valid"}
 _KL = {"in the reward": "critic/kl", "in the loss": "actor/kl_loss", "of an update": "actor/approxkl"}
 
 
@@ -50,7 +46,7 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
     from matplotlib.figure import Figure
 
     class CurveFigure(Figure):
-        """A notebook shows other figures only where pyplot has been set up for it."""
+        """A figure that a notebook shows even if pyplot hasn't been set up."""
 
         def _repr_png_(self) -> bytes:
             self.savefig(picture := BytesIO(), format="png", dpi=100)
@@ -76,7 +72,7 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
         draw(axes, rows)
         axes.set_title(name, fontsize=9)
         axes.tick_params(labelsize=7)
-    # By hand: a layout that is worked out draws everything twice.
+    # Fixed margins, since an automatic layout draws everything twice.
     figure.subplots_adjust(**_MARGINS)
     for axes in figure.axes:
         axes.set_xlabel("step", fontsize=8)
@@ -86,7 +82,7 @@ def curve_figure(rows: Sequence[Row], title: str, baselines: Mapping[str, float]
 
 
 def compared_curves(panels: Mapping[str, Sequence[Sequence[Point]]], labels: Sequence[str], path: Path) -> Path:
-    """A panel for each metric with the curves of all runs, smoothed where they have many points; `panels` has them by title."""
+    """Draws a panel for each metric, with the smoothed curves of all runs; `panels` has the curves by title."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -97,9 +93,7 @@ def compared_curves(panels: Mapping[str, Sequence[Sequence[Point]]], labels: Seq
         for index, (label, points) in enumerate(zip(labels, curves, strict=True)):
             if points:
                 marker = "o" if len(points) < 20 else ""
-                axes.plot(
-                    *_columns(_smooth(points)), color=f"C{index}", linewidth=1.5, marker=marker, markersize=3, label=label
-                )
+                axes.plot(*_columns(_smooth(points)), color=f"C{index}", marker=marker, markersize=3, label=label)
         axes.set_ylabel(title)
         axes.set_xlabel("step", fontsize=8)
         axes.grid(alpha=0.25)
@@ -139,9 +133,7 @@ def _draw_loss(axes: "Axes", rows: Sequence[Row]) -> None:
     axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
     axes.plot(*_columns(_smooth(train)), color=_TRAIN, linewidth=2, label="training batches, smoothed")
     if held_out:
-        axes.plot(
-            *_columns(held_out), color=_HELD_OUT, linewidth=2, marker="o", markersize=4, label="validation demonstrations"
-        )
+        axes.plot(*_columns(held_out), color=_HELD_OUT, linewidth=2, marker="o", markersize=4, label="held-out demonstrations")
     axes.set_ylabel("nats a trained token")
     if min(value for _, value in train) > 0:
         axes.set_yscale("log", subs=[2, 5])
@@ -174,7 +166,7 @@ def _panels(rows: Sequence[Row]) -> dict[str, Panel]:
 
 
 def _lines(names: Mapping[str, str], top: float | None) -> Panel:
-    """A panel with a line for each metric, `label → pattern of its name`, from 0 to `top` where there is one."""
+    """A panel with a line for each metric, given as label → pattern of its name; its axis ends at `top`, if given."""
 
     def draw(axes: "Axes", rows: Sequence[Row]) -> None:
         for (label, name), color in zip(names.items(), _COLORS, strict=False):

@@ -24,7 +24,7 @@ def wilson_interval(num_successes: float, num_trials: float, z: float = 1.959964
 
 
 def clustered_interval(num_successes: Sequence[int], num_trials: Sequence[int], z: float = 1.959964) -> tuple[float, float]:
-    """The interval of a success rate over tasks of which each was tried several times, by default at 95%.
+    """The interval of a success rate over tasks that were each tried several times, by default at 95%.
 
     Trials of one task resemble each other, so they count for less than trials of different tasks. The Wilson interval is taken
     for an effective number of trials p(1−p)/V, where V is the variance of the rate with tasks as clusters (Kish 1965, chapter

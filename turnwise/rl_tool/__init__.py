@@ -1,1 +1,1 @@
-"""One tool with a few verbs, for people who don't write training code: told dicts, and answering with JSON."""
+"""One tool with a few actions, for people who don't write training code. It takes dicts and answers with JSON."""

@@ -1,4 +1,4 @@
-"""The action `evaluate`: answers of a model to rows with true answers, and everything that is measured on them."""
+"""The action `evaluate`: a model answers rows whose true answers are known, and the answers are measured."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Answer(NamedTuple):
 
     @property
     def error(self) -> str:
-        """What is wrong with it: `truncated`, `no_answer`, `calculation` (an equation is false), `reasoning`; or nothing."""
+        """What is wrong with the answer: `truncated`, `no_answer`, `calculation` (an equation is false), `reasoning`; or
+        nothing."""
         if self.is_correct:
             return ""
         if answer_of(self.completion) is None and stated_answer(self.completion) is None:
@@ -63,13 +64,11 @@ class Answer(NamedTuple):
 
 
 def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
-    """Measures, and returns what the tool answers."""
+    """Measures the model, and returns the tool's answer."""
     check_model(asked.model_path)
     base = base_of_adapter(asked.model_path)
     if asked.use_lora and base is None:
-        raise ConfigError(
-            f"use_lora: {asked.model_path} holds no LoRA adapter; leave use_lora out, or name an adapter's folder"
-        )
+        raise ConfigError(f"use_lora: {asked.model_path} holds no LoRA adapter; leave it out, or name an adapter's folder")
     model = base if base is not None and asked.use_lora is False else asked.model_path
     name, rows, _ = loaded = data.load(asked, "rl", datasets, split="test", number=100)
     data.require_truths(loaded, ["ground_truth"])
@@ -80,9 +79,8 @@ def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
     if not answers:
         raise DataError(f"dataset {name}: no prompt was answered; they are too long for the model")
     measured = measure(answers)
-    worst = Path(
-        asked.output_dir or (Path(asked.model_path) if Path(asked.model_path).is_dir() else Path("output")) / "evaluation"
-    )
+    beside = Path(asked.model_path) if Path(asked.model_path).is_dir() else Path("output")
+    worst = Path(asked.output_dir or beside / "evaluation")
     worst.mkdir(parents=True, exist_ok=True)
     _write_worst(worst / "worst_samples.jsonl", answers)
     details = {"details": [answer._asdict() for of_row in answers for answer in of_row]} if asked.return_details else {}
@@ -152,7 +150,7 @@ def _read(group: Group) -> list[Answer]:
 
 
 def measure(rows: Sequence[Sequence[Answer]]) -> dict[str, Any]:
-    """The figures of the answers to each row."""
+    """The figures for the answers to all rows."""
     from turnwise.pipelines.evaluate import EpisodeResult, Score
 
     answers = [answer for of_row in rows for answer in of_row]
@@ -179,7 +177,7 @@ def measure(rows: Sequence[Sequence[Answer]]) -> dict[str, Any]:
 
 
 def _majority_is_correct(answers: Sequence[Answer]) -> bool:
-    """Whether the most frequent answer to a row is right, the first one of several that are as frequent."""
+    """Whether the most frequent answer to a row is right; of several as frequent ones the first counts."""
     numbers = [answer_of(answer.completion) for answer in answers]
     keys = [n.value if n else stated_answer(a.completion) or "" for n, a in zip(numbers, answers, strict=True)]
     [(winner, _)] = Counter(keys).most_common(1)
@@ -187,7 +185,7 @@ def _majority_is_correct(answers: Sequence[Answer]) -> bool:
 
 
 def _write_worst(file: Path, rows: Sequence[Sequence[Answer]]) -> None:
-    """The wrong answers of the rows that are answered worst, the farthest from the truth first."""
+    """Writes a wrong answer of each row, the worst rows and the answers farthest from the truth first."""
     ordered = sorted(rows, key=lambda of_row: (_mean(a.is_correct for a in of_row) or 0.0, -(of_row[0].distance or 0.0)))
     wrong = [next(a for a in of_row if not a.is_correct) for of_row in ordered if not all(a.is_correct for a in of_row)]
     lines = [json.dumps({**answer._asdict(), "error": answer.error}, ensure_ascii=False) for answer in wrong[:NUM_WORST]]

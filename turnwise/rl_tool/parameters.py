@@ -1,4 +1,4 @@
-"""The parameters of each action of the tool: their types, defaults and meaning. The function schema is made of them."""
+"""The parameters of each action of the tool: their types, defaults and meaning. The function schema is generated from them."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -70,15 +70,15 @@ class Train(RowChoice):
     lora_target_modules: list[str] | None = None
     """Modules that get adapters [all linear ones]."""
     dtype: Dtype = "fp32"
-    """What is computed in; trained weights stay fp32."""
+    """Dtype of the computation; trained weights stay fp32."""
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's own config (zero_optimization), which shards the training over a launcher's processes [plain torch]."""
     learning_rate: Positive | None = None
-    """The optimiser's rate [sft 2e-5, with LoRA 1e-4; grpo and ppo 1e-6, with LoRA 1e-5]."""
+    """The optimiser's learning rate [sft 2e-5, with LoRA 1e-4; grpo and ppo 1e-6, with LoRA 1e-5]."""
     critic_learning_rate: Positive | None = None
-    """The rate of ppo's value model, which is always trained whole [learning_rate; without LoRA 10 × it, up to 1e-3]."""
+    """Learning rate of ppo's value model, which is always trained whole [learning_rate; without LoRA 10 × it, up to 1e-3]."""
     lr_scheduler_type: Schedule = "constant"
-    """What the rate does after its warm-up: constant, or linear or cosine to 0 at the last step."""
+    """Learning rate after the warm-up: constant, or linear or cosine to 0 at the last step."""
     warmup_ratio: Share = 0.0
     """Share of the steps in which the learning rate rises."""
     weight_decay: NotNegative = 0.0
@@ -104,7 +104,7 @@ class Train(RowChoice):
     use_wandb: bool = False
     """Send metrics to Weights & Biases."""
     wandb_project: str | None = None
-    """Its project there [run]."""
+    """Project at Weights & Biases [run]."""
     seed: Annotated[int, Field(ge=0)] = 42
     """Everything random follows from it."""
     resume: bool = False

@@ -25,8 +25,8 @@ class StageError(TurnwiseError):
 class AgenticRLPipeline:
     """The six stages of a file with the sections `model`, `data`, `sft`, `grpo`, `eval`, `monitoring` (`docs/rl_tool.md`).
 
-    A stage that is recorded in `training_results.json` isn't done again; a training that was interrupted goes on. Raises
-    ConfigError for an unknown key, or two stages with one folder."""
+    A stage that is recorded in `training_results.json` isn't done again; a training that was interrupted continues. Raises
+    ConfigError for an unknown key, or if two stages have the same folder."""
 
     def __init__(self, config_path: str | Path) -> None:
         self.config = _sections(load_yaml(read_yaml(Path(config_path)), str(config_path)), str(config_path))
@@ -42,7 +42,7 @@ class AgenticRLPipeline:
         self.results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
     def run(self) -> dict[str, Any]:
-        """All stages in their order; returns the results, or the error that ended them."""
+        """Runs all stages in order; returns the results, or the error that ended them."""
         try:
             self.stage1_prepare_data()
             sft_model = self.stage2_sft_training()
@@ -56,13 +56,13 @@ class AgenticRLPipeline:
 
     def stage1_prepare_data(self) -> dict[str, Any]:
         """Loads and examines the rows in both formats."""
-        rows = parse(LoadDataset, self._rows()).model_dump(exclude_unset=True)
+        rows = parse(LoadDataset, self._section("data")).model_dump(exclude_unset=True)
         found = self._stage("data", {"action": "load_dataset", **rows, "format": "sft"})
         self._stage("rl_data", {"action": "load_dataset", **rows, "format": "rl"})
         return found
 
     def stage2_sft_training(self) -> str:
-        """Imitation; returns the folder of its model."""
+        """Trains by imitation; returns the folder of the model."""
         return str(self._stage("sft_training", self._training("sft", self._section("model")["base_model"]))["output_dir"])
 
     def stage3_sft_evaluation(self, model_path: str) -> dict[str, Any]:
@@ -70,9 +70,7 @@ class AgenticRLPipeline:
         return self._stage("sft_evaluation", self._evaluation(model_path))
 
     def check_gate(self, evaluation: Mapping[str, Any]) -> None:
-        """Raises:
-        StageError: the accuracy is below `eval.sft_accuracy_threshold`.
-        """
+        """Raises StageError if the accuracy is below `eval.sft_accuracy_threshold`."""
         least = self._section("eval").get(THRESHOLD, 0.0)
         if evaluation["accuracy"] < least:
             raise StageError(
@@ -81,7 +79,7 @@ class AgenticRLPipeline:
             )
 
     def stage4_grpo_training(self, sft_model_path: str) -> str:
-        """Reinforcement; returns the folder of its model."""
+        """Trains by reinforcement; returns the folder of the model."""
         return str(self._stage("grpo_training", self._training("grpo", sft_model_path))["output_dir"])
 
     def stage5_grpo_evaluation(self, model_path: str) -> dict[str, Any]:
@@ -101,9 +99,7 @@ class AgenticRLPipeline:
         recorded = self.results.get(name)
         if recorded is not None:
             if recorded["parameters"] != asked:
-                raise StageError(
-                    f"{name} was done with other parameters in {self.output_dir}; give this run another output_dir"
-                )
+                raise StageError(f"{name} was done with other parameters in {self.output_dir}; choose another output_dir")
             print(f"{name}: done already", flush=True)
             return dict(recorded)
         print(f"{name}: begins", flush=True)
@@ -120,22 +116,19 @@ class AgenticRLPipeline:
     def _section(self, name: str) -> dict[str, Any]:
         return dict(self.config.get(name) or {})
 
-    def _rows(self) -> dict[str, Any]:
-        return self._section("data")
-
     def _training(self, kind: str, model: str) -> dict[str, Any]:
         common = {"algorithm": kind, "model_name": model, "output_dir": str(self.output_dir / kind)}
         monitored = {"use_tensorboard": True, **self._section("monitoring")}
-        return {"action": "train", **common, **self._rows(), **monitored, **self._section(kind)}
+        return {"action": "train", **common, **self._section("data"), **monitored, **self._section(kind)}
 
     def _evaluation(self, model_path: str) -> dict[str, Any]:
         own = {key: value for key, value in self._section("eval").items() if key != THRESHOLD}
-        rows = {key: value for key, value in self._rows().items() if key == "dataset"}
+        rows = {key: value for key, value in self._section("data").items() if key == "dataset"}
         return {"action": "evaluate", "model_path": model_path, **rows, "return_details": True, **own}
 
 
 def _sections(found: Any, file: str) -> dict[str, Any]:
-    """The checked sections of a file; what belongs to an action is checked as that action's parameters."""
+    """The sections of a file, checked; keys of an action are checked later, as that action's parameters."""
     if not isinstance(found, Mapping):
         raise ConfigError(f"{file}: holds a {type(found).__name__}; it has the sections {', '.join(SECTIONS)}")
     for name, section in found.items():
@@ -160,7 +153,7 @@ _HIDDEN = ("parameters", "details", "metrics", "samples")
 
 
 def write_report(file: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes one HTML file that needs no other."""
+    """Writes one self-contained HTML file."""
     parts = [part for name, result in results.items() for part in _stage(name, result)]
     style = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td{padding:2px 1em 2px 0}img{max-width:100%}"
     page = ["<!doctype html><meta charset=utf-8><title>turnwise pipeline</title>", f"<style>{style}</style>", *parts]

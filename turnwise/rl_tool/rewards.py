@@ -29,14 +29,12 @@ def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str
             _on_its_columns(functions[name], arguments, ["7"], ground_truth=["7"])
         except (TypeError, ValueError, AttributeError) as error:
             given = ", ".join(f"{key}={value!r:.40}" for key, value in arguments.items())
-            raise ConfigError(
-                f"reward {name}: can't compute with {given} ({error}); docs/rl_tool.md says what they are"
-            ) from error
+            raise ConfigError(f"reward {name}: can't compute with {given} ({error}); docs/rl_tool.md explains them") from error
     return functions[name]
 
 
 def _parameters(function: Callable[..., Any]) -> list[str] | None:
-    """The parameters of a reward, None if it takes any. Those of `combined` are its parts' too."""
+    """The parameters of a reward, None if it takes any; `combined` also has those of its parts."""
     if function is combined:
         return ["weights", *dict.fromkeys(name for part in PARTS.values() for name in part.__kwdefaults__ or ())]
     parameters = inspect.signature(function).parameters
@@ -48,8 +46,8 @@ def _parameters(function: Callable[..., Any]) -> list[str] | None:
 def reward_sections(
     reward_type: str | list[str] | dict[str, float], config: Mapping[str, Any], custom: Any, registered: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The entries of `data.reward`. Where answers can be right, accuracy comes first, which says what a success is; it weighs
-    nothing if nobody asked for it."""
+    """The entries of `data.reward`. If answers can be right, accuracy comes first, since the first reward decides what a
+    success is; its weight is 0 unless it was asked for."""
     if custom is not None:
         if not callable(custom):
             raise ConfigError(f"custom_reward: got {custom!r:.60}; it is a function (completions, **columns) -> numbers")
@@ -96,7 +94,7 @@ def create(reward_type: str, arguments: Mapping[str, Any], registered: Mapping[s
 def _on_its_columns(
     function: Callable[..., Any], arguments: Mapping[str, Any], completions: Sequence[str], **columns: Any
 ) -> Any:
-    """The rewards of completions; columns of the rows that the function doesn't take are left out."""
+    """The rewards of completions. The function gets only those columns of the rows that it has parameters for."""
     parameters = inspect.signature(function).parameters
     takes_all = function is not combined and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return function(completions, **{k: v for k, v in columns.items() if takes_all or k in parameters}, **arguments)

@@ -21,10 +21,8 @@ _CONNECT_S = 3.0
 LONGEST = 2048
 """Tokens, or a fourth of the characters, from which a row is called over-long."""
 _FORMATS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {"sft": sft_row, "rl": rl_row}
-
-
 _READ = ("question", "answer", "prompt", "completion", "messages", "ground_truth")
-"""The columns of which a row's format is made."""
+"""The columns that the formats are made from."""
 
 
 class Rows(NamedTuple):
@@ -44,8 +42,8 @@ def load(
     number: int | None = None,
     takes_null: bool = False,
 ) -> Rows:
-    """The rows that an action asks for, as `kind` (sft or rl) needs them; `split` and `number` are its defaults. Raises
-    DataError if there are none, or one has no such columns, or a null in them that isn't taken."""
+    """The rows that an action asks for, as `kind` (sft or rl) needs them; `split` and `number` are the action's defaults.
+    Raises DataError if there are no rows, or a row lacks the columns or has a null in them (allowed by `takes_null`)."""
     number = choice.max_samples or number
     name, found = _find(choice, choice.split or split, number, registered)
     for row in () if takes_null else found[:number]:
@@ -58,9 +56,7 @@ def load(
 
 
 def require_truths(loaded: Rows, columns: Sequence[str]) -> None:
-    """Raises:
-    DataError: a row has none of the columns, which hold true answers.
-    """
+    """Raises DataError if a row has none of these columns of true answers."""
     for number, row in enumerate(loaded.rows, start=1):
         if not any(column in row for column in columns):
             where = f"dataset {loaded.name}, row {number}"
@@ -90,15 +86,14 @@ def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping
         raise ConfigError(f"split: {asked} has none; leave split out, or name a folder with {split}.jsonl")
     if not files and not Path(asked).exists() and "/" not in str(asked) and "." not in str(asked):
         known = ["gsm8k", GENERATED, *registered]
-        raise ConfigError(
-            f"dataset {asked!r} isn't one of {', '.join(known)}, nor a file or folder.{nearest(str(asked), known)}"
-        )
+        raise ConfigError(f"dataset {asked!r} isn't one of {', '.join(known)}, a file or a folder.{nearest(str(asked), known)}")
     return Path(asked).name, read_tables(files or [str(asked)], "dataset")
 
 
 @lru_cache(maxsize=4)
 def _tables(name: str) -> list[TableRow]:
-    """The rows of a hub's name, none where the hub can't be reached: it is asked once, since retries take half a minute."""
+    """The rows of a data set on the hub; none if the hub can't be reached. It is tried once, since retries take half a
+    minute."""
     from huggingface_hub.constants import ENDPOINT
 
     try:
@@ -128,7 +123,7 @@ def formatted(row: Mapping[str, Any]) -> str:
 
 
 def quality(loaded: Rows, count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
-    """How many rows have something wrong: an empty or null column, a copy of an earlier row, too many tokens, or a true answer
+    """Numbers of rows with a fault: an empty or null column, a copy of an earlier row, too many tokens, or a true answer
     without a number."""
     texts = [formatted(row) for row in loaded.rows]
     lengths = [count_tokens(text) if count_tokens else len(text) // 4 for text in texts]

@@ -1,4 +1,5 @@
-"""`RLTrainingTool`: actions as dicts in, JSON out. An agent can call it as a function, the command line as `turnwise tool`."""
+"""`RLTrainingTool` takes actions as dicts and answers with JSON. It is a function for an agent, and `turnwise tool` for a
+shell."""
 
 import json
 import re
@@ -35,11 +36,11 @@ class RLTrainingTool:
         return function_schema()
 
     def register_dataset(self, name: str, dataset: Any) -> None:
-        """From now on `dataset: name` means these rows: a list of dicts or a `datasets.Dataset`."""
+        """Makes `dataset: name` mean these rows: a list of dicts or a `datasets.Dataset`."""
         self._datasets[name] = dataset
 
     def register_reward_function(self, name: str, function: Callable[..., Any]) -> None:
-        """From now on `reward_type: name` means this function `(completions, **columns) -> numbers`. Raises ConfigError if a
+        """Makes `reward_type: name` mean this function `(completions, **columns) -> numbers`. Raises ConfigError if a
         built-in reward has this name."""
         if name in BUILT_IN:
             raise ConfigError(f"reward {name!r} is built in; register yours under another name")
@@ -106,7 +107,7 @@ def _export(asked: Export) -> dict[str, Any]:
 
     out = Path(asked.output_dir)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"output_dir {out} is there already, and nothing is overwritten; name a new folder")
+        raise ConfigError(f"output_dir {out} is there already and isn't overwritten; name a new folder")
     base = base_of_adapter(asked.model_path)
     model = export_model(asked.model_path, out, parse_dtype(asked.dtype))
     return {
@@ -118,7 +119,7 @@ def _export(asked: Export) -> dict[str, Any]:
 
 
 def error_answer(error: Exception, action: Any) -> dict[str, Any]:
-    """An error as data: `code` is its kind, `hint` what can be done, where the message says so."""
+    """An error as data: `code` is its kind, `hint` the part of the message that says what to do."""
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error").removesuffix("Fault")).lower()
     message, _, hint = str(error).rpartition("; ")
     return {

@@ -1,10 +1,10 @@
-"""The action `train`: a Trainer, told by the tool's parameters, whose result is put into output_dir."""
+"""The action `train`: runs a Trainer with the tool's parameters, and puts its result into output_dir."""
 
 import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,17 @@ from turnwise.rl_tool import rows as data
 from turnwise.rl_tool.parameters import Train
 from turnwise.rl_tool.rewards import reward_sections
 from turnwise.runtime.rank import launched
+from turnwise.tracking.jsonl import read_metrics
 from turnwise.trainer.trainer import Trainer
 
 RUN = "run"
 """The folder of the run in output_dir."""
 LEARNING_RATES = {("sft", False): 2e-5, ("sft", True): 1e-4, ("rl", False): 1e-6, ("rl", True): 1e-5}
-"""By kind and whether LoRA is used: the safe defaults."""
+"""Safe defaults, by kind of training and whether LoRA is used."""
 CRITIC_FACTOR, FASTEST_CRITIC = 10, 1e-3
-"""How much faster the critic of a policy that is trained whole learns, up to a rate at which small critics still settle: its
-head begins at 0, and it must be right before the policy gains by it. Adapters already learn that much faster."""
+"""The critic's learning rate as a multiple of the policy's, up to the fastest at which small critics still settle: its head
+begins at 0, and it must be right before the policy can gain from it. With adapters the policy's rate is that much higher
+already."""
 _RESULTS = (ADAPTER_CONFIG, "config.json")
 _DEFAULT_CONTEXT, _DEFAULT_NEW_TOKENS = 4096, 512
 
@@ -34,7 +36,7 @@ class ExistsError(ConfigError):
 
 
 def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains, and returns what the tool answers."""
+    """Trains, and returns the tool's answer."""
     out, started, is_sft = Path(asked.output_dir), time.perf_counter(), asked.algorithm == "sft"
     _require_free(asked, out)
     check_model(asked.model_name)
@@ -54,7 +56,8 @@ def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any])
         checkpoint = sorted((trainer.run_folder / "checkpoints").glob("checkpoint-*"), key=_number)[-1]
     place_result(checkpoint, out)
     run = checkpoint.parents[1]
-    metrics = _last_metrics(run)
+    rows_of_run = read_metrics(run / "metrics.jsonl")
+    metrics = rows_of_run[-1] if rows_of_run else {}
     trainable, total = parameter_counts(out)
     return {
         "algorithm": asked.algorithm,
@@ -87,17 +90,13 @@ def _require_free(asked: Train, out: Path) -> None:
     base: str | None = asked.model_name
     while base is not None:
         if Path(base).resolve() == out.resolve():
-            raise ConfigError(
-                f"output_dir {out} is a model that this training starts from; name another folder, lest it be lost"
-            )
+            raise ConfigError(f"output_dir {out} is a model that this training starts from; name another folder, to keep it")
         base = base_of_adapter(base)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"output_dir {out} is a file; name a folder")
     is_taken = any((out / file).exists() for file in _RESULTS) or any((out / RUN).glob("*/checkpoints/checkpoint-*"))
     if is_taken and not (asked.resume or asked.overwrite):
-        raise ExistsError(
-            f"output_dir {out} holds a result, and nothing is overwritten; name another folder, or set resume or overwrite"
-        )
+        raise ExistsError(f"output_dir {out} holds a result already; name another folder, or set resume or overwrite")
 
 
 def _common(asked: Train) -> dict[str, Any]:
@@ -217,7 +216,7 @@ def new_tokens(model: str, asked: int | None) -> int:
 
 def place_result(checkpoint: Path, out: Path) -> None:
     """Puts the model of a checkpoint into output_dir with its tokenizer: an adapter as it is, another model as a plain folder.
-    The model that was there goes."""
+    It replaces the model that is there."""
     from turnwise.models.load import export_model, load_tokenizer
     from turnwise.models.lora import BASE_FINGERPRINT
 
@@ -238,10 +237,8 @@ def place_result(checkpoint: Path, out: Path) -> None:
 
 
 def parameter_counts(folder: Path) -> tuple[int, int]:
-    """The trained parameters of a result and all of them: an adapter's, and with those of its base model."""
-    count: Callable[[Path], int] = _num_values
-    base = base_of_adapter(folder)
-    own = count(folder)
+    """`(trained, all)` parameters of a result; for an adapter, all include those of its base model."""
+    base, own = base_of_adapter(folder), _num_values(folder)
     return own, own if base is None else own + parameter_counts(NOTHING.folder(base))[1]
 
 
@@ -259,15 +256,8 @@ def _number(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _last_metrics(run: Path) -> dict[str, float]:
-    from turnwise.tracking.jsonl import read_metrics
-
-    rows = read_metrics(run / "metrics.jsonl")
-    return rows[-1] if rows else {}
-
-
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of `train`, with those of the preset that aren't given."""
+    """The parameters of `train`, with the preset's for those that aren't given."""
     name = given.get("preset")
     if name is None:
         return dict(given)
@@ -283,8 +273,8 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimate_seconds(asked: Train, texts: Sequence[str], num_answers: int) -> float:
-    """About how long a training takes on this machine: 6 operations a parameter and token to train, 2 for each further pass
-    (sampling, old log-probs, reference), at a quarter of the speed of a matrix product. A token is four characters."""
+    """About how long a training takes on this machine: 6 operations for each parameter and token to train, 2 for each further
+    pass (sampling, old log-probs, reference), at a quarter of a matrix product's speed. A token counts as four characters."""
     import torch
 
     shape = read_model_shape(asked.model_name)

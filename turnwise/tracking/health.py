@@ -8,12 +8,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-import yaml
-
+from turnwise.package_tables import read_table
 from turnwise.types import Group
 
 PAGE = "docs/reward_does_not_rise.md"
@@ -34,9 +32,9 @@ NUM_ERRORS, NUM_RISE_ERRORS, NUM_FOR_NOISE = 5.0, 2.0, 50
 """Standard errors that a loss must exceed, since the best of hundreds of steps is high by chance too; those of a rise; and the
 steps that they are read off."""
 LOST_SHARE, LOST_SUCCESS = 0.25, 0.1
-"""A success must have lost this share of its best, and this much."""
+"""Success counts as lost if it fell by this share of its best and by this much."""
 FELL_BY = 0.05
-"""Held-out success that must be lost, whatever its interval."""
+"""Held-out success must fall by this much, whatever its interval."""
 DRIFT_NATS, DRIFT_ESS = 0.1, 0.5
 """Mean difference of log-probs a token, and effective share of the tokens: beyond either importance ratios are noise."""
 CUT = 0.5
@@ -46,7 +44,7 @@ RANDOM_AFTER, RANDOM_MARGIN, RISE_MARGIN = 20, 0.05, 0.03
 out: a run that learns slowly begins at a random player's success, too."""
 
 Row = Mapping[str, float]
-TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TEXTS = read_table(__file__, "health.yaml")
 
 
 class Outcomes(NamedTuple):
@@ -122,7 +120,7 @@ class History:
 
 
 Check = Callable[[History], str | None]
-"""Returns what it observes of one possible problem, None without one; `health.yaml` has its heading and advice."""
+"""Returns what it has seen of one possible problem, or None; `health.yaml` has the problem's heading and advice."""
 
 
 def groups_alike(history: History) -> str | None:
@@ -239,10 +237,8 @@ def _no_better_than(play: Callable[[], Outcomes | None]) -> Check:
         random = played[0]
         if random is None or fmean(now) > random.success + RANDOM_MARGIN:
             return None
-        own = (
-            f"so far success hasn't risen: it is {fmean(now):.2f} after {history.num_steps} steps, and a player that draws its"
-        )
-        drawn = f"actions at random has {random.success:.2f} ({random.num_episodes} episodes)"
+        own = f"so far success hasn't risen: it is {fmean(now):.2f} after {history.num_steps} steps, and a player that draws"
+        drawn = f"its actions at random has {random.success:.2f} ({random.num_episodes} episodes)"
         return f"{own} {drawn}; it may rise yet, but nothing shows skill until then"
 
     return no_better_than_random
@@ -299,12 +295,10 @@ def _figures(row: Row) -> Figures:
     with a valid action."""
     figures = Figures(row)
     figures.setdefault("rollout/score/mean", figures["rollout/unfiltered_score/mean"])
-    names = ("rollout/score/min", "rollout/score/max")
     # The advantages of a critic are never all 0: its errors are in them.
     figures["is_critic"] = "critic/values/mean" in row
-    low, high = (
-        figures[name] for name in (names if figures["is_critic"] else ("critic/advantages/min", "critic/advantages/max"))
-    )
+    spread = "rollout/score" if figures["is_critic"] else "critic/advantages"
+    low, high = figures[f"{spread}/min"], figures[f"{spread}/max"]
     # If a filter has left nothing, all groups were rejected.
     is_empty = row.get("rollout/filtered", 0) > 0 and "rollout/score/mean" not in row
     figures["alike"] = is_empty or (low == high and (bool(figures["is_critic"]) or low == 0))

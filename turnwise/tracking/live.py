@@ -41,9 +41,6 @@ class Screen:
         self._phases = ""  # seconds of the last step, and the shares of its phases
         self._shown = Text(no_wrap=True, overflow="ellipsis")
 
-    def begin_phase(self, name: str, now: float) -> None:
-        self.pace.begin_phase(name, now)
-
     def show(self, text: str) -> None:
         """Keeps the first lines of `text`, with a terminal's control characters written out."""
         printable = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
@@ -89,7 +86,7 @@ class Screen:
         return Group(self._header(now, width), rows, self._shown)
 
     def _header(self, now: float, width: int) -> Text:
-        """Steps and the time left come first; the bar, then the title, make room for them."""
+        """On a narrow terminal the bar is left out first, then the title; steps and the time left stay."""
         num_done, num_steps = self.pace.num_done, self.pace.num_steps
         share = num_done / max(num_steps, 1)
         step, end = f"step {num_done}/{num_steps}  ", f"{share:.0%}  "
@@ -105,7 +102,7 @@ class Screen:
 
 
 def _phases(metrics: Mapping[str, float], interval_s: float) -> str:
-    """The seconds since the step before, and the shares of the phases in them; `total` and `wall` hold others."""
+    """The seconds since the step before, and the share of each phase. `total` and `wall` are sums, not phases."""
     times = {name.removeprefix("time/step_"): value for name, value in metrics.items() if name.startswith("time/step_")}
     phases = {name: value for name, value in times.items() if name not in ("total", "wall")}
     whole = max(interval_s, sum(phases.values()))
@@ -114,8 +111,7 @@ def _phases(metrics: Mapping[str, float], interval_s: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The finite values from the first to the last as bars between their extremes, each the mean of its part where there are
-    more than `width`.
+    """The finite values as bars between their extremes. If there are more than `width`, each bar is the mean of one part.
 
     >>> sparkline([0.0, 1.0, 2.0, 3.0, 7.0], 8), sparkline([0.0, 0.0, 7.0, 7.0], 2), sparkline([2.0, float("nan"), 2.0], 8)
     ('▁▂▃▄█', '▁█', '▄▄')
@@ -133,8 +129,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 class _ResizableLive(Live):
-    """A terminal that became narrower has wrapped the last frame into more lines than rich knows of; they are removed too. A
-    terminal that cuts lines instead (xterm) loses as many lines above."""
+    """Also removes the extra lines into which a terminal that became narrower has wrapped the last frame. A terminal that cuts
+    lines instead (xterm) loses as many lines above."""
 
     _widths: Sequence[int] = ()
     """Characters of each line of the last frame."""
@@ -150,8 +146,8 @@ class _ResizableLive(Live):
 class LiveTracker:
     """One screen that stays in place; output printed or logged meanwhile appears above it.
 
-    It goes up with the first phase or step, and comes down with `close` or with the process, whichever is first: its last
-    state stays on the terminal and the cursor is back."""
+    It appears with the first phase or step, and ends with `close` or with the process, whichever comes first; its last state
+    stays on the terminal, and the cursor is back."""
 
     def __init__(self, screen: Screen, console: Console) -> None:
         self._screen = screen
@@ -167,7 +163,7 @@ class LiveTracker:
 
     def begin_phase(self, name: str) -> None:
         self._ticker.start()
-        self._screen.begin_phase(name, time.monotonic())
+        self._screen.pace.begin_phase(name, time.monotonic())
         self._put_up()
 
     def show(self, text: str) -> None:

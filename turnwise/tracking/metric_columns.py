@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
-import yaml
 from pydantic import TypeAdapter
+
+from turnwise.package_tables import read_table
 
 
 class MetricColumn(NamedTuple):
@@ -38,9 +38,7 @@ class MetricColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MetricColumns:
-    """The figures of one pipeline.
-
-    `trends` are what the run is about, `validation` is the same on held-out data."""
+    """The figures of one pipeline: `trends` say how well training goes, `validation` is the same on held-out data."""
 
     trends: tuple[MetricColumn, ...]
     validation: MetricColumn
@@ -53,7 +51,5 @@ class MetricColumns:
         return (*self.trends, self.validation, *self.details, *self.times)
 
 
-_COLUMNS = TypeAdapter(dict[str, MetricColumns]).validate_python(
-    yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-)
+_COLUMNS = TypeAdapter(dict[str, MetricColumns]).validate_python(read_table(__file__, "metric_columns.yaml"))
 AGENTIC_COLUMNS, SFT_COLUMNS = _COLUMNS["agentic"], _COLUMNS["sft"]

@@ -1,4 +1,4 @@
-"""Combines metrics; nothing else does."""
+"""Combines metrics; no other module does."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

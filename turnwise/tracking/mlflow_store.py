@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from turnwise.tracking.store import TrackedRun
 
 MAX_PARAMS, MAX_VALUE = 100, 6000
-"""MLflow takes so many parameters at once, and so many characters of each."""
+"""MLflow's limits: parameters of one call, and characters of each."""
 
 
 class MlflowStore:
     """A run of MLflow.
 
     Args:
-        tracking_uri: of a server or a database; else the variable MLFLOW_TRACKING_URI, else a file that all runs of the
-            experiment share.
-        artifact_location: where a new experiment keeps the sample texts; else the server says, or they lie beside that file.
+        tracking_uri: a server or a database [the variable MLFLOW_TRACKING_URI; else a file that the experiment's runs share].
+        artifact_location: where a new experiment keeps the sample texts [the server's choice, or beside that file].
     """
 
     def __init__(
@@ -39,13 +38,9 @@ class MlflowStore:
             artifact_location = artifact_location or (shared / "mlflow_texts").as_uri()
         self._client = mlflow.MlflowClient(tracking_uri)
         name = experiment_name or run.project
-        experiment = self._client.get_experiment_by_name(name)
-        experiment_id = (
-            experiment.experiment_id
-            if experiment
-            else self._client.create_experiment(name, artifact_location=artifact_location)
-        )
-        begun = self._client.create_run(experiment_id, run_name=run_name or run.name, tags=dict(tags or {}))
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name, artifact_location=artifact_location)
+        begun = self._client.create_run(experiment, run_name=run_name or run.name, tags=dict(tags or {}))
         self._id: str = begun.info.run_id
         params = [Param(_allowed(key), str(value)[:MAX_VALUE]) for key, value in (run.settings or {}).items()]
         for first in range(0, len(params), MAX_PARAMS):

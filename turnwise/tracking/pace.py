@@ -8,9 +8,9 @@ logger = logging.getLogger(__name__)
 
 LONG_STEP_S = 120.0
 """Seconds from which a step gets advice about smaller sizes."""
-_SURE_S = 15.0  # a phase must have lasted so long before that sentence may rest on it
+_SURE_S = 15.0  # the advice relies on a phase only after it has lasted this long
 _NUM_RECENT = 20
-_BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")  # phases that not every step has, or that are over at once
+_BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")  # phases that not every step has, or that take no time
 
 
 class Pace:
@@ -39,7 +39,7 @@ class Pace:
         self._ends: list[float] = []  # when the run started, and when each step ended
 
     def begin_phase(self, name: str, now: float) -> None:
-        """The run starts with its first phase."""
+        """Begins a phase; the first one starts the run."""
         if not self._ends:
             self._ends.append(now)
         if self._step_began is None and name not in _BESIDE_STEPS:
@@ -63,7 +63,7 @@ class Pace:
         return len(self._ends) > 1
 
     def describe(self, now: float) -> list[str]:
-        """The phase, its time, and the progress, speed and rest of its work, as far as known."""
+        """The phase, its time, and the progress, speed and remaining time of its work, as far as known."""
         work, tokens, elapsed = self._stopwatch.work, self._num_tokens, now - self._phase_began
         parts = [f"{self.phase.replace('_', ' ')} {elapsed:.1f} s"]
         if work.total:
@@ -75,8 +75,8 @@ class Pace:
         return parts
 
     def time_left(self, now: float) -> str:
-        """The steps' own times tell it, so that validations and checkpoints count in their share; before the first step has
-        ended, how far that one is."""
+        """The time left as a text, from the times between recent steps, so that validations and checkpoints count in their
+        share; before the first step has ended, from its progress."""
         num_left, recent = self.num_steps - self.num_done, self._ends[-_NUM_RECENT - 1 :]
         if num_left <= 0:
             return ""
@@ -90,7 +90,7 @@ class Pace:
         return f"about {left} left" if self.phase == "train" else f"about {left} + training left"
 
     def advise(self, now: float) -> None:
-        """Warns once of steps that take minutes, with smaller sizes."""
+        """Warns once if steps take minutes, and names smaller sizes."""
         if self.has_step:
             step_s, what = self._ends[1] - self._ends[0], "the first step took"
         elif (estimate := self._first_step_s(now)) is not None and now - self._phase_began >= _SURE_S:
@@ -108,7 +108,7 @@ class Pace:
         return self._stopwatch.num_sampled - self._num_sampled if work.unit == "episodes" else work.tokens
 
     def _phase_left(self, now: float) -> float | None:
-        """Seconds, at most: episodes that go on have done a part of their work."""
+        """Seconds at most that the phase still takes: running episodes have already done a part of their work."""
         work, elapsed = self._stopwatch.work, now - self._phase_began
         most = work.total * self._tokens_per_episode if work.unit == "episodes" else 0
         done = max(work.num_done / work.total if work.total else 0.0, self._num_tokens / most if most else 0.0)

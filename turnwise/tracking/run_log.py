@@ -21,7 +21,7 @@ PUBLISHED_PHASES = {"ref_log_probs": "ref_log_probs_values_reward"}
 
 @runtime_checkable
 class Watcher(Protocol):
-    """Extra method of a tracker for people: it learns of phases within a step."""
+    """Extra methods of a tracker that people watch: it is told of the phases within a step."""
 
     def begin_phase(self, name: str) -> None: ...
 
@@ -54,7 +54,7 @@ class PhaseTime:
 class RunLog:
     """Collects the metrics of a step, reduces them once and hands them to every tracker.
 
-    With a `stopwatch`, which the parts of the run share, a step also reports how its time was spent; with `health`, what is
+    With a `stopwatch`, which the parts of the run share, a step also reports how its time was spent; with `health`, what may be
     wrong.
 
     >>> class Printer:
@@ -81,7 +81,7 @@ class RunLog:
         self._metrics += metrics
 
     def show(self, brief: str, whole: str) -> None:
-        """A few lines for people who look on, and the whole text for trackers that keep it."""
+        """Shows the brief text to people who watch, and gives the whole one to trackers that keep it."""
         for watcher in self._watchers:
             watcher.show(brief)
         for tracker in self._trackers:
@@ -90,7 +90,8 @@ class RunLog:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[PhaseTime]:
-        """Measures what runs inside as `time/step_{name}` (or its published name), in seconds. The clock is set at its end."""
+        """Measures what runs inside as `time/step_{name}` (or its published name), in seconds. The clock is set when the phase
+        ends."""
         for watcher in self._watchers:
             watcher.begin_phase(name)
         self._num_phases += 1
@@ -107,8 +108,8 @@ class RunLog:
         self._metrics.append(Metric(f"time/step_{PUBLISHED_PHASES.get(name, name)}", clock.elapsed_s, "sum"))
 
     def end_step(self, step: int, groups: Sequence[Group] = ()) -> dict[str, float]:
-        """Hands out the metrics of the step, and returns them; a sentence about its health may quote its groups. How long that
-        takes is a phase of the next one."""
+        """Hands the step's metrics to the trackers and returns them; a sentence about its health may quote its groups. The time
+        that this takes counts as a phase of the next step."""
         if self._stopwatch is not None and self._step_began is not None:
             self._add_shares(step, self._stopwatch, self._step_began)
         with self.phase("log"):

@@ -1,4 +1,4 @@
-"""Trackers that keep a run in somebody's library: what the library raises or waits for doesn't end or hold the run."""
+"""Trackers that write to a tracking library. Its errors don't end the run, and its waits don't hold it up."""
 
 import logging
 from collections import deque
@@ -20,14 +20,14 @@ START_S, WRITE_S, CLOSE_S = 120.0, 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What a library is told of a run at its start."""
+    """What a library is told about a run when it starts."""
 
     folder: Path
     project: str
-    """The experiment's name, `exp_name`; a tracker's own arguments may say another."""
+    """The experiment's name, `exp_name`; a tracker's own arguments may replace it."""
     name: str
     first_step: int = 0
-    """The step that a resumed run goes on at."""
+    """The first step of a resumed run."""
     settings: Mapping[str, object] | None = None
     """Every resolved setting by its path, without `tracker_kwargs`, which may hold keys."""
 
@@ -46,7 +46,7 @@ class Store(Protocol):
 
 
 class StoreTracker:
-    """Writes to the store that `start` makes, in a thread of its own. The first failure is said once and turns the tracker off.
+    """Writes to the store that `start` makes, in a thread of its own. The first failure is logged and turns the tracker off.
     Raises NotAvailableError if the store can't start, naming the arguments that make it work without network and login."""
 
     def __init__(self, name: str, start: Callable[[], Store]) -> None:
@@ -72,7 +72,7 @@ class StoreTracker:
         self._text = text
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step waits for its own write only, and not where an earlier one still goes on."""
+        """Waits for the step's own write only, and not at all while an earlier one is still running."""
         self._settle()
         if self._store is not None:
             self._calls.append(self._thread.start(self._store.write, step, metrics, self._text))
@@ -90,7 +90,7 @@ class StoreTracker:
             self._store = None
 
     def _settle(self, timeout_s: float = 0.0) -> None:
-        """Looks at the calls that are over by then."""
+        """Handles the calls that are over after at most `timeout_s`."""
         wait(self._calls, timeout_s)
         while self._calls and self._calls[0].done():
             fault = self._calls.popleft().exception()

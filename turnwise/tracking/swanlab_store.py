@@ -21,7 +21,7 @@ class SwanlabStore:
 
         login = {"api_key": api_key, **(login_kwargs or {})}
         named = {"api_key": login.get("api_key"), "api_host": login.get("host")}
-        # It asks nobody for a login, and leaves alone what is printed.
+        # Asks nobody for a login, and doesn't capture what is printed.
         settings = swanlab.Settings(
             interactive=False, terminal={"proxy_type": "none"}, **{name: value for name, value in named.items() if value}
         )

@@ -1,4 +1,4 @@
-"""A run on the terminal as plain text: one line per step, and warnings, similar ones once."""
+"""Plain text on the terminal: one line a step, and warnings, of which similar ones are printed once."""
 
 import logging
 import re
@@ -68,7 +68,7 @@ class TerminalTracker:
         pass
 
     def tick(self, now: float | None = None) -> None:
-        """Looks whether something is to be said."""
+        """Prints advice or progress if it is due."""
         now = time.monotonic() if now is None else now
         self._pace.advise(now)
         if now - self._printed_at < SILENCE_S:
@@ -100,7 +100,7 @@ class TerminalTracker:
 
 
 class TerminalHandler(logging.Handler):
-    """Warnings on what standard error is at that moment: a live view takes its place and prints them above itself.
+    """Prints warnings to whatever standard error is at that moment: a live view takes its place and prints them above itself.
 
     Warnings that differ only in numbers (episodes, seeds, attempts) are printed once, then only counted: the count is printed
     at the 10th, 100th, … and, with `close`, at the end. A message of which `MAX_KINDS` kinds were printed is counted as well.
@@ -117,7 +117,7 @@ class TerminalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         line = self.format(record)
         kind, source = re.sub(r"\d+", "0", line), f"{record.name}: {record.msg}"
-        # Python's own warnings, and whatever was formatted before it was logged, have no text in common.
+        # Python's own warnings, and messages that were formatted before they were logged, share no template.
         kinds = self._kinds.setdefault(kind if record.msg == "%s" else source, set())
         if kind not in kinds and len(kinds) >= self.MAX_KINDS:
             kind = source
@@ -143,8 +143,8 @@ class TerminalHandler(logging.Handler):
 
 @contextmanager
 def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Iterator[Callable[[str], None]]:
-    """Commands that play without training say on standard error how far a long phase is. They name each phase to what this
-    yields."""
+    """For commands that play without training: reports on standard error how far a long phase is. It yields a function that
+    takes the name of each phase as it begins."""
     nothing = MetricColumns((), MetricColumn("", "", ""), (), ())
     tracker = TerminalTracker(nothing, 0, file=sys.stderr, pace=Pace(0, 0, stopwatch, tokens_per_episode))
     try:
@@ -155,8 +155,8 @@ def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Itera
 
 @contextmanager
 def warnings_on_terminal() -> Iterator[None]:
-    """Prints the warnings of every logger and of Python's `warnings` as `TerminalHandler` does. Inside another one it does
-    nothing."""
+    """Prints the warnings of every logger and of Python's `warnings` as `TerminalHandler` does. Inside
+    another such context it does nothing."""
     root = logging.getLogger()
     if any(isinstance(handler, TerminalHandler) for handler in root.handlers):
         yield

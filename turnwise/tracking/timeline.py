@@ -1,4 +1,4 @@
-"""`turnwise train --profile`: when everything was, as a Chrome trace (chrome://tracing, https://ui.perfetto.dev)."""
+"""`turnwise train --profile`: what ran when, as a Chrome trace (chrome://tracing, https://ui.perfetto.dev)."""
 
 import json
 import logging
@@ -101,7 +101,7 @@ def _is_next(last: TimedSpan, started: float, ended: float) -> bool:
 
 
 def _lanes(spans: Iterable[TimedSpan]) -> tuple[list[list[TimedSpan]], int]:
-    """Puts spans that may overlap into the first free lane each; returns also how many found no room."""
+    """Puts each span into the first lane that is free; also returns how many found none."""
     lanes: list[list[TimedSpan]] = []
     num_left_out = 0
     for span in sorted(spans, key=lambda span: span.start):

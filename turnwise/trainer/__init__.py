@@ -1,1 +1,1 @@
-"""Training from Python: the commands' machinery, told objects instead of texts."""
+"""Training from Python: what the commands do, with objects instead of texts as arguments."""

@@ -1,4 +1,4 @@
-"""Callbacks after steps, besides the loop that yields them."""
+"""Callbacks after each step, for runs without a loop over `Trainer.steps`."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ class Callbacks:
 
     def ask_to_stop(self, report: StepReport) -> bool:
         """Tells every callback what has happened; returns whether one of them wants the run to end. Raises EnvironmentFault if
-        a callback raised something; ConfigError if a callback returned something that has no meaning."""
+        a callback raised something; ConfigError if one returned anything but None or "stop"."""
         has_happened = (report.validation is not None, not report.is_final, report.checkpoint is not None)
         answers = [
             _call(callback, event, report)

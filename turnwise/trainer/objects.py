@@ -1,5 +1,5 @@
-"""Converts a Trainer's arguments to values of a config: an object of Python becomes a text that says its module, its name and
-the hash of its source."""
+"""Converts a Trainer's arguments to values of a config: a Python object becomes a text of its module, its name and a hash of
+its source."""
 
 import hashlib
 import inspect
@@ -18,8 +18,8 @@ from turnwise.errors import ConfigError
 class Objects:
     """The objects of one Trainer by the texts that stand for them, `object_<hash>.<module>:<name>`.
 
-    The text is a `module:Class` like any other once the objects are installed, in modules of their own. What belongs to
-    turnwise itself is named as everywhere.
+    Once the objects are installed, in modules of their own, the text works like any other `module:Class`. Objects of turnwise
+    itself keep their usual names.
 
     >>> Objects().text_of(Objects)
     'turnwise.trainer.objects:Objects'
@@ -29,7 +29,7 @@ class Objects:
         self._by_text: dict[str, Any] = {}
 
     def text_of(self, value: Any) -> str:
-        """The text that stands from now on for a class, a function or another callable, or rows."""
+        """The text that from now on stands for a class, a function, another callable, or rows."""
         named = value if isinstance(value, type | FunctionType) else type(value)
         module, name = (_identifier(part) for part in (named.__module__, named.__name__))
         if module.startswith("turnwise.") and named is value and vars(sys.modules[module]).get(name) is value:
@@ -42,20 +42,20 @@ class Objects:
         return text
 
     def install(self) -> None:
-        """Puts the objects where their texts are looked for. A Trainer does so before each run: another one may have objects
-        of the same texts."""
+        """Puts the objects where their texts are looked up. A Trainer does so before each run, since another Trainer may have
+        put other objects there."""
         for text, value in self._by_text.items():
             module, _, name = text.partition(":")
             vars(sys.modules.setdefault(module, ModuleType(module)))[name] = value
 
 
 def _identifier(text: str) -> str:
-    """The text as a dotted name: the `<lambda>` of a function has none of its own."""
+    """The text if it is a dotted name, else `nameless` (a lambda)."""
     return text if all(part.isidentifier() for part in text.split(".")) else "nameless"
 
 
 def _digest(value: Any) -> str:
-    """The hash of what was written of it: of source, or of rows."""
+    """A hash of the source of a callable, or of rows."""
     if isinstance(value, partial):
         parts = [_source(value.func), repr(value.args), repr(value.keywords)]
     elif isinstance(value, type | FunctionType):
@@ -66,24 +66,20 @@ def _digest(value: Any) -> str:
 
 
 def _source(value: Any) -> str:
-    """The source, or the code where there is none. Of a class in a notebook only its functions have one before Python 3.13."""
+    """The source, or the code if there is none. Before Python 3.13 a notebook's classes have none, but their functions do."""
     try:
         return inspect.getsource(value)
     except (OSError, TypeError):
         if isinstance(value, FunctionType):
             return hashlib.sha256(marshal.dumps(value.__code__)).hexdigest()
         members = vars(value if isinstance(value, type) else type(value)).items()
-        return "\n".join(_source(v) if isinstance(v, FunctionType) else f"{k}={v!r}" for k, v in members if _is_told(v))
-
-
-def _is_told(member: Any) -> bool:
-    """Whether this part of a class reads the same in every process, so that it belongs in the hash."""
-    return isinstance(member, FunctionType | str | int | float | tuple)
+        # Only members that read the same in every process.
+        told = [(key, member) for key, member in members if isinstance(member, FunctionType | str | int | float | tuple)]
+        return "\n".join(_source(v) if isinstance(v, FunctionType) else f"{key}={v!r}" for key, v in told)
 
 
 def plain_values(value: Any, objects: Objects, key: str) -> Any:
-    """Values that a YAML file could hold as well: classes and functions by their texts. Raises ConfigError if the value is
-    something else."""
+    """The value as a YAML file could hold it, with classes and functions as texts. Raises ConfigError for any other object."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -106,7 +102,7 @@ def plain_values(value: Any, objects: Objects, key: str) -> Any:
 
 
 def custom_envs(env: Any) -> dict[str, Any]:
-    """Environments by tag, from one (a class, a text, or a section with `env_type`) or several by their tags."""
+    """Environments by tag, made of one (a class, a text, or a section with `env_type`) or of several by tag."""
     if not isinstance(env, Mapping) or "env_type" in env:
         kind = env["env_type"] if isinstance(env, Mapping) else env
         name = kind.__name__ if isinstance(kind, type) else str(kind) if isinstance(kind, str) else type(kind).__name__
@@ -134,7 +130,7 @@ def data_section(
 
 
 def _files(rows: Any, objects: Objects) -> list[str]:
-    """Names of files or of hub data sets as they are, and rows by a text that stands for them."""
+    """Names of files or of hub data sets as they are; rows become a text that stands for them."""
     if isinstance(rows, str | Path):
         return [str(rows)]
     if isinstance(rows, list | tuple) and rows and all(isinstance(name, str | Path) for name in rows):

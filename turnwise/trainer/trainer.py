@@ -1,4 +1,4 @@
-"""`Trainer`: a run of `turnwise train` that is told objects, and can be asked for its steps."""
+"""`Trainer`: `turnwise train` from Python, with objects as arguments and steps to iterate over."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Trainer:
 
     @classmethod
     def from_config(cls, path: str | Path, **overrides: Any) -> Trainer:
-        """A Trainer of a YAML file; `overrides` are what a Trainer takes, and hold in the place of the file's settings."""
+        """A Trainer of a YAML file. `overrides` are a Trainer's arguments, and replace the file's settings."""
         folder = str(Path(path).absolute().parent)
         if folder not in sys.path:  # a user's `module:Class` stands beside the config
             sys.path.append(folder)
@@ -96,11 +96,11 @@ class Trainer:
             pass
 
     def steps(self, max_steps: int | None = None) -> Iterator[StepReport]:
-        """Trains, and yields the report of each step when it is whole, and of the final validation.
+        """Trains, and yields a report after each finished step and after the final validation.
 
-        A loop that is left early (`break`, an exception, Ctrl-C) saves the whole steps first. The next call goes on from
-        there; with more `max_steps` also where all were done. Raises NotAvailableError if a Trainer of this process is at
-        work already; EnvironmentFault if a callback raised something; the whole steps were saved."""
+        Leaving the loop early (`break`, an exception, Ctrl-C) saves the finished steps first. The next call continues from
+        there, or trains further if `max_steps` is larger. Raises NotAvailableError if a Trainer of this process is at work
+        already; EnvironmentFault if a callback raised something, after the finished steps were saved."""
         done = self.checkpoint
         config = self.config
         if done is not None or max_steps is not None:
@@ -132,7 +132,7 @@ class Trainer:
         return next(reversed(all_checkpoints(checkpoints_folder(self.config, self.run_folder))), None)
 
     def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> Evaluation:
-        """The measurements of `turnwise eval` for the newest checkpoint, for the start if there is none, or for another
+        """The measurements of `turnwise eval` for the newest checkpoint (or the start, if there is none), or for another
         `model`.
 
         The validation tasks of the config, or their first `num_tasks`, are played as in training."""
@@ -153,9 +153,9 @@ class Trainer:
         return folder if folder and best_facts(folder) else None
 
     def save(self, folder: str | Path, best: bool = False) -> Path:
-        """Writes the model of the newest checkpoint, or the `best` by `save_best`, as a plain model folder with its tokenizer,
-        its adapter merged, in place of a model that is there. It says which step's model that is. Raises ConfigError if
-        there is no such model yet, or there is something else in the folder."""
+        """Writes the model of the newest checkpoint, or the `best` by `save_best`, as a plain model folder with its tokenizer
+        and its adapter merged, and prints which step's model it is. A model in the folder is replaced. Raises ConfigError if
+        there is no such model yet, or the folder holds something else."""
         from turnwise.models.load import export_model
         from turnwise.pipelines.by_validation import best_facts
 
@@ -187,7 +187,7 @@ class Trainer:
 
     @staticmethod
     def sft(model: str | Path, messages: Any, is_quiet: bool = False, **config: Any) -> Path:
-        """Fine-tunes a model on demonstrations, as `turnwise sft` does; returns the folder of the model that came of it.
+        """Fine-tunes a model on demonstrations, as `turnwise sft` does; returns the folder of the new model.
 
         Args:
             model: folder of the model, or its name on the Hugging Face hub.
@@ -224,7 +224,7 @@ def _require_enough(config: Mapping[str, Any]) -> None:
 
 
 def _demonstrations(messages: Any, values: Mapping[str, Any]) -> list[str]:
-    """The names of files; rows are written into one beside the runs, of a name that follows from them."""
+    """Names of files. Rows are written to a file beside the runs, whose name is a hash of them."""
     if isinstance(messages, str | Path):
         return [str(messages)]
     rows = [row if isinstance(row, Mapping | str | Path) else {"messages": row} for row in messages]

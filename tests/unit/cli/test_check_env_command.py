@@ -15,7 +15,7 @@ import yaml
 
 from turnwise.cli.main import main
 
-TOYS = "turnwise.testing.toy_envs"
+TOYS = "toy_envs"
 NUM_LINES = 40
 """Of a terminal."""
 
@@ -80,7 +80,7 @@ def test_a_constructor_that_raises_is_a_finding_too(examined, folder):
 @pytest.mark.parametrize(
     ("source", "message", "status"),
     [
-        ("import time\nwhile True:\n    time.sleep(1)\n", "importing stuck:Mine hangs: no answer within 2 s", 2),
+        ("import time\nwhile True:\n    time.sleep(1)\n", "importing stuck:Mine hangs: no answer in 2 s", 2),
         ("from odd_envs import StuckEnv\nclass Mine(StuckEnv):\n    pass\n", "hangs in step: no answer within 2 s", 1),
     ],
     ids=["import", "step"],

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from turnwise.cli.main import main
 
-TOYS = "turnwise.testing.toy_envs"
+TOYS = "toy_envs"
 
 
 @pytest.fixture
@@ -313,7 +313,7 @@ def test_a_model_behind_a_url_calls_tools(played, products):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--seed", "2"], "there is no row 2; they are 0 to 1"),
+        (["--seed", "2"], "no row 2; --seed takes 0 to 1"),
         (["--policy", "random"], "plays rows of data.train_files"),
         (["--max-steps", "3"], "agent.max_assistant_turns"),
         (["--tag", "Lake"], "has no environment 'Lake'"),

@@ -29,9 +29,7 @@ def job(tiny_model, tmp_path, monkeypatch):
             "track_with": [],
             "async_generation_ratio": ratio,
             "train_env_manager": {"num_env_groups": 2, "group_size": 2},
-            "custom_envs": {
-                "Letters": {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_steps": 2, "max_tokens_per_step": 4}
-            },
+            "custom_envs": {"Letters": {"env_type": "toy_envs:LettersEnv", "max_steps": 2, "max_tokens_per_step": 4}},
         }
         Path("job.yaml").write_text(yaml.safe_dump(values))
         return "job.yaml"

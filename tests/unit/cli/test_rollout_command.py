@@ -12,7 +12,7 @@ import yaml
 from turnwise.cli.main import main
 from turnwise.rollout.journal import read_groups, read_journal
 
-TOYS = "turnwise.testing.toy_envs:"
+TOYS = "toy_envs:"
 LETTERS = {"env_type": f"{TOYS}LettersEnv", "max_steps": 2, "max_tokens_per_step": 4, "action_pattern": None}
 
 
@@ -77,7 +77,7 @@ def test_validation_tasks_are_those_of_validation(job, capsys):
 
 def test_limits_and_failures_are_counted(job, capsys, tmp_path, monkeypatch):
     (tmp_path / "odd_env.py").write_text(
-        "from turnwise.testing.toy_envs import LettersEnv\n\n\n"
+        "from toy_envs import LettersEnv\n\n\n"
         "class OddEnv(LettersEnv):\n"
         "    def reset(self, *, seed=None):\n"
         "        self.is_odd = seed % 2 == 1\n"
@@ -100,7 +100,7 @@ def test_limits_and_failures_are_counted(job, capsys, tmp_path, monkeypatch):
 
 def test_what_was_played_before_an_error_is_kept(job, capsys, tmp_path, monkeypatch):
     (tmp_path / "breaking_env.py").write_text(
-        "from turnwise.testing.toy_envs import LettersEnv\n\n\n"
+        "from toy_envs import LettersEnv\n\n\n"
         "class BreakingEnv(LettersEnv):\n"
         "    made = 0\n\n"
         "    def reset(self, *, seed=None):\n"
@@ -121,7 +121,7 @@ def test_what_was_played_before_an_error_is_kept(job, capsys, tmp_path, monkeypa
 def test_ctrl_c_keeps_what_was_played(job, capsys, tmp_path, monkeypatch):
     (tmp_path / "pressing_env.py").write_text(
         "import signal\n"
-        "from turnwise.testing.toy_envs import LettersEnv\n\n\n"
+        "from toy_envs import LettersEnv\n\n\n"
         "class PressingEnv(LettersEnv):\n"
         "    made = 0\n\n"
         "    def reset(self, *, seed=None):\n"
@@ -184,7 +184,7 @@ def test_a_cut_file_is_used_as_far_as_it_goes(job, capsys):
     assert main(["train", config, "--from-rollouts", "rollouts.jsonl"]) == 0
     said = capsys.readouterr().err
     assert "1 of 16 lines can't be read" in said and "train/Letters/3 (3 of 4 trajectories)" in said
-    assert "training ends after 1 of 2 steps" in said
+    assert "training ends before its 2 steps" in said
 
 
 def test_a_replay_goes_through_the_loop_and_stops_at_the_first_difference(job, capsys):

@@ -127,7 +127,7 @@ def test_an_estimator_that_needs_a_critic_must_train_it(tiny_model, tmp_path, mo
     body = "class Mine(PPO):\n    def __init__(self, *args):\n        super().__init__(*args)\n        self.value_loss = None\n"
     (tmp_path / "untrained_credit.py").write_text(f"from turnwise.algorithms.token_estimator import PPO\n\n\n{body}")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="needs values, and its value_loss is None; a critic is made"):
+    with pytest.raises(ConfigError, match="needs values, and its value_loss is None; a critic gives the values"):
         run(make_config(tiny_model, tmp_path, max_steps=1, adv_estimator="untrained_credit:Mine"))
 
 

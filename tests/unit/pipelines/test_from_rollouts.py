@@ -109,7 +109,7 @@ def test_training_ends_with_the_file_and_keeps_its_schedule(played, tiny_model, 
     assert rows[1]["actor/lr"] == measured(played, 1)["actor/lr"]
     assert [f.name for f in sorted((folder.path / "checkpoints").iterdir())] == ["checkpoint-1", "checkpoint-2"]
     assert "1 of 20 lines can't be read" in caplog.text and "train/Letters/4 (3 of 4 trajectories)" in caplog.text
-    assert "holds 2 batches: training ends after 2 of 3 steps" in caplog.text
+    assert "holds 2 batches: training ends before its 3 steps" in caplog.text
 
 
 def test_it_goes_on_where_it_stopped(played, tiny_model, tmp_path):
@@ -189,7 +189,7 @@ def other_text(record):
 )
 def test_a_file_that_does_not_fit_is_refused_with_the_reason(played, altered, tiny_model, tmp_path, changes, alter, said):
     if changes.get("custom_envs") == "short":
-        env = {"env_type": "turnwise.testing.toy_envs:LettersEnv", "max_tokens_per_step": 1, "agent_template": "{turn_idx}"}
+        env = {"env_type": "toy_envs:LettersEnv", "max_tokens_per_step": 1, "agent_template": "{turn_idx}"}
         changes = changes | {"custom_envs": {"Letters": env | {"agent_system_template": ""}}}
     rollouts = altered(alter) if alter else played.rollouts
     with pytest.raises(DataError, match=said):

@@ -157,7 +157,7 @@ def test_the_model_that_a_training_starts_from_is_not_overwritten(word_model, tm
     Path("adapter/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
     asked = {"action": "train", "model_name": "adapter" if of_adapter else "base", "dataset": ROWS}
     answer = RLTrainingTool().run_dict({**asked, "output_dir": "./base", "overwrite": True})
-    assert answer["code"] == "config" and "lest it be lost" in answer["message"], answer
+    assert answer["code"] == "config" and "to keep it" in answer["message"], answer
     assert Path("base/model.safetensors").is_file()
 
 

@@ -228,7 +228,7 @@ def test_closures_of_one_source_stay_apart(keys):
 
 
 def test_a_file_with_overrides(keys, tmp_path):
-    (tmp_path / "own_env.py").write_text("from turnwise.testing.toy_envs import LettersEnv as Letters\n")
+    (tmp_path / "own_env.py").write_text("from toy_envs import LettersEnv as Letters\n")
     section = {"env_type": "own_env:Letters", "max_tokens_per_step": 4, "action_pattern": None, "max_steps": 3}
     values = {"pretrain": str(keys["model"]), "custom_envs": {"Letters": section}, "train_env_manager": {"num_env_groups": 3}}
     (tmp_path / "letters.yaml").write_text(yaml.safe_dump(values))
@@ -316,7 +316,7 @@ def test_an_agent_of_an_environment_is_given_what_it_asks_for(keys):
     trainer.train()
     [_, row, *_] = measured(trainer.run_folder)
     assert row["env/OwnEnv/seed"] == 7 and row["env/OwnEnv/num_tools"] == 0
-    with pytest.raises(ConfigError, match="asks for judge, and is offered split, seed, tools, limits, interactions"):
+    with pytest.raises(ConfigError, match="needs judge, but is offered split, seed, tools, limits, interactions"):
         Trainer(**keys | {"env": own(agent_name=AgentOfItsOwn)})
 
 
