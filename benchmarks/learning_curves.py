@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from turnwise.spec import ESTIMATORS
 from turnwise.tracking.jsonl import read_metrics
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "tests" / "support"))  # toy_envs
 RESULTS = HERE / "results" / "learning_curves.json"
 PICTURE = HERE.parent / "docs" / "images" / "learning_curves.png"
 NUM_TURNS = 3
@@ -71,7 +73,7 @@ def train(estimator: str, seed: int, steps: int, model: Path, work: Path) -> lis
         "train_env_manager": groups,
         "custom_envs": {
             "Kinds": {
-                "env_type": "turnwise.testing.toy_envs:KindsEnv",
+                "env_type": "toy_envs:KindsEnv",
                 "env_config": {"num_turns": NUM_TURNS},
                 "max_steps": NUM_TURNS,
                 "max_tokens_per_step": 1,
