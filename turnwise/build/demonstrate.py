@@ -59,8 +59,7 @@ class Demonstrator:
 def demonstrate(
     config: AgenticConfig, tag: str, demonstrator: Demonstrator, num_episodes: int, split: Split = "train"
 ) -> Iterator[Episode]:
-    """Plays the first tasks of a tag, as training would meet them, under the limits of training. For `ROWS_TAG` a model answers
-    the first rows."""
+    """Plays the first tasks of a tag under the limits of training. For `ROWS_TAG`, a model answers the first rows."""
     if tag == ROWS_TAG:
         yield from _of_rows(config, demonstrator, num_episodes, split)
         return

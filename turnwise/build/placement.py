@@ -1,8 +1,6 @@
 """Where the roles of a config live on this machine, and which of them take turns for the memory of an accelerator. torch is
 imported only where it is needed, for `turnwise config`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -63,7 +61,7 @@ def use_launched(config: AgenticConfig | SFTConfig) -> None:
         trainer.fill(device_mapping=list(range(size)))
 
 
-def sampling_device(config: AgenticConfig) -> torch.device:
+def sampling_device(config: AgenticConfig) -> "torch.device":
     """The device of the servers in this process: the trainer's first, or their own if other processes train. Raises ConfigError
     if the machine lacks it."""
     import torch
@@ -102,7 +100,7 @@ def set_torch_threads(num_threads: int) -> None:
 
 
 def give_turns(
-    config: AgenticConfig, placement: Placement, policy: ServedPolicy, roles: Mapping[str, ModelRole]
+    config: AgenticConfig, placement: Placement, policy: "ServedPolicy", roles: Mapping[str, ModelRole]
 ) -> TransferTurn:
     """Lets the roles of a synchronous run take turns for memory, and returns the turn of a weight transfer. Returns None if no
     memory is shared: on a CPU, and in asynchronous runs, whose roles compute at the same time."""

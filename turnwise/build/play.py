@@ -53,9 +53,8 @@ class PlayedEpisode:
 
 @dataclass(slots=True)
 class EpisodePrinter:
-    """Opens the contexts of an episode and shows an onlooker what goes through them.
-
-    A turn's outcome is shown when the next turn begins, or at the end, since the agent writes it in between."""
+    """Opens the contexts of an episode and shows an onlooker what goes through them. A turn's outcome is shown when the next
+    turn begins, or at the end, since the agent writes it in between."""
 
     onlooker: Onlooker
     _open: OpenConversation = field(init=False)

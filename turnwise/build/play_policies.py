@@ -28,9 +28,8 @@ Say = Callable[[], str]
 
 
 def person(read: Callable[[], str | None], pattern: str | None) -> Say:
-    """A person, whose actions are written so that `pattern` reads them. `read` gives a line, None at the end of input.
-
-    After an empty line it asks again. A line that begins with `!`, or that fits no form of an action, is used as it is."""
+    """A person, whose actions are written so that `pattern` reads them. `read` gives a line, None at the end of input. After an
+    empty line it asks again. A line that begins with `!`, or that fits no form of an action, is used as it is."""
 
     def say() -> str:
         while True:
@@ -74,10 +73,8 @@ def scripted_player(env: Env, actions: Sequence[str] = ()) -> ExpertPlayer:
 
 
 class PlayerServer:
-    """Turns a player's words into the tokens that a model would have sampled, with log-prob 0.
-
-    `choose` gives the player of an environment. Like any server it stops at the token budget: a longer action is cut. Without
-    a template it answers in text alone."""
+    """Turns a player's words into the tokens that a model would sample, with log-prob 0. `choose` gives the player of an
+    environment. Like any server it cuts what exceeds the token budget. Without a template it answers in text alone."""
 
     def __init__(self, choose: Callable[[Env | None], Say], template: ChatTemplate | None) -> None:
         self._choose = choose

@@ -23,8 +23,7 @@ def prepare_run(config: AgenticConfig | SFTConfig) -> None:
 
 
 def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]:
-    """The first fault of each file of demonstrations that shows without a tokenizer. With `may_miss`, files that don't exist
-    yet are no fault."""
+    """The first fault of each file of demonstrations that shows without a tokenizer; `may_miss` allows missing files."""
     for key, names in (("train_files", config.train_files), ("val_files", config.val_files or [])):
         for index, name in enumerate(names):
             try:

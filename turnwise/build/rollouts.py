@@ -1,5 +1,4 @@
-"""Builds the parts of rollouts from a config: the policy with its servers, the environments with their agents, the
-schedulers."""
+"""Builds the parts of rollouts from a config: the policy and its servers, environments and their agents, schedulers."""
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
@@ -68,9 +67,8 @@ class ServedPolicy(Policy):
     """The rewards of `data.reward`, one stage for all splits."""
 
     def run_apart(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs `main`, empties the servers' caches, and returns the result. No other request may run.
-
-        An episode that reused a cached prefix would differ in the last bits from one that computed it."""
+        """Runs `main`, empties the servers' caches, and returns the result. No other request may run. An episode that reused a
+        cached prefix would differ in the last bits from one that computed it."""
         result = self.event_loop.run(main)
         self.event_loop.run(self.servers.sleep(["kv_cache"]))
         self.event_loop.run(self.servers.wake(["kv_cache"]))
@@ -111,9 +109,8 @@ def open_policy(
 def serve(
     config: AgenticConfig, policy: Policy, needs: frozenset[str] = frozenset(), neighbours: Mapping[str, Any] | None = None
 ) -> ServedPolicy:
-    """The policy with its inference servers. `needs` are the algorithm's; `neighbours` are the workers of this process.
-
-    A server of this process reads the trainer's own parameters if they are here in the server's dtype, the server gets every
+    """The policy with its inference servers. `needs` are the algorithm's; `neighbours` are the workers of this process. A
+    server of this process reads the trainer's own parameters if they are here in the server's dtype, the server gets every
     update, and no adapter has to be merged. Otherwise it loads a model in the dtype of actor_infer."""
     settings = (scheduler_settings(config, "train", needs), scheduler_settings(config, "val"))
     num_episodes = [of_split.num_concurrent_episodes for of_split in settings]
@@ -155,9 +152,8 @@ def build_scheduler(
     settings: SchedulerSettings | None = None,
     sampling: SamplingParams | None = None,
 ) -> RolloutScheduler:
-    """The rollouts of one split. Validation plays the same tasks every time.
-
-    `settings` and `sampling` replace the split's `scheduler_settings` and `sampling_params`."""
+    """The rollouts of one split. Validation plays the same tasks every time. `settings` and `sampling` replace the split's
+    `scheduler_settings` and `sampling_params`."""
     agents: Callable[[Task], AgentLoop] = Agents(config, split, policy, pictures)
     is_alone = split == "val" and not config.plays_ahead
     return RolloutScheduler(

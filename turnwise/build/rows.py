@@ -48,8 +48,8 @@ _TEMPLATE_BYTES = 256  # more than a template adds to a message; a prompt that i
 def rows_plug_ins(
     config: AgenticConfig, may_miss: bool = False
 ) -> Iterator[tuple[tuple[str | int, ...], Callable[[], object]]]:
-    """The checks of `data`: a key, and a function that raises a TurnwiseError if its value is wrong. With `may_miss`, files
-    that don't exist yet aren't checked."""
+    """The checks of `data`: a key, and a function that raises a TurnwiseError if it is wrong; `may_miss` skips missing
+    files."""
     yield ("data", "reward"), partial(load_rewards, config)
     if not may_miss or all(map(_is_there, (config.agent.tool_config_path, config.agent.function_tool_path))):
         yield ("agent", "tool_config_path"), partial(build_tools, config)
@@ -249,8 +249,7 @@ def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Wa
 def load_rewards(
     config: AgenticConfig, completion: Callable[[Trajectory], str] = lambda trajectory: trajectory.turns[-1].text
 ) -> list[WeightedReward]:
-    """The entries of `data.reward` except the reward model, in order. Each is called by the last part of its name, if that is
-    unique."""
+    """The entries of `data.reward` except the reward model, in order, under the last part of their names if that is unique."""
     brief = [asked.name.rpartition(":")[2] for asked in config.data.reward]
     loaded: list[WeightedReward] = []
     for asked, name in zip(config.data.reward, brief, strict=True):

@@ -106,11 +106,9 @@ def seed_process(config: AgenticConfig | SFTConfig) -> None:
 
 
 def set_profile(config: AgenticConfig | SFTConfig) -> None:
-    """Seeds the process, and logs its profile of determinism.
-
-    `deterministic: true` also seeds Python's and numpy's generators, and makes torch refuse kernels that add up in no fixed
-    order. On a CPU the embedded server and cooperative environments give bit-identical runs without it, as long as the number
-    of threads stays the same."""
+    """Seeds the process, and logs its profile of determinism. `deterministic: true` also seeds Python's and numpy's generators,
+    and makes torch refuse kernels that add up in no fixed order. On a CPU the embedded server and cooperative environments give
+    bit-identical runs without it, as long as the number of threads stays the same."""
     seed_process(config)
     profile = "deterministic" if config.deterministic else "not asked to be deterministic"
     logger.info("profile: %s, %d threads, seed %d", profile, torch.get_num_threads(), config.seed)

@@ -97,8 +97,7 @@ def _sft(pipeline: SFTPipeline) -> dict[str, str]:
 
 def info_of(role: ModelRole) -> StrategyInfo:
     """The strategy's own description of a role."""
-    info: StrategyInfo = role.workers.call("info", route="rank0").result()
-    return info
+    return role.workers.call("info", route="rank0").result()
 
 
 def _model(model: LoadedModel) -> str:

@@ -59,15 +59,15 @@ def build_servers(
     max_concurrency: int,
     neighbours: Mapping[str, Any],
 ) -> list[InferenceServer]:
-    """The inference servers, one for each of actor_infer's devices. A single one runs in this process and reads a neighbour's
-    model if it can."""
-    found = load_class(_entry(config), "actor_infer.strategy_args.strategy_name", ConfigError)
+    """The servers, one for each of actor_infer's devices. A single one runs here, and reads a neighbour's model if it can."""
+    entry = STRATEGIES[config.actor_infer.strategy_args.strategy_name].entry
+    found: Any = load_class(entry, "actor_infer.strategy_args.strategy_name", ConfigError)
     options = dict(config.actor_infer.strategy_args.strategy_config)
     is_embedded = issubclass(found, EmbeddedServer)
     if is_embedded:
         options = {"max_concurrency": max_concurrency, **options}
     if config.num_replicas > 1:
-        return list(_processes(config, partial(_make_server, config, policy, options), event_loop, stopwatch))
+        return list(_processes(config, partial(found.for_policy, policy=policy, **options), event_loop, stopwatch))
     if is_embedded:
         options["replay_log"] = replay_log
     device = str(sampling_device(config))
@@ -75,7 +75,7 @@ def build_servers(
     event_loop.watchdog.start()
     name, timeout_s = config.actor_infer.strategy_args.strategy_name, config.deadlines.start_s
     with event_loop.watchdog.waiting("the run", f"the {name} server to start", timeout_s, "deadlines.start_s"):
-        return [_make_server(config, policy, options, rank)]
+        return [found.for_policy(rank, policy, **options)]
 
 
 def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner, stopwatch: Stopwatch) -> list[ServerProcess]:
@@ -103,13 +103,3 @@ def _processes(config: AgenticConfig, factory: Any, event_loop: WatchedRunner, s
 def _begin(config: AgenticConfig, num_threads: int) -> None:
     set_torch_threads(num_threads)
     seed_process(config)
-
-
-def _make_server(config: AgenticConfig, policy: PolicyInfo, options: Mapping[str, Any], rank: RankContext) -> InferenceServer:
-    found: Any = load_class(_entry(config), "actor_infer.strategy_args.strategy_name", ConfigError)
-    server: InferenceServer = found.for_policy(rank, policy, **options)
-    return server
-
-
-def _entry(config: AgenticConfig) -> str:
-    return STRATEGIES[config.actor_infer.strategy_args.strategy_name].entry

@@ -28,8 +28,7 @@ def build_source(
     rollouts: Path | None = None,
     tasks: TaskSource | None = None,
 ) -> tuple[RolloutSource, int]:
-    """The source of batches for an algorithm with these `needs`, which plays `tasks`, and the number of steps that it can
-    fill."""
+    """The source of batches for an algorithm with these `needs`, which plays `tasks`, and the number of steps it can fill."""
     if rollouts is None:
         settings = replace(
             scheduler_settings(config, "train", needs),

@@ -76,12 +76,11 @@ def _takes_split(env_type: str, timeout_s: float) -> bool:
     """Whether the class keeps splits apart. This imports it, which may hang like any other call."""
     thread = DaemonThread("import")
     try:
-        found: bool = thread.start(takes_split, env_type).result(timeout_s)
+        return thread.start(takes_split, env_type).result(timeout_s)
     except CallTimeout:
         raise EnvironmentFault(f"importing {env_type} hangs: no answer in {timeout_s:g} s (--timeout allows more)") from None
     finally:
         thread.end()
-    return found
 
 
 def _print(report: Report, target: EnvTarget, settings: CheckSettings) -> None:

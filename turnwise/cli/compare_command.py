@@ -129,8 +129,7 @@ def _results(runs: Sequence[Run], columns: Sequence[MetricColumn]) -> Iterator[l
 
 
 def _final_and_best(run: Run, column: MetricColumn) -> tuple[str, str]:
-    """The last value and the best. A metric that every step has is averaged over a tenth of the run, since one step is
-    noise."""
+    """The last value and the best. A metric of every step is averaged over a tenth of the run, since one step is noise."""
     values = [value for _, value in run.series(column)]
     if not values:
         return "-", "-"

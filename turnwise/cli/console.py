@@ -1,7 +1,5 @@
 """Consoles for the output of commands."""
 
-from __future__ import annotations
-
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,7 @@ WIDTH = 128
 """Characters of a line in a file or a pipe."""
 
 
-def open_console(no_color: bool = False) -> Console:
+def open_console(no_color: bool = False) -> "Console":
     """A console that writes texts as they are, in colour unless `no_color`, NO_COLOR or a missing terminal forbids it."""
     from rich.console import Console
 

@@ -41,11 +41,9 @@ def read_target(
     max_steps: int | None = None,
     takes_rows: bool = False,
 ) -> EnvTarget:
-    """The environment that a command names; with `takes_rows` also the rows of a config without environments.
-
-    A `word` that ends in .yaml is a config, and its overrides are KEY=VALUE of any key. Otherwise it is an env_type, and the
-    overrides are arguments of the environment, added to those of the tag in `config_file`. `model` is used if nothing names
-    one; `max_steps` replaces the tag's."""
+    """The environment that a command names; or, with `takes_rows`, the rows of a config. A `word` that ends in .yaml is a
+    config, and its overrides are KEY=VALUE of any key. Otherwise it is an env_type, and they are arguments of the environment,
+    added to those of the tag in `config_file`. `model` is used if nothing names one; `max_steps` replaces the tag's."""
     arguments: list[str] = list(overrides)
     keys: list[str] = []
     if word is not None and "=" in word and ":" not in word.partition("=")[0]:

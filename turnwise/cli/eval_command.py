@@ -1,7 +1,5 @@
 """`turnwise eval CONFIG --model DIR …`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Sequence
@@ -23,8 +21,8 @@ class Result(NamedTuple):
     """The result of one model in one mode."""
 
     model: str
-    mode: Mode
-    evaluation: Evaluation
+    mode: "Mode"
+    evaluation: "Evaluation"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,14 +71,14 @@ def _check(options: argparse.Namespace) -> None:
         writable_file(options.json, "--json")
 
 
-def _modes(options: argparse.Namespace, own: Mode) -> list[Mode]:
+def _modes(options: argparse.Namespace, own: "Mode") -> "list[Mode]":
     """The modes asked for, or both; the mode of validation in training comes first."""
     asked: dict[Mode, bool] = {"sampled": options.sampled, "greedy": options.greedy}
     modes: list[Mode] = [mode for mode, is_asked in asked.items() if is_asked or not any(asked.values())]
     return sorted(modes, key=lambda mode: mode != own)
 
 
-def _rows(results: Sequence[Result]) -> Iterator[tuple[str, Score]]:
+def _rows(results: Sequence[Result]) -> "Iterator[tuple[str, Score]]":
     """Models below each other in each mode, overall and by tag."""
     for model, mode, evaluation in results:
         yield f"{_short(model, results)}, {mode}", evaluation.overall

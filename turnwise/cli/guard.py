@@ -1,8 +1,5 @@
 """Runs a command in a child process. If the child ends before the command is done, the parent says why and returns an error
-status.
-
-The fork comes before heavy imports. Both processes are in one process group, so the terminal, Ctrl-C and Ctrl-Z work as usual.
-"""
+status. The fork comes before heavy imports. Both share a process group, so the terminal, Ctrl-C and Ctrl-Z work as usual."""
 
 import io
 import math
@@ -170,8 +167,7 @@ class _Guard:
 
 
 def _fate(code: int) -> int:
-    """The exit status for a child that ended with this code (minus the signal, if by one). Prints the message that the child
-    couldn't print."""
+    """The exit status for a child that ended with this code or minus this signal; prints the message that it couldn't print."""
     status = 128 - code if code < 0 else code
     if code in (-signal.SIGINT, EXIT_INTERRUPTED) or (CALLS.is_finished and code == CALLS.status != _EXIT_UNPRINTED):
         return status

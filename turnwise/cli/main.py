@@ -52,9 +52,8 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def open_standard_streams(is_command: bool) -> None:
-    """Opens standard streams that the shell has closed (`>&-`), since the next files would get their numbers. Characters that
-    can't be encoded are escaped. A Python limited to ASCII (`LC_ALL=C PYTHONUTF8=0`) couldn't open other file names, so it is
-    restarted in UTF-8."""
+    """Opens standard streams that the shell has closed (`>&-`), whose numbers the next files would get. Unencodable characters
+    are escaped. A Python limited to ASCII (`LC_ALL=C PYTHONUTF8=0`) can't open other file names, so it restarts in UTF-8."""
     if is_command and sys.getfilesystemencoding() == "ascii" and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     for name in ("stdin", "stdout", "stderr"):
@@ -79,9 +78,8 @@ _TYPES = {"int": int, "float": float}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns the exit status: 0, 2 for an error that the user can fix, 130 after Ctrl-C or SIGTERM.
-
-    Without `arguments`, as the command itself, it runs in a child process (`cli.guard`)."""
+    """Runs one verb and returns the exit status: 0, 2 for an error that the user can fix, 130 after Ctrl-C or SIGTERM. Without
+    `arguments`, as the command itself, it runs in a child process (`cli.guard`)."""
     with ends_at_once():
         open_standard_streams(is_command=arguments is None)
         parser = build_parser()

@@ -202,8 +202,7 @@ def _text(content: Any) -> str:
 
 
 def reader(console: Console, stdin: TextIO | None) -> Callable[[], str | None]:
-    """Reads a person's lines; None at the end. Lines from a pipe are echoed, so that the output is complete; bytes that aren't
-    UTF-8 become question marks."""
+    """Reads a person's lines; None at the end. Echoes lines from a pipe; bytes that aren't UTF-8 become question marks."""
 
     def read_line() -> str | None:
         if stdin is None:

@@ -8,22 +8,3 @@ from turnwise.config.missing import not_here, require, unavailable, unavailable_
 from turnwise.config.schema import AgenticConfig
 from turnwise.config.sft import SFTConfig
 from turnwise.config.without_effect import ineffective
-
-__all__ = [
-    "AgenticConfig",
-    "Applied",
-    "Difference",
-    "SFTConfig",
-    "describe",
-    "differences",
-    "dump_yaml",
-    "find_config",
-    "ineffective",
-    "load_any_config",
-    "load_config",
-    "not_here",
-    "parse_config",
-    "require",
-    "unavailable",
-    "unavailable_to_play",
-]

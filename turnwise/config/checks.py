@@ -169,11 +169,9 @@ def _partition(manager: EnvManager, name: str) -> Iterator[Problem]:
 
 
 def _sizes(config: AgenticConfig) -> Iterator[Problem]:
-    batches: tuple[tuple[str, int, Split], ...] = (
-        ("rollout_batch_size", config.rollout_batch_size, "train"),
-        ("val_batch_size", config.val_batch_size, "val"),
-    )
-    for key, batch, split in batches:
+    keys: dict[Split, str] = {"train": "rollout_batch_size", "val": "val_batch_size"}
+    for split, key in keys.items():
+        batch = config.__dict__[key]
         if split == "val" and not config.uses_validation and not config.is_set("val_batch_size"):
             continue
         size = config.env_manager(split).group_size

@@ -35,8 +35,7 @@ class Retired:
 @cache
 def vocabulary() -> Mapping[str, Any]:
     """The parts of `published.yaml` by name."""
-    content: dict[str, Any] = read_table(__file__, "published.yaml")
-    return content
+    return read_table(__file__, "published.yaml")
 
 
 @cache

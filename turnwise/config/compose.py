@@ -28,10 +28,8 @@ class Composed:
 
 
 def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
-    """Reads a YAML file with Hydra's defaults lists, interpolations and overrides.
-
-    `key=value` also sets a key that the file leaves out, since the schema decides which keys there are. Raises ConfigError if
-    there is no such file, or Hydra can't compose it."""
+    """Reads a YAML file with Hydra's defaults lists, interpolations and overrides. `key=value` also sets a key that the file
+    leaves out, since the schema decides on keys. Raises ConfigError if there is no such file, or Hydra can't compose it."""
     if not path.is_file():
         raise ConfigError(_missing_file(path))
     if path.suffix != ".yaml":
@@ -72,10 +70,9 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Composed:
 
 
 def find_config(config_path: str, config_name: str, script_folder: Path | None = None) -> Path:
-    """The YAML file of a folder and a name, as the published launcher gives them.
-
-    A relative folder is looked for in the working directory and, since the shell scripts give only its basename, in the
-    script's folder. Raises ConfigError, which names the places that were tried, if there is no such file."""
+    """The YAML file of a folder and a name, as the published launcher gives them. A relative folder is looked for in the
+    working directory and, since the shell scripts give only its basename, in the script's folder. Raises ConfigError, which
+    names the places that were tried, if there is no such file."""
     name = config_name if config_name.endswith(".yaml") else f"{config_name}.yaml"
     bases = [Path.cwd()] if script_folder is None else [Path.cwd(), script_folder]
     places = [base / config_path / name for base in bases]
@@ -87,8 +84,7 @@ def find_config(config_path: str, config_name: str, script_folder: Path | None =
 
 
 def _readable_files(path: Path, folder: Path, overrides: Sequence[str]) -> tuple[Path, ...]:
-    """The files of `Composed`. It checks every file that Hydra is going to read, since Hydra has no limits and names no line of
-    a file that isn't UTF-8."""
+    """Checks every file that Hydra will read, since Hydra has no limits and names no lines; returns the files of `Composed`."""
     waiting, seen, folders, outermost = [path], set(), {folder}, {path: None}
     for override in overrides:
         key, separator, value = override.lstrip("+~").partition("=")
@@ -141,11 +137,8 @@ def _shapes_the_defaults(override: str, folder: Path) -> bool:
 
 
 def _assign(tree: Any, override: str) -> None:
-    """Sets one value in the composed tree, parsed by Hydra's grammar.
-
-    Below a section that is an interpolation, the section is copied first: Hydra's own override would replace all of it by
-    the one key.
-    """
+    """Sets one value in the composed tree, parsed by Hydra's grammar. Below a section that is an interpolation, the section is
+    copied first: Hydra's own override would replace all of it by the one key."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf

@@ -1,7 +1,5 @@
-"""The table of a run: every setting in force, before anything is loaded (`turnwise config`) and at the start of a run.
-
-A run replaces the rows about which its objects know more (`build.run_table`).
-"""
+"""The table of a run: every setting in force, before anything is loaded (`turnwise config`) and at the start of a run. A run
+replaces the rows about which its objects know more (`build.run_table`)."""
 
 import sys
 from collections.abc import Iterator

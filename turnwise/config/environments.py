@@ -83,8 +83,7 @@ class CustomEnv(Section):
     """Special tokens that are spelt out in a user message, and so in an observation, become those tokens; false = they stay
     ordinary text, and no environment can forge a turn [true; false for environments that relay foreign text]."""
     use_thread_lock: bool = False
-    """The environment blocks, and only one may be called at a time. Each gets a thread of its own, and they are called one
-    after the other."""
+    """It blocks: each environment gets a thread of its own, and they are called one after the other."""
     tools: list[str] | None = None
     """Names of the tools that the model may call."""
 
@@ -105,8 +104,7 @@ class EnvManager(Section):
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
     """Sampling of this split; what it leaves out is actor_infer's."""
     max_env_num_per_worker: Count = 0
-    """For environments that block: each gets a thread of its own, and so many of a tag are called at once; 0 = they don't
-    block."""
+    """For environments that block: each gets a thread, and so many of a tag are called at once; 0 = they don't block."""
     max_env_retries: Count = 2
     """Times that a failed episode is started again with its seed."""
     env_step_timeout_s: Seconds = 60.0

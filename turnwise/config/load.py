@@ -40,10 +40,9 @@ def load_config(
     purpose: Purpose = "train",
     examine: Examine | None = None,
 ) -> tuple[C, list[str]]:
-    """The config of a YAML file with overrides, and notes on what was translated or has no effect.
-
-    With `purpose` play the config needs no siblings. `examine` finds further problems (of plug-ins) in a config that is valid
-    by itself. Raises ConfigError with file and line of every problem; `strict` makes keys without effect problems."""
+    """The config of a YAML file with overrides, and notes on what was translated or has no effect. With `purpose` play the
+    config needs no siblings. `examine` finds further problems (of plug-ins) in a config that is valid by itself. Raises
+    ConfigError with file and line of every problem; `strict` makes keys without effect problems."""
     return _load(Path(path), overrides, lambda _: kind, strict, purpose, examine)
 
 

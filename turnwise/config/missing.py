@@ -1,5 +1,4 @@
-"""Finds what a valid config needs but this version, installation or machine lacks. Only `turnwise config` accepts such a
-config, and says what is missing."""
+"""What a valid config needs and this version, installation or machine lacks. Only `turnwise config` accepts such a config."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -40,8 +40,7 @@ class Translation:
     """Tags of environments that neither manager plays."""
 
     def refusing(self, problems: list[Problem]) -> list[Problem]:
-        """The problems that refuse the config. One in an environment that nothing plays only becomes a note, and leaves it
-        out."""
+        """The problems that refuse the config. One in an environment that nothing plays becomes a note, and leaves it out."""
         refusing = []
         for problem in problems:
             if problem.path[:1] == ("custom_envs",) and str(problem.path[1:2] and problem.path[1]) in self.unplayed:
@@ -287,10 +286,7 @@ def _translate_correction(translation: Translation) -> None:
 def _translate_filter(translation: Translation, path: tuple[str | int, ...], band: dict[str, Any]) -> None:
     given = {key: band.pop(key) for key in ("ratio_enabled", "diff_enabled", "diff_low", "diff_high") if key in band}
     if given.get("diff_enabled") and band.get("enabled", True):
-        message = (
-            "a filter that bounds exp(old) − exp(sampled) isn't in this version; bound the ratio of the two by ratio_low and "
-            "ratio_high"
-        )
+        message = "a filter that bounds exp(old) − exp(sampled) isn't in this version; use ratio_low and ratio_high"
         translation.problems.append(Problem((*path, "diff_enabled"), message))
         return
     for key in ("diff_low", "diff_high"):

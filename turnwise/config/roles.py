@@ -97,13 +97,11 @@ class ModelArgs(Section):
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout before the adapters in training passes."""
     lora_target: Names | None = None
-    """Linear modules that get adapters, by their names or the ends of them, or `all` (`all-linear`) [all but the
-    vocabulary projection]."""
+    """Linear modules with adapters, by ends of their names, or `all` (`all-linear`) [all but the vocabulary projection]."""
     freeze_module_prefix: Names | None = None
     """Parameters whose names start with one of these are not trained."""
     trust_remote_code: bool = derived()
-    """Run the Python files of the model's folder. They can do whatever you can: read them first [false; a role with
-    actor_train's model follows it]."""
+    """Run the Python files of the model's folder, which can do whatever you can [false; like actor_train for its model]."""
     allow_pickle: bool = derived()
     """Read pickled weights (pytorch_model.bin) where there are no safetensors; what isn't plain tensors is refused all the
     same [false; a role with actor_train's model follows it]."""

@@ -234,8 +234,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     @property
     def kv_cache_bytes(self) -> int:
         """Bound of the embedded server's cache."""
-        asked: int = self.actor_infer.strategy_args.strategy_config.get("kv_cache_bytes", KV_CACHE_BYTES)
-        return asked
+        return self.actor_infer.strategy_args.strategy_config.get("kv_cache_bytes", KV_CACHE_BYTES)
 
     def model_shape(self) -> ModelShape | None:
         """The policy's shape by its config.json; None if there is no such file here."""

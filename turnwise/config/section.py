@@ -40,8 +40,7 @@ Names = Annotated[list[Name], BeforeValidator(lambda value: [value] if isinstanc
 
 
 def is_entry_point(name: str) -> bool:
-    """Whether the name has the form `module:Class` or `module:function`. Raises ValueError if the module is one of Python's
-    own, which hold no plug-ins."""
+    """Whether the name has the form `module:Class` or `module:function`. Raises ValueError for Python's own modules."""
     module, _, attribute = name.partition(":")
     if attribute and module.split(".")[0] in sys.stdlib_module_names:
         raise ValueError(f"{name!r} names a module of Python itself; a plug-in of your own needs a module of another name")

@@ -73,8 +73,7 @@ class _LoopFile(Section):
 
 
 def read_tool_file(path: str) -> list[ToolEntry]:
-    """The tools of the file that `agent.tool_config_path` names. Raises ConfigError, which names file and key, if the file
-    can't be read or an entry is wrong."""
+    """The tools of the file that `agent.tool_config_path` names. Raises ConfigError with file and key if it is wrong."""
     name, form = f"agent.tool_config_path {path}", "tools, a list of {class_name, config, tool_schema}"
     return _read(name, _ToolFile, _content(path, name), form).tools
 

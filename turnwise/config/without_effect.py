@@ -1,7 +1,5 @@
-"""Known keys that were set but change nothing in this combination: warnings, and errors under `--strict`.
-
-A key that is set to the value that it would have anyway is never reported.
-"""
+"""Known keys that were set but change nothing in this combination: warnings, and errors under `--strict`. A key that is set to
+the value that it would have anyway is never reported."""
 
 from collections.abc import Iterator
 

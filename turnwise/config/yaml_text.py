@@ -23,8 +23,7 @@ _REFERENCE = re.compile(r"(?<!\\)\$\{\s*(\.*)([^${}:\s]+)\s*\}")
 
 
 def read_yaml(file: Path, name: str = "") -> str:
-    """The text of a YAML file, which messages call `name`. Raises ConfigError if it can't be read, is too long or isn't
-    UTF-8."""
+    """The text of a YAML file, called `name` in messages. Raises ConfigError if it can't be read, is too long or not UTF-8."""
     name = name or str(file)
     try:
         if file.exists() and not file.is_file():  # reading a pipe would wait
@@ -183,10 +182,8 @@ class KeyLocations:
             self._places[key] = place
 
     def of(self, key: KeyPath) -> str:
-        """The place of a key, or of the nearest section around it that has a place.
-
-        A key that arrived through an interpolation is found where it was written.
-        """
+        """The place of a key, or of the nearest section around it that has a place. An interpolated key is found at its
+        source."""
         for _ in range(MAX_LINKS):
             length = next((n for n in range(len(key), 0, -1) if key[:n] in self._places), 0)
             head, tail = key[:length], key[length:]

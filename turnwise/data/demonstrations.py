@@ -1,5 +1,4 @@
-"""Demonstrations for supervised fine-tuning: JSONL files with a row `{"messages": [...]}` a line, and `tools` if it calls
-any."""
+"""Demonstrations for supervised fine-tuning: JSONL files of rows `{"messages": [...]}`, with `tools` if they call any."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +23,7 @@ class Row(NamedTuple):
 
 
 def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
-    """All rows of the files, in their order. Raises DataError, which names file and line, if a file is missing or empty or a
-    row has another form."""
+    """All rows of the files, in their order. Raises DataError with file and line if one is missing, empty or wrong."""
     for path in map(Path, paths):
         is_empty = True
         for place, record in read_jsonl(path):

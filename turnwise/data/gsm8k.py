@@ -50,8 +50,7 @@ def sft_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def rl_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Makes a prompt and its `ground_truth` of `question` and `answer`, or takes a row with a `prompt` as it is. Raises
-    DataError if the row has neither."""
+    """Makes a prompt and `ground_truth` of `question` and `answer`, or takes a row with a `prompt`; else raises DataError."""
     if {"question", "answer"} <= row.keys():
         more = {"question": row["question"], "full_answer": row["answer"]}
         truth = stated_answer(str(row["answer"])) or str(row["answer"])

@@ -169,9 +169,8 @@ class WeightedReward:
 
 @dataclass(frozen=True, slots=True)
 class RewardStage:
-    """Adds the rewards of a group to its trajectories: `outcome_rewards` hold the weighted parts, metrics the raw numbers.
-
-    An answer to a row is a success where the first reward is more than ½."""
+    """Adds the rewards of a group to its trajectories: `outcome_rewards` hold the weighted parts, metrics the raw numbers. An
+    answer to a row is a success where the first reward is more than ½."""
 
     rewards: Sequence[WeightedReward]
     timeout_s: float

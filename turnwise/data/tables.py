@@ -1,5 +1,4 @@
-"""Rows of data sets: JSONL and Parquet files, folders and objects of the `datasets` library, names of the hub; and the
-columns that rewards ask for."""
+"""Rows of data sets (JSONL, Parquet, `datasets`, the hub, Python), and the columns that rewards ask for."""
 
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The action `evaluate`: a model answers rows whose true answers are known, and the answers are measured."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -46,8 +44,7 @@ class Answer(NamedTuple):
 
     @property
     def error(self) -> str:
-        """What is wrong with the answer: `truncated`, `no_answer`, `calculation` (an equation is false), `reasoning`; or
-        nothing."""
+        """What is wrong: `truncated`, `no_answer`, `calculation` (an equation is false), `reasoning`; or nothing."""
         if self.is_correct:
             return ""
         if answer_of(self.completion) is None and stated_answer(self.completion) is None:
@@ -97,7 +94,7 @@ def evaluate(asked: Evaluate, datasets: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> list[Group]:
+def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> "list[Group]":
     """Plays the rows as validation in training does."""
     sampling = {
         "max_new_tokens": new_tokens(model, asked.max_new_tokens),
@@ -122,7 +119,7 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> list[Gr
     class Kept(Collection):
         """Keeps the groups instead of writing them."""
 
-        groups: list[Group]
+        groups: "list[Group]"
 
         def play(self, scheduler: Any, num_batches: int, num_trajectories: int, begin_phase: Any = None) -> None:
             self.groups = scheduler.get_batch(num_trajectories)
@@ -132,7 +129,7 @@ def _answers(model: str, asked: Evaluate, rows: list[dict[str, Any]]) -> list[Gr
     return kept.groups
 
 
-def _read(group: Group) -> list[Answer]:
+def _read(group: "Group") -> list[Answer]:
     row = group.task.payload
     return [
         Answer(

@@ -92,8 +92,7 @@ def _find(choice: RowChoice, split: str, number: int | None, registered: Mapping
 
 @lru_cache(maxsize=4)
 def _tables(name: str) -> list[TableRow]:
-    """The rows of a data set on the hub; none if the hub can't be reached. It is tried once, since retries take half a
-    minute."""
+    """The rows of a data set on the hub; none if it can't be reached, which is tried once, since retries take half a minute."""
     from huggingface_hub.constants import ENDPOINT
 
     try:
@@ -123,8 +122,7 @@ def formatted(row: Mapping[str, Any]) -> str:
 
 
 def quality(loaded: Rows, count_tokens: Callable[[str], int] | None = None) -> dict[str, int]:
-    """Numbers of rows with a fault: an empty or null column, a copy of an earlier row, too many tokens, or a true answer
-    without a number."""
+    """Numbers of rows with an empty or null column, that copy an earlier row, are too long, or whose truth has no number."""
     texts = [formatted(row) for row in loaded.rows]
     lengths = [count_tokens(text) if count_tokens else len(text) // 4 for text in texts]
     values = [[*row.values(), *(m.get("content") for m in row.get("messages") or ())] for row in loaded.columns]

@@ -1,5 +1,4 @@
-"""`RLTrainingTool` takes actions as dicts and answers with JSON. It is a function for an agent, and `turnwise tool` for a
-shell."""
+"""`RLTrainingTool`: takes actions as dicts and answers with JSON, as a function for an agent or as `turnwise tool`."""
 
 import json
 import re
@@ -40,8 +39,8 @@ class RLTrainingTool:
         self._datasets[name] = dataset
 
     def register_reward_function(self, name: str, function: Callable[..., Any]) -> None:
-        """Makes `reward_type: name` mean this function `(completions, **columns) -> numbers`. Raises ConfigError if a
-        built-in reward has this name."""
+        """Makes `reward_type: name` mean this function, `(completions, **columns) -> numbers`. Raises ConfigError if a built-in
+        reward has this name."""
         if name in BUILT_IN:
             raise ConfigError(f"reward {name!r} is built in; register yours under another name")
         self._rewards[name] = function
@@ -53,8 +52,7 @@ class RLTrainingTool:
         return json.dumps(plain, ensure_ascii=False, indent=2)
 
     def run_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to an action: `status` is `success`, or `error` with code, message and hint. A mistake in turnwise itself
-        is raised."""
+        """The answer to an action: `status` is `success`, or `error` with code, message and hint. Bugs in turnwise raise."""
         given = dict(parameters)
         action = given.pop("action", None)
         try:

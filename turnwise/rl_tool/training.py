@@ -25,8 +25,7 @@ LEARNING_RATES = {("sft", False): 2e-5, ("sft", True): 1e-4, ("rl", False): 1e-6
 """Safe defaults, by kind of training and whether LoRA is used."""
 CRITIC_FACTOR, FASTEST_CRITIC = 10, 1e-3
 """The critic's learning rate as a multiple of the policy's, up to the fastest at which small critics still settle: its head
-begins at 0, and it must be right before the policy can gain from it. With adapters the policy's rate is that much higher
-already."""
+begins at 0, and it must be right before the policy can gain from it. With adapters the policy's rate is already that high."""
 _RESULTS = (ADAPTER_CONFIG, "config.json")
 _DEFAULT_CONTEXT, _DEFAULT_NEW_TOKENS = 4096, 512
 

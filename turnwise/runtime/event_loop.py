@@ -29,10 +29,9 @@ class LoopIteration(Wait):
     _timer: asyncio.TimerHandle | None = None
 
     async def keep(self, main: Coroutine[Any, Any, T], results: list[T]) -> None:
-        """Adds the result of `main` to the list. The deadline moves on as long as the loop turns.
-
-        The result isn't returned: whenever `asyncio.Runner` restores its Ctrl-C handler, `signal` formats the task with its
-        result, which takes half a second for the trajectories of a step."""
+        """Adds the result of `main` to the list. The deadline moves on as long as the loop turns. The result isn't returned:
+        whenever `asyncio.Runner` restores its Ctrl-C handler, `signal` formats the task and its result, which takes half a
+        second for a step's trajectories."""
         self._loop = asyncio.get_running_loop()
         self._beat()
         try:
@@ -54,10 +53,9 @@ class LoopIteration(Wait):
 
 
 class WatchedRunner:
-    """An `asyncio.Runner` whose event loop is watched from its first `run` to its `close`.
-
-    A task that blocks the loop for `turn_s` seconds and has no deadline of its own ends the run (None = no limit). Threads of
-    `asyncio.to_thread` are daemons. The `stopwatch` records how long the loop turned and how long it was idle."""
+    """An `asyncio.Runner` whose event loop is watched from its first `run` to its `close`. A task that blocks the loop for
+    `turn_s` seconds and has no deadline of its own ends the run (None = no limit). Threads of `asyncio.to_thread` are daemons.
+    The `stopwatch` records how long the loop turned and how long it was idle."""
 
     def __init__(
         self,

@@ -1,6 +1,5 @@
-"""Threads for calls that may never return. They are daemons, so none of them keeps the process alive.
-
-The standard executor's threads are joined at exit: one stuck call hangs the process for ever."""
+"""Threads for calls that may never return. They are daemons, so none of them keeps the process alive. The standard executor's
+threads are joined at exit: one stuck call hangs the process for ever."""
 
 import asyncio
 import ctypes
@@ -38,8 +37,7 @@ class DaemonThread:
         self._calls.put(None)
 
     def interrupt(self) -> None:
-        """Raises SystemExit in the running call: a busy loop in Python ends and takes no more CPU time; a wait in C ends when
-        it returns."""
+        """Raises SystemExit in the running call: it ends a busy loop in Python at once, and a wait in C when that returns."""
         ident = self._thread.ident
         if ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(SystemExit))
@@ -74,8 +72,7 @@ class DaemonPool:
         weakref.finalize(self, _end_all, self._idle).atexit = False
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a call in a thread. If nobody waits for it any more (cancelled, past its deadline), it is
-        interrupted."""
+        """The result of a call in a thread. If nobody waits any more (cancelled, past a deadline), the call is interrupted."""
         thread = self._idle.pop() if self._idle else DaemonThread(self._name)
         try:
             result = await asyncio.wrap_future(thread.start(function, *args))

@@ -34,9 +34,8 @@ def group_of(ranks: tuple[int, ...]) -> Any:
 
 
 def join_processes(meeting: str | None, rank: int, world_size: int, device: str) -> None:
-    """Joins the default process group of this machine's processes. They find each other through the file `meeting`, or as their
-    launcher says. NCCL connects GPUs; gloo connects everything else over the loopback interface. Raises WorkerError if the
-    others didn't come."""
+    """Joins the default process group of this machine's processes. They meet through the file `meeting`, or their launcher.
+    NCCL connects GPUs; gloo connects the rest over the loopback interface. Raises WorkerError if the others didn't come."""
     if not os.environ.get("GLOO_SOCKET_IFNAME"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     if device.startswith("cuda"):

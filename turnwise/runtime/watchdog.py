@@ -1,5 +1,4 @@
 """No silent hang: every wait has an owner and a deadline, and past it an error says who waits for whom, with stacks.
-
 `docs/design/watchdog.md` lists the waits of a run and their deadlines."""
 
 from __future__ import annotations
@@ -38,14 +37,12 @@ _NO_CONTEXT = Context()  # for timers, since the context of a wait would keep th
 
 
 class Interrupt(asyncio.CancelledError):
-    """Raised inside a call that is past its deadline; the wait around it turns it into a DeadlineError.
-
-    Like any cancellation it is no `Exception`, so that code that retries after failures doesn't swallow it."""
+    """Raised inside a call that is past its deadline; the wait around it turns it into a DeadlineError. Like any cancellation
+    it is no `Exception`, so that code that retries after failures doesn't swallow it."""
 
 
 class Wait:
     """One wait, used once: by `with` if the main thread blocks in it (the body must not await), by `async with` if it awaits.
-
     It raises DeadlineError, or the `error` asked for, when it is left after its deadline."""
 
     deadline = float("inf")
@@ -217,9 +214,7 @@ class Watchdog:
         return f"{wait}\n{self._stacks}"
 
     def _waits(self) -> list[Wait]:
-        """The current waits of the thread, innermost first.
-
-        A turn of the event loop counts if the running task has no deadline of its own."""
+        """The current waits of the thread, innermost first. A turn of the event loop counts if its task has no deadline."""
         waits = list(_chain(self.innermost))
         if self.loop is None or self.turn not in waits:
             return waits

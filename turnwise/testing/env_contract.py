@@ -14,10 +14,9 @@ UNPARSED = ""
 
 
 def check_env_contract(make_env: Callable[[], Env], actions: Sequence[str], seeds: Sequence[int] = (0, 1)) -> None:
-    """Plays `actions` under each seed and compares: a seed must fix an episode, in a new environment and after a reset.
-
-    It also checks return types, declared metrics, hashable state keys, an action that couldn't be parsed, and two closes.
-    Raises EnvironmentFault for the first thing that is wrong, and what the environment raises."""
+    """Plays `actions` under each seed and compares: a seed must fix an episode, in a new environment and after a reset. It also
+    checks return types, declared metrics, hashable state keys, an action that couldn't be parsed, and two closes. Raises
+    EnvironmentFault for the first thing that is wrong, and what the environment raises."""
     with ExitStack() as ended:
         try:
             _check([ended.enter_context(CheckedEnv(make_env, CALL_S, CallTimes(Timings))) for _ in range(2)], actions, seeds)

@@ -1,8 +1,6 @@
-"""Why a run may learn nothing: conditions over the reduced metrics of finished steps, each reported once, with advice.
-
-Nothing here looks at a single step alone. A share is compared over several steps in a row, and a rise or fall only counts where
-it exceeds several standard errors. These come from how much neighbouring steps differ: they play different tasks, which a
-binomial would miss."""
+"""Why a run may learn nothing: conditions over metrics of finished steps, each reported once, with advice. Nothing here looks
+at a single step alone. A share is compared over several steps in a row, and a rise or fall only counts where it exceeds several
+standard errors. These come from how much neighbouring steps differ: they play different tasks, which a binomial would miss."""
 
 import math
 from collections import deque
@@ -108,8 +106,7 @@ class History:
         return [success for success in self.success[start:stop] if math.isfinite(success)]
 
     def error(self, num_steps: int = BLOCK) -> float:
-        """The standard error of the difference of two mean successes, each of so many steps: a trend hardly shows between
-        neighbours."""
+        """Standard error of the difference of two means of so many steps; a trend hardly shows between neighbouring steps."""
         recent = self.successes(-NUM_FOR_NOISE)
         return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(recent)) / num_steps) if len(recent) > 1 else math.inf
 
@@ -291,8 +288,7 @@ class Health:
 
 
 def _figures(row: Row) -> Figures:
-    """The row with two more figures: whether all scores were equal, so that no token has an advantage, and the share of answers
-    with a valid action."""
+    """The row and two more figures: whether all scores were equal (no token has an advantage), the share of valid answers."""
     figures = Figures(row)
     figures.setdefault("rollout/score/mean", figures["rollout/unfiltered_score/mean"])
     # The advantages of a critic are never all 0: its errors are in them.

@@ -29,8 +29,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Screen:
-    """The state of one run and its picture. Times are seconds of any clock, passed in by the caller; `pace` has a stopwatch
-    that knows how far a phase is."""
+    """The state of one run and its picture. Times are seconds of any clock, passed in by the caller."""
 
     def __init__(self, title: str, columns: MetricColumns, num_steps: int, num_done: int = 0, pace: Pace | None = None) -> None:
         self.pace = pace or Pace(num_steps, num_done)
@@ -144,10 +143,8 @@ class _ResizableLive(Live):
 
 
 class LiveTracker:
-    """One screen that stays in place; output printed or logged meanwhile appears above it.
-
-    It appears with the first phase or step, and ends with `close` or with the process, whichever comes first; its last state
-    stays on the terminal, and the cursor is back."""
+    """One screen that stays in place; other output appears above it. It appears with the first phase or step, and ends with
+    `close` or with the process, whichever comes first; its last state stays on the terminal, and the cursor is back."""
 
     def __init__(self, screen: Screen, console: Console) -> None:
         self._screen = screen

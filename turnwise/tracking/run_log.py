@@ -90,8 +90,7 @@ class RunLog:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[PhaseTime]:
-        """Measures what runs inside as `time/step_{name}` (or its published name), in seconds. The clock is set when the phase
-        ends."""
+        """Measures what runs inside as `time/step_{name}` (or its published name), in seconds. It sets the clock at the end."""
         for watcher in self._watchers:
             watcher.begin_phase(name)
         self._num_phases += 1

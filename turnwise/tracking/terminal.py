@@ -46,8 +46,7 @@ def _tick(call: weakref.WeakMethod[Callable[[], None]], ended: threading.Event) 
 
 
 class TerminalTracker:
-    """Prints the columns that a step has, every `every` steps and whenever something was validated. After a silence it prints
-    the progress of the current phase."""
+    """Prints the columns that a step has, every `every` steps and at validations; after a silence, the phase's progress."""
 
     def __init__(
         self, columns: MetricColumns, num_steps: int, every: int = 1, file: TextIO | None = None, pace: Pace | None = None
@@ -101,10 +100,8 @@ class TerminalTracker:
 
 class TerminalHandler(logging.Handler):
     """Prints warnings to whatever standard error is at that moment: a live view takes its place and prints them above itself.
-
-    Warnings that differ only in numbers (episodes, seeds, attempts) are printed once, then only counted: the count is printed
-    at the 10th, 100th, … and, with `close`, at the end. A message of which `MAX_KINDS` kinds were printed is counted as well.
-    """
+    Warnings that differ only in numbers (episodes, seeds, attempts) are printed once, then counted: the count is printed at the
+    10th, 100th, … and, with `close`, at the end. A message of which `MAX_KINDS` kinds were printed is counted too."""
 
     MAX_KINDS = 5
 
@@ -155,8 +152,7 @@ def progress_on_terminal(stopwatch: Stopwatch, tokens_per_episode: int) -> Itera
 
 @contextmanager
 def warnings_on_terminal() -> Iterator[None]:
-    """Prints the warnings of every logger and of Python's `warnings` as `TerminalHandler` does. Inside
-    another such context it does nothing."""
+    """Prints all warnings, of loggers and of Python, by `TerminalHandler`. Inside another such context it does nothing."""
     root = logging.getLogger()
     if any(isinstance(handler, TerminalHandler) for handler in root.handlers):
         yield

@@ -12,7 +12,6 @@ STOP = "stop"
 
 class Callbacks:
     """Objects that have one or several of the methods `EVENTS`, each called with the StepReport of what has just happened.
-
     Returning "stop" ends the run in an orderly way: a checkpoint, the final validation, and nothing more."""
 
     def __init__(self, callbacks: Sequence[object]) -> None:

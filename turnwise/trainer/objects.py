@@ -1,5 +1,4 @@
-"""Converts a Trainer's arguments to values of a config: a Python object becomes a text of its module, its name and a hash of
-its source."""
+"""Converts a Trainer's arguments to values of a config. A Python object becomes a text: module, name and hash of its source."""
 
 import hashlib
 import inspect
@@ -42,8 +41,7 @@ class Objects:
         return text
 
     def install(self) -> None:
-        """Puts the objects where their texts are looked up. A Trainer does so before each run, since another Trainer may have
-        put other objects there."""
+        """Puts the objects where their texts are looked up. Each run does so, since another Trainer may have replaced them."""
         for text, value in self._by_text.items():
             module, _, name = text.partition(":")
             vars(sys.modules.setdefault(module, ModuleType(module)))[name] = value

@@ -1,7 +1,5 @@
 """`Trainer`: `turnwise train` from Python, with objects as arguments and steps to iterate over."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -83,7 +81,7 @@ class Trainer:
         require(unavailable(self.config))
 
     @classmethod
-    def from_config(cls, path: str | Path, **overrides: Any) -> Trainer:
+    def from_config(cls, path: str | Path, **overrides: Any) -> "Trainer":
         """A Trainer of a YAML file. `overrides` are a Trainer's arguments, and replace the file's settings."""
         folder = str(Path(path).absolute().parent)
         if folder not in sys.path:  # a user's `module:Class` stands beside the config
@@ -95,12 +93,11 @@ class Trainer:
         for _ in self.steps(max_steps):
             pass
 
-    def steps(self, max_steps: int | None = None) -> Iterator[StepReport]:
-        """Trains, and yields a report after each finished step and after the final validation.
-
-        Leaving the loop early (`break`, an exception, Ctrl-C) saves the finished steps first. The next call continues from
-        there, or trains further if `max_steps` is larger. Raises NotAvailableError if a Trainer of this process is at work
-        already; EnvironmentFault if a callback raised something, after the finished steps were saved."""
+    def steps(self, max_steps: int | None = None) -> "Iterator[StepReport]":
+        """Trains, and yields a report after each finished step and after the final validation. Leaving the loop early (`break`,
+        an exception, Ctrl-C) saves the finished steps first. The next call continues from there, or trains further if
+        `max_steps` is larger. Raises NotAvailableError if a Trainer of this process is at work already; EnvironmentFault if a
+        callback raised something, after the finished steps were saved."""
         done = self.checkpoint
         config = self.config
         if done is not None or max_steps is not None:
@@ -131,11 +128,9 @@ class Trainer:
             return None
         return next(reversed(all_checkpoints(checkpoints_folder(self.config, self.run_folder))), None)
 
-    def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> Evaluation:
+    def evaluate(self, model: str | Path | None = None, num_tasks: int | None = None) -> "Evaluation":
         """The measurements of `turnwise eval` for the newest checkpoint (or the start, if there is none), or for another
-        `model`.
-
-        The validation tasks of the config, or their first `num_tasks`, are played as in training."""
+        `model`. The validation tasks of the config, or their first `num_tasks`, are played as in training."""
         with _alone():
             self._objects.install()
             from turnwise.build.saved import evaluate_model
@@ -176,7 +171,7 @@ class Trainer:
         print(f"{folder}: {told}")
         return folder
 
-    def plot(self) -> Figure:
+    def plot(self) -> "Figure":
         """The learning curve of the run so far, which a notebook shows. Raises ConfigError if nothing was trained yet."""
         from turnwise.report.curve import curve_figure
         from turnwise.tracking.jsonl import read_metrics
