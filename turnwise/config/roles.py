@@ -229,25 +229,16 @@ class StrategyArgs(Section):
         return value if isinstance(value, int) and value > 0 else 1
 
 
-class Role(Section):
-    """One model of the run and the workers that hold it."""
+class PlacedModel(Section):
+    """One model, how it is trained, and the devices that hold it."""
 
     model_args: ModelArgs = Field(default_factory=ModelArgs)
     training_args: TrainingArgs = Field(default_factory=TrainingArgs)
-    generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
     strategy_args: StrategyArgs = Field(default_factory=StrategyArgs)
     device_mapping: DeviceRanks | None = None
     """Ranks of the devices, as a list or as text like `list(range(0,8))`; absent = this process."""
-    use_dynamic_batching_in_train: bool = False
-    """Fill micro-batches by tokens instead of by samples. Changes speed and memory, not the result."""
-    use_dynamic_batching_in_infer: bool = False
-    """Fill micro-batches of forward passes by tokens, too."""
     max_tokens_per_microbatch_in_train: PositiveCount = derived()
-    """Tokens of a micro-batch, where batching is dynamic [2 × sequence_length, at least 4096]."""
-    max_tokens_per_microbatch_in_infer: PositiveCount = derived()
-    """Tokens of a micro-batch of forward passes, where batching is dynamic [2 × sequence_length, at least 4096]."""
-    use_sequence_packing: bool = True
-    """Lay samples one after another instead of padding them."""
+    """Tokens of a micro-batch, if batching is dynamic [2 × sequence_length, at least 4096]."""
 
     @property
     def model_parallel_size(self) -> int:
@@ -267,6 +258,20 @@ class Role(Section):
     def samples_per_optimizer_step(self) -> int:
         arguments = self.training_args
         return arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * self.data_parallel_size
+
+
+class Role(PlacedModel):
+    """One model of the run and the workers that hold it."""
+
+    generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
+    use_dynamic_batching_in_train: bool = False
+    """Fill micro-batches by tokens instead of by samples. Changes speed and memory, not the result."""
+    use_dynamic_batching_in_infer: bool = False
+    """Fill micro-batches of forward passes by tokens, too."""
+    max_tokens_per_microbatch_in_infer: PositiveCount = derived()
+    """Tokens of a micro-batch of forward passes, if batching is dynamic [2 × sequence_length, at least 4096]."""
+    use_sequence_packing: bool = True
+    """Lay samples one after another instead of padding them."""
 
 
 class ActorTrain(Role):

@@ -2,16 +2,16 @@
 
 from typing import ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from turnwise.config.model_shape import ModelShape, read_model_shape
 from turnwise.config.resolve import resolve_model, resolve_sequence_length, tokens_of_microbatch
-from turnwise.config.roles import DeviceRanks, ModelArgs, StrategyArgs, TrainingArgs
+from turnwise.config.roles import PlacedModel
 from turnwise.config.running import RunKeys, SFTEarlyStopping, SFTSaveBest
-from turnwise.config.section import Names, Positive, PositiveCount, derived
+from turnwise.config.section import Names, Positive, PositiveCount
 
 
-class SFTConfig(RunKeys):
+class SFTConfig(PlacedModel, RunKeys):
     """One YAML of `turnwise sft`: JSONL files of `messages`, with the loss on what the assistant says."""
 
     train_files: Names
@@ -24,15 +24,8 @@ class SFTConfig(RunKeys):
     """Most optimiser steps [as many as the epochs have]."""
     max_grad_norm: Positive = 1.0
     """Gradients are clipped to this norm."""
-    model_args: ModelArgs = Field(default_factory=ModelArgs)
-    training_args: TrainingArgs = Field(default_factory=TrainingArgs)
-    strategy_args: StrategyArgs = Field(default_factory=StrategyArgs)
-    device_mapping: DeviceRanks | None = None
-    """Ranks of the devices, as a list or as text like `list(range(0,8))`; absent = this process."""
     use_dynamic_batching_in_train: bool = True
     """Fill micro-batches by tokens instead of by samples. Changes speed and memory, not the result."""
-    max_tokens_per_microbatch_in_train: PositiveCount = derived()
-    """Tokens of a micro-batch, where batching is dynamic [2 × sequence_length, at least 4096]."""
     save_best: SFTSaveBest | None = None
     early_stopping: SFTEarlyStopping | None = None
     plays_ahead: ClassVar[bool] = False
@@ -49,11 +42,6 @@ class SFTConfig(RunKeys):
         resolve_sequence_length(self, self.model_args.model_name_or_path)
         self.fill(max_tokens_per_microbatch_in_train=tokens_of_microbatch(self.sequence_length))
         return self
-
-    @property
-    def samples_per_optimizer_step(self) -> int:
-        arguments, num_devices = self.training_args, len(self.device_mapping or (0,))
-        return arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * num_devices
 
     @property
     def uses_validation(self) -> bool:

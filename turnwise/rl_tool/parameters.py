@@ -6,13 +6,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnwise.config.rules import holds
+from turnwise.config.section import Fraction, NonNegative, Positive
 from turnwise.errors import ConfigError, nearest
 from turnwise.package_tables import read_table
 
 Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
-NotNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
 Algorithm = Literal["sft", "grpo", "ppo"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 Schedule = Literal["constant", "linear", "cosine"]
@@ -79,13 +77,13 @@ class Train(RowChoice):
     """Learning rate of ppo's value model, which is always trained whole [learning_rate; without LoRA 10 × it, up to 1e-3]."""
     lr_scheduler_type: Schedule = "constant"
     """Learning rate after the warm-up: constant, or linear or cosine to 0 at the last step."""
-    warmup_ratio: Share = 0.0
+    warmup_ratio: Fraction = 0.0
     """Share of the steps in which the learning rate rises."""
-    weight_decay: NotNegative = 0.0
+    weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
     num_generations: Count | None = None
     """Answers to each prompt [grpo 8, ppo 1]."""
-    kl_coef: NotNegative = 0.001
+    kl_coef: NonNegative = 0.001
     """Weight of the KL to the start in the loss; 0 = off."""
     clip_range: Positive = 0.2
     """Clip of the probability ratio."""

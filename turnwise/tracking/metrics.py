@@ -1,6 +1,6 @@
 """Combines metrics; no other module does."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,13 +45,8 @@ def _reduce(measurements: Sequence[tuple[Any, float]], reduction: Reduction | Po
     if reduction == "mean":
         weights = [weight for _, weight in measurements]
         return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
-    if reduction == "sum":
-        return sum(values)
-    if reduction == "max":
-        return max(values)
-    if reduction == "min":
-        return min(values)
-    return values[-1]
+    combine: dict[str, Callable[[list[float]], float]] = {"sum": sum, "max": max, "min": min, "last": lambda all: all[-1]}
+    return combine[reduction](values)
 
 
 def _pooled(measurements: Sequence[tuple[Any, float]]) -> NDArray[np.float64]:
