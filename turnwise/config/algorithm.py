@@ -88,6 +88,11 @@ class TrainInferCorrection(Section):
     is_weight: ImportanceWeightArgs | None = None
     filters: list[RatioFilter] = Field(default_factory=list)
 
+    @property
+    def is_enabled(self) -> bool:
+        """Whether any part is enabled."""
+        return bool(self.is_weight and self.is_weight.enabled) or any(band.enabled for band in self.filters)
+
 
 class AlgorithmKeys(NamesAlgorithm, Section):
     """The algorithm's keys, at the top level of a config."""
@@ -122,7 +127,7 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     dual_clip_loss: bool = True
     """Bound the loss of tokens with a negative advantage (ppo)."""
     value_clip: Positive | None = None
-    """Most that a value may move in the loss of one step."""
+    """Largest change of a value in the loss of one step."""
 
     add_token_level_kl: bool = False
     """Subtract β·KL(old, reference) from the reward."""
@@ -174,4 +179,4 @@ class AlgorithmKeys(NamesAlgorithm, Section):
     group_filter: Annotated[str, AfterValidator(OneOf(["non_zero_variance"], own="module:function"))] | None = None
     """`non_zero_variance` or your own `module:function`: groups that it rejects are replaced."""
     max_refill_factor: Positive = 3.0
-    """Most groups that are played to replace rejected ones, as a multiple of the batch."""
+    """Limit of the groups that are played to replace rejected ones, as a multiple of the batch."""

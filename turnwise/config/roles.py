@@ -101,7 +101,8 @@ class ModelArgs(Section):
     freeze_module_prefix: Names | None = None
     """Parameters whose names start with one of these are not trained."""
     trust_remote_code: bool = derived()
-    """Run the Python files of the model's folder, which can do whatever you can [false; like actor_train for its model]."""
+    """Run the Python files of the model's folder. They can do whatever you can, so read them first [false; a role with
+    actor_train's model follows it]."""
     allow_pickle: bool = derived()
     """Read pickled weights (pytorch_model.bin) where there are no safetensors; what isn't plain tensors is refused all the
     same [false; a role with actor_train's model follows it]."""

@@ -52,7 +52,7 @@ class AgenticConfig(LimitKeys, AlgorithmKeys, RunKeys):
     response_length: PositiveCount | None = None
     """With prompt_length, another way to give sequence_length."""
     turn_journal_mb: Count = 0
-    """Most megabytes of turns.jsonl, which records every turn as soon as it is sampled; 0 = no such file."""
+    """Largest size in megabytes of turns.jsonl, which records every turn as soon as it is sampled; 0 = no such file."""
     save_best: SaveBest | None = None
     early_stopping: EarlyStopping | None = None
     async_generation_ratio: Annotated[Count, BeforeValidator(_whole)] = 0

@@ -21,7 +21,7 @@ class SFTConfig(PlacedModel, RunKeys):
     num_epochs: PositiveCount = 1
     """Passes over the data."""
     max_steps: PositiveCount | None = None
-    """Most optimiser steps [as many as the epochs have]."""
+    """Limit of the optimiser steps [those of the epochs]."""
     max_grad_norm: Positive = 1.0
     """Gradients are clipped to this norm."""
     use_dynamic_batching_in_train: bool = True
