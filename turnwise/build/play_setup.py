@@ -146,7 +146,7 @@ def _agent(config: AgenticConfig, task: Task, voice: Voice) -> tuple[AgentLoop, 
 
 
 def _player_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
-    """A player, whose words become tokens where there is a tokenizer."""
+    """A player, whose words become tokens if there is a tokenizer."""
     tokenizer = load_tokenizer(choices.tokenizer) if choices.tokenizer else None
     pattern = config.custom_envs[task.tag].action_pattern if task.row is None else None
     template = tried(ChatTemplate(tokenizer, template_kwargs=config.template_kwargs)) if tokenizer else None
@@ -155,9 +155,9 @@ def _player_voice(config: AgenticConfig, task: Task, choices: Choices) -> Voice:
     if task.row is not None:
         server.choose_for(None)
     if template is None:
-        note = "there is no tokenizer here, so texts are shown, and no token limit holds; --tokenizer DIR takes one"
+        note = "there is no tokenizer here, so texts are shown and no token limit applies; name one with --tokenizer DIR"
         if config.agent.tool_config_path or config.agent.function_tool_path:
-            raise ConfigError("--tokenizer: calls of tools are read off tokens, and there is no tokenizer here; name one")
+            raise ConfigError("--tokenizer: tool calls are read from tokens, and there is no tokenizer here; name one")
 
     def prepare(printer: EpisodePrinter) -> None:
         if template is None:

@@ -238,7 +238,7 @@ def build_row_agent(config: AgenticConfig, split: Split, name: str, watchdog: Wa
     hint = "an agent that plays an environment is the agent_name of its tag in custom_envs"
     parts = asked_parts(named_parameters(found), offered, f"the agent {name}", hint)
     if unknown := [key for key in arguments if key not in parts]:
-        raise ConfigError(f"agent.agent_config_path {agent.agent_config_path}: {unknown[0]} is no parameter of {name}")
+        raise ConfigError(f"agent.agent_config_path {agent.agent_config_path}: {unknown[0]} isn't a parameter of {name}")
     with Foreign(f"the agent {name}: making it", "at the start", are_faults=True):
         made = found(**parts)
     if not isinstance(made, AgentLoop):
@@ -284,7 +284,7 @@ def _check_arguments(asked: RewardFunction, called: Callable[..., Any]) -> None:
     what = f"data.reward {asked.name}: args"
     if not takes_any and (unknown := [key for key in asked.args if key not in named]):
         hint = nearest(unknown[0], named)
-        raise ConfigError(f"{what}.{unknown[0]} is no parameter of it; it has {', '.join(named) or 'none'}.{hint}")
+        raise ConfigError(f"{what}.{unknown[0]} isn't a parameter; it has {', '.join(named) or 'none'}.{hint}")
     if missing := [name for name, p in named.items() if p.default is p.empty and name not in asked.args]:
         raise ConfigError(f"{what}.{missing[0]} is needed: give {{name: {asked.name}, args: {{{missing[0]}: …}}}}")
 

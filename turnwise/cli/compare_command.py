@@ -95,7 +95,7 @@ def _run_folders(path: Path) -> list[Path]:
         return [path]
     found = sorted(file.parent for file in path.glob("*/metrics.jsonl"))
     if not found:
-        raise DataError(f"{path}: is no run folder, it holds no metrics.jsonl; a run's is output_dir/exp_name/<time>")
+        raise DataError(f"{path}: isn't a run folder, as it holds no metrics.jsonl; a run's is output_dir/exp_name/<time>")
     return found
 
 

@@ -76,14 +76,16 @@ def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
         shape = read_model_shape(model.model_name_or_path)
         known = PROJECTIONS if shape and shape.architecture in ("llama", "mistral", "qwen2", "qwen3") else ()
         if not re.fullmatch(r"\w+(\.\w+)*", target):
-            yield Problem.at(f"{path}.lora_target", f"{target!r} is no name of a module; write a list such as [q_proj, v_proj]")
+            yield Problem.at(
+                f"{path}.lora_target", f"{target!r} isn't the name of a module; write a list like [q_proj, v_proj]"
+            )
         elif known and target.rpartition(".")[2] not in (*known, "all"):
             message = f"{target!r} is no linear module that can get adapters; this model has {', '.join(known)}, or all of them"
             yield Problem.at(f"{path}.lora_target", f"{message} (all).{nearest(target, known)}")
 
 
 def _trackers(config: AgenticConfig | SFTConfig) -> Iterator[Problem]:
-    """Arguments stand under the name of a tracker, or alone where one tracker of `track_with` takes any."""
+    """Arguments are under the name of a tracker, or at the top level if only one tracker of `track_with` takes any."""
     takers = [name for name in config.track_with if TRACKERS[name].arguments != {}]
     for key, value in config.tracker_kwargs.items():
         if key not in TRACKERS:
@@ -137,7 +139,7 @@ def _rewards(config: AgenticConfig) -> Iterator[Problem]:
         if reward.name == "reward_model" and reward.args:
             yield Problem(("data", "reward", index, "args"), "reward_model takes no args; the section `reward` configures it")
     for name in {name for name in names if names.count(name) > 1}:
-        message = f"{name} stands there {names.count(name)} times; give it once, with the sum of its weights"
+        message = f"{name} is listed {names.count(name)} times; give it once, with the sum of its weights"
         yield Problem.at("data.reward", message)
 
 
@@ -291,11 +293,11 @@ def _wrong_parameter(name: str, given: Mapping[str, Any]) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         return f"got {value!r}; expected a number that isn't negative"
     if name.startswith("tau_") and value == 0:
-        return "0 is no temperature; it divides the loss"
+        return "0 isn't a temperature, since it divides the loss"
     if name == "dual_clip" and value <= 1:
         return f"{value} would bound losses that no ratio has moved yet; use more than 1 (3 is usual), or dual_clip_loss: false"
     if name == "fraction" and value > 1:
-        return f"{value} is no share of the tokens; use at most 1"
+        return f"{value} isn't a share of the tokens; use at most 1"
     if name == "cap" and value == 0:
         return "0 takes the weight, and with it the loss, from every token"
     if name == "covariance_low" and not _wrong_parameter("covariance_high", given) and value >= given["covariance_high"]:
@@ -324,7 +326,7 @@ def _validations(config: AgenticConfig) -> Iterator[Problem]:
     """Conflicts of `save_best` and `early_stopping` with the config's validations."""
     for key, section in (("save_best", config.save_best), ("early_stopping", config.early_stopping)):
         if section is not None and not section.metric.startswith("val/"):
-            message = f"{section.metric!r} is no metric of a validation; those begin with val/, such as val/score/mean"
+            message = f"{section.metric!r} isn't a validation metric; those begin with val/, such as val/score/mean"
             yield Problem.at(f"{key}.metric", message)
     every, updated = config.eval_steps, config.actor_train.model_update_frequency
     if config.save_best is not None and every % updated:
@@ -341,7 +343,7 @@ def _deterministic(config: AgenticConfig) -> Iterator[Problem]:
     every = config.actor_train.model_update_frequency
     if config.save_steps % every:
         message = f"{config.save_steps} isn't a multiple of actor_train.model_update_frequency {every}"
-        yield Problem.at("save_steps", f"{message}: a run that goes on would sample from other weights (deterministic: true)")
+        yield Problem.at("save_steps", f"{message}: a resumed run would sample from other weights (deterministic: true)")
     for tag, env in config.custom_envs.items():
         if env.use_thread_lock:
             message = "threads answer in any order, which deterministic: true forbids; leave it out"

@@ -70,7 +70,7 @@ def _unknown_environments(config: AgenticConfig | SFTConfig) -> Iterator[str]:
         if env.env_type not in ENVS and ":" not in env.env_type:
             known = [name for name, entry in ENVS.items() if entry]
             yield (
-                f"custom_envs.{tag}.env_type: {env.env_type!r} is no built-in environment ({', '.join(known)}) and no "
+                f"custom_envs.{tag}.env_type: {env.env_type!r} isn't a built-in environment ({', '.join(known)}) nor a "
                 f"module:Class; train needs a program that registers it.{nearest(env.env_type, known)}"
             )
 

@@ -104,7 +104,7 @@ class ModelArgs(Section):
     """Run the Python files of the model's folder. They can do whatever you can, so read them first [false; a role with
     actor_train's model follows it]."""
     allow_pickle: bool = derived()
-    """Read pickled weights (pytorch_model.bin) where there are no safetensors; what isn't plain tensors is refused all the
+    """Read pickled weights (pytorch_model.bin) where there are no safetensors; anything but plain tensors is refused all the
     same [false; a role with actor_train's model follows it]."""
 
     @property

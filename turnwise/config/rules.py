@@ -12,8 +12,8 @@ RULES: dict[str, list[dict[str, Any]]] = read_table(__file__, "rules.yaml")
 PHRASES: dict[str, list[dict[str, Any]]] = read_table(__file__, "phrases.yaml")
 _CUT = (
     "without a top_k the sampler doesn't say which tokens top_p or min_p left, and repetition_penalty changes each token's "
-    f"distribution: exp(old − sampled) is no importance ratio then. Sample with top_k 1 to {MAX_KEPT} beside top_p and min_p, "
-    "or with top_p 1, top_k 0, min_p 0; repetition_penalty must be 1"
+    f"distribution: exp(old − sampled) isn't an importance ratio then. Sample with top_k 1 to {MAX_KEPT} beside top_p and "
+    "min_p, or with top_p 1, top_k 0, min_p 0; repetition_penalty must be 1"
 )
 
 

@@ -27,7 +27,7 @@ def read_yaml(file: Path, name: str = "") -> str:
     name = name or str(file)
     try:
         if file.exists() and not file.is_file():  # reading a pipe would wait
-            raise ConfigError(f"{name} is no file that can be read")
+            raise ConfigError(f"{name} isn't a file that can be read")
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as fault:

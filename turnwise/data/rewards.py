@@ -75,7 +75,7 @@ class FunctionReward:
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         for name in self.arguments:
             if name not in parameters and not takes_all:
-                raise ConfigError(f"data.reward {self.name}: args.{name} is no parameter of it; it has {', '.join(parameters)}")
+                raise ConfigError(f"data.reward {self.name}: args.{name} isn't a parameter; it has {', '.join(parameters)}")
         self.wanted = Wanted.by(self.function, [*GIVEN, *self.arguments])
         self._given = tuple(name for name in GIVEN if name in parameters or takes_all)
 
@@ -217,7 +217,7 @@ _GSM8K_ANSWER = re.compile(r"#### *(\$?-?\$?[0-9.,]+)")
 
 
 def exact_match(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
-    """1 where the completion is the row's `answer` but for the spaces around it, else 0.
+    """1 if the completion is the row's `answer`, apart from spaces around it, else 0.
 
     >>> exact_match(["4 ", "5"], ["4", "4"])
     [1.0, 0.0]

@@ -72,7 +72,7 @@ def _rows(name: str, key: str, shown: str) -> Iterator[tuple[str, Mapping[str, A
         return _of_dataset(_hub_dataset(repository, parts[:-1], parts[-1] if parts else "train", key), name)
     if ":" in name and not path.exists():
         return _of_object(load_object(name, key, DataError), shown, key)
-    reason = "is no such form" if path.exists() else "there is no such file"
+    reason = "has another form" if path.exists() else "there is no such file"
     raise DataError(
         f"{key} {name}: {reason}; rows are read from .jsonl and .parquet files, folders of the datasets library, names of the "
         "hub (owner/name) and Python objects (module:name)"
@@ -95,7 +95,7 @@ def _of_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     number += 1
                     yield f"{path}, row {number}", columns
     except (arrow.ArrowException, OSError) as fault:
-        raise DataError(f"{path}: is no readable Parquet file ({fault})") from fault
+        raise DataError(f"{path}: isn't a readable Parquet file ({fault})") from fault
 
 
 def _datasets(what: str) -> Any:

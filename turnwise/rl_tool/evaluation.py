@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
     @property
     def distance(self) -> float | None:
-        """|answer − truth|, None where one of them is no number."""
+        """|answer − truth|, None if one of them isn't a number."""
         got, right = answer_of(self.completion), answer_of(self.ground_truth)
         return None if got is None or right is None else abs(got.value - right.value)
 

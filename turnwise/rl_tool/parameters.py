@@ -52,7 +52,7 @@ class Train(RowChoice):
     algorithm: Algorithm = "sft"
     """How it is trained."""
     preset: Preset | None = None
-    """Sizes of a quick trial up to a full training; what is given beside it wins."""
+    """Sizes of a quick trial up to a full training; parameters given beside it win."""
     num_epochs: Count = 3
     """Passes over the rows."""
     batch_size: Count = 4

@@ -23,7 +23,7 @@ def find_reward(name: str, registered: Mapping[str, Any], arguments: Mapping[str
     for argument in arguments:
         if allowed is not None and argument not in allowed:
             known = ", ".join(allowed) or "none"
-            raise ConfigError(f"{argument}: is no parameter of the reward {name}; it has {known}.{nearest(argument, allowed)}")
+            raise ConfigError(f"{argument}: isn't a parameter of {name}; it has {known}.{nearest(argument, allowed)}")
     if name in _FUNCTIONS:
         try:
             _on_its_columns(functions[name], arguments, ["7"], ground_truth=["7"])

@@ -85,7 +85,7 @@ def train(asked: Train, datasets: Mapping[str, Any], rewards: Mapping[str, Any])
 
 def _require_free(asked: Train, out: Path) -> None:
     if asked.resume and asked.overwrite:
-        raise ConfigError("resume and overwrite contradict each other: one goes on with what the other replaces; choose one")
+        raise ConfigError("resume and overwrite contradict each other: one continues what the other replaces; choose one")
     base: str | None = asked.model_name
     while base is not None:
         if Path(base).resolve() == out.resolve():

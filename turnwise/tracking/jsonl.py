@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SENTENCES = "health"
-"""The only key of a row whose value is no number: sentences by condition."""
+"""The only key of a row whose value isn't a number: sentences by condition."""
 
 
 class JsonlTracker:

@@ -16,7 +16,7 @@ _BESIDE_STEPS = ("val", "checkpoint", "model_update", "log")  # phases that not 
 class Pace:
     """The steps of a run and its current phase. Times are seconds of any clock, passed in by the caller. `stopwatch` knows the
     work of the phase. `tokens_per_episode` is the most that an episode can sample, 0 if unknown. `advice` names smaller sizes;
-    it is given once, where a step takes minutes."""
+    it is given once, if a step takes minutes."""
 
     def __init__(
         self,

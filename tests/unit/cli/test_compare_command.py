@@ -110,7 +110,7 @@ def test_settings_that_can_t_be_read_are_said_and_the_rest_is_compared(make_run,
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda folder: None, "is no run folder, it holds no metrics.jsonl"),
+        (lambda folder: None, "isn't a run folder, as it holds no metrics.jsonl"),
         (lambda folder: (folder / "metrics.jsonl").write_text(""), "no step has ended there yet"),
         (lambda folder: (folder / "metrics.jsonl").write_text("no JSON\n"), "metrics.jsonl is damaged"),
         (lambda folder: (folder / "metrics.jsonl").write_text("[1]\n"), "metrics.jsonl is damaged"),

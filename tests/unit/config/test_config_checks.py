@@ -57,8 +57,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"pg_args": {"clip_low": "0.1"}}, "pg_args.clip_low: got '0.1'; expected a number"),
     ({"pg_args": {"dual_clip": 1.0}}, "1.0 would bound losses that no ratio has moved yet"),
     ({"pg_variant": "kimi15", "pg_args": {"tau": None}}, "pg_args.tau: got None"),
-    ({"pg_variant": "sapo", "pg_args": {"tau_positive": 0}}, "0 is no temperature"),
-    ({"pg_variant": "kl_cov", "pg_args": {"fraction": 2.0}}, "2.0 is no share of the tokens"),
+    ({"pg_variant": "sapo", "pg_args": {"tau_positive": 0}}, "0 isn't a temperature"),
+    ({"pg_variant": "kl_cov", "pg_args": {"fraction": 2.0}}, "2.0 isn't a share of the tokens"),
     ({"pg_variant": "tis", "pg_args": {"cap": 0}}, "0 takes the weight, and with it the loss"),
     ({"pg_variant": "clip_cov", "pg_args": {"covariance_low": 6}}, "6 isn't below covariance_high 5.0"),
     (
@@ -89,7 +89,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"actor_infer": {"generating_args": {"temperature": 0.0}}}, "greedy tokens can't be trained on"),
     (
         {"actor_infer": {"generating_args": {"top_p": 0.9}}, "train_infer_correction": {"is_weight": {}}},
-        "exp\\(old − sampled\\) is no importance ratio",
+        "exp\\(old − sampled\\) isn't an importance ratio",
     ),
     ({"actor_infer": {"generating_args": {"top_k": 257}}, "use_rollout_log_probs": True}, "Sample with top_k 1 to 256 beside"),
     (

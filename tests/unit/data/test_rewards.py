@@ -114,5 +114,5 @@ def test_one_that_hangs_is_ended_by_its_deadline() -> None:
 def test_what_cannot_be_called_so_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no parameter `completions`"):
         of(lambda texts: [])
-    with pytest.raises(ConfigError, match=r"args.weight is no parameter of it; it has completions, power"):
+    with pytest.raises(ConfigError, match=r"args.weight isn't a parameter; it has completions, power"):
         of(toy_rewards.length, weight=1)

@@ -47,9 +47,9 @@ def test_every_form_gives_the_same_rows(tmp_path: Path, monkeypatch: pytest.Monk
         ("empty.jsonl", b"", "empty.jsonl: has no rows"),
         ("missing.jsonl", None, "missing.jsonl: no such file"),
         ("missing.parquet", None, "missing.parquet: no such file"),
-        ("broken.parquet", b"nothing of the kind", "broken.parquet: is no readable Parquet file"),
+        ("broken.parquet", b"nothing of the kind", "broken.parquet: isn't a readable Parquet file"),
         ("list.jsonl", b"[1]\n", "list.jsonl, line 1: is [1]; a line is a JSON object"),
-        ("rows.csv", b"a,b\n", "rows.csv: is no such form; rows are read from .jsonl and .parquet files"),
+        ("rows.csv", b"a,b\n", "rows.csv: has another form; rows are read from .jsonl and .parquet files"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:

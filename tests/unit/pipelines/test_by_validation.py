@@ -140,7 +140,7 @@ def test_a_metric_that_nothing_measures_is_named_with_those_there_are(make_confi
             {"early_stopping": {}, "eval_steps": 0},
             "early_stopping: metric, mode, patience, min_delta say what the validations decide, and eval_steps is 0",
         ),
-        ({"save_best": {"metric": "score/mean"}}, "save_best.metric: 'score/mean' is no metric of a validation"),
+        ({"save_best": {"metric": "score/mean"}}, "save_best.metric: 'score/mean' isn't a validation metric"),
         (
             {"save_best": {}, "actor_train": {"model_update_frequency": 2}},
             "save_best: validations every eval_steps 1 play older weights",

@@ -145,9 +145,9 @@ def test_arguments_reach_rewards_of_groups_or_are_refused(make_config) -> None:
 
     assert of("odd_rewards:compare", margin=3.0) == [3.0]
     for name, args, said in (
-        ("odd_rewards:compare", {"marign": 3.0}, "args.marign is no parameter of it; it has group, margin"),
+        ("odd_rewards:compare", {"marign": 3.0}, "args.marign isn't a parameter; it has group, margin"),
         ("reward_model", {"size": 1}, "reward_model takes no args"),
-        ("judge", {"rubrik": "It is short."}, r"args.rubrik is no parameter of it; .* Did you mean 'rubric'"),
+        ("judge", {"rubrik": "It is short."}, r"args.rubrik isn't a parameter; .* Did you mean 'rubric'"),
         ("judge", {"base_url": "http://localhost:1", "model": "small"}, "args.rubric is needed"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -166,5 +166,5 @@ def test_a_loop_of_a_user_by_its_name(folder: Path) -> None:
     agent = build_row_agent(config, "train", "teller", Watchdog(), Stopwatch())
     assert isinstance(agent, TellsTools)
     (folder / "loops.yaml").write_text(json.dumps([loops[0] | {"extras": "a"}]))
-    with pytest.raises(ConfigError, match=r"loops.yaml: extras is no parameter of teller"):
+    with pytest.raises(ConfigError, match=r"loops.yaml: extras isn't a parameter of teller"):
         build_row_agent(config, "train", "teller", Watchdog(), Stopwatch())
