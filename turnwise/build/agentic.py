@@ -175,8 +175,9 @@ def _assemble(
     )
 
 
-def build_algorithm(config: AgenticConfig, kl_ctrl: KLController) -> Algorithm:
+def build_algorithm(config: AgenticConfig, kl_ctrl: KLController | None = None) -> Algorithm:
     """The credit and loss of `adv_estimator`, built in or a user's `module:Class`."""
+    kl_ctrl = kl_ctrl or KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)
     name = config.adv_estimator
     found = load_class(ESTIMATORS[name].entry if name in ESTIMATORS else name, "adv_estimator", ConfigError)
     with Foreign(f"adv_estimator {name}: making it", "at the start", are_faults=True):

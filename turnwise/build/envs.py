@@ -94,10 +94,9 @@ def plug_in_problems(config: AgenticConfig, may_miss: bool = False) -> Iterator[
 
 
 def _try_algorithm(config: AgenticConfig) -> None:
-    from turnwise.algorithms.kl import KLController
     from turnwise.build.agentic import build_algorithm  # imports torch, as a user's own loss does
 
-    build_algorithm(config, KLController(config.init_kl_coef, config.target_kl, config.kl_horizon))
+    build_algorithm(config)
 
 
 def _try_agent(config: AgenticConfig, tag: str, split: Split) -> None:

@@ -76,9 +76,8 @@ def build_reward_model(config: AgenticConfig, device: torch.device, watchdog: Wa
     workers = cluster.spawn("reward", made)
     context: int = load_config(path, arguments.trust).get_text_config().max_position_embeddings
     plan = replace(batch_plan(config, "reward"), max_length=context)
-    return ModelReward(
-        ModelRole("reward", workers, plan, stopwatch), load_tokenizer(path, arguments.trust), config.data.prompt_key
-    )
+    role = ModelRole("reward", workers, plan, stopwatch)
+    return ModelReward(role, load_tokenizer(path, arguments.trust), config.data.prompt_key)
 
 
 def build_judge(config: AgenticConfig, device: torch.device, watchdog: Watchdog, stopwatch: Stopwatch) -> ServedChat:

@@ -48,8 +48,7 @@ _TEMPLATE_BYTES = 256  # more than a template adds to a message; a prompt that i
 def rows_plug_ins(
     config: AgenticConfig, may_miss: bool = False
 ) -> Iterator[tuple[tuple[str | int, ...], Callable[[], object]]]:
-    """The checks of `data`: a key, and a function that raises a TurnwiseError if it is wrong; `may_miss` skips missing
-    files."""
+    """The checks of `data`: a key, and a function that raises a TurnwiseError if wrong; `may_miss` skips missing files."""
     yield ("data", "reward"), partial(load_rewards, config)
     if not may_miss or all(map(_is_there, (config.agent.tool_config_path, config.agent.function_tool_path))):
         yield ("agent", "tool_config_path"), partial(build_tools, config)

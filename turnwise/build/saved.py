@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from turnwise.algorithms.kl import KLController
 from turnwise.build.agentic import build_algorithm
 from turnwise.build.rollouts import (
     Agents,
@@ -117,9 +116,7 @@ def collect_rollouts(
 ) -> None:
     """Plays batches of a split with a saved model, as training's first step or a validation would. After an error or Ctrl-C the
     collection holds the groups played so far."""
-    needs: frozenset[str] = frozenset()
-    if split == "train":
-        needs = build_algorithm(config, KLController(config.init_kl_coef, config.target_kl, config.kl_horizon)).needs
+    needs = build_algorithm(config).needs if split == "train" else frozenset[str]()
     size = config.rollout_batch_size if split == "train" else config.val_batch_size
     with _saved_policy(config, split, model_path, needs) as policy:
         scheduler = build_scheduler(config, policy, split, settings=scheduler_settings(config, split, needs))

@@ -40,13 +40,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _settings(options: argparse.Namespace, target: EnvTarget) -> CheckSettings:
     own = CheckSettings()
-    timeout_s = options.timeout
-    if timeout_s is None:
-        timeout_s = target.config.train_env_manager.env_step_timeout_s if target.file else own.timeout_s
+    default_s = target.config.train_env_manager.env_step_timeout_s if target.file else own.timeout_s
     return CheckSettings(
         num_episodes=options.episodes or own.num_episodes,
         max_steps=target.env.max_steps,
-        timeout_s=timeout_s,
+        timeout_s=options.timeout or default_s,
         actions=given_actions(options),
         count_tokens=_token_counter(options.tokenizer, target),
         token_budget=options.budget or target.config.sequence_length,

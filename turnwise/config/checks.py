@@ -76,9 +76,7 @@ def _adapters(path: str, model: ModelArgs) -> Iterator[Problem]:
         shape = read_model_shape(model.model_name_or_path)
         known = PROJECTIONS if shape and shape.architecture in ("llama", "mistral", "qwen2", "qwen3") else ()
         if not re.fullmatch(r"\w+(\.\w+)*", target):
-            yield Problem.at(
-                f"{path}.lora_target", f"{target!r} isn't the name of a module; write a list like [q_proj, v_proj]"
-            )
+            yield Problem.at(f"{path}.lora_target", f"{target!r} isn't the name of a module; write a list: [q_proj, v_proj]")
         elif known and target.rpartition(".")[2] not in (*known, "all"):
             message = f"{target!r} is no linear module that can get adapters; this model has {', '.join(known)}, or all of them"
             yield Problem.at(f"{path}.lora_target", f"{message} (all).{nearest(target, known)}")

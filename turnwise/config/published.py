@@ -247,12 +247,10 @@ def _translate_env(translation: Translation, tag: str) -> None:
         else:
             translation.move((*path, "env_config", "action_pattern"), (*path, "action_pattern"), config["action_pattern"])
     if str(env.get("env_type")) in ENVS:
-        _translate_builtin_env(translation, path, env, config)
+        _translate_built_in(translation, path, env, config)
 
 
-def _translate_builtin_env(
-    translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]
-) -> None:
+def _translate_built_in(translation: Translation, path: tuple[str, ...], env: dict[str, Any], config: dict[str, Any]) -> None:
     """The agent counts actions here, so an environment's own limit becomes the tag's; the smaller of the two holds."""
     for key, reason in vocabulary()["built_in_env_config"].items():
         if config.pop(key, None) is not None:

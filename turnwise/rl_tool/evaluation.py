@@ -1,6 +1,7 @@
 """The action `evaluate`: a model answers rows whose true answers are known, and the answers are measured."""
 
 import json
+import operator
 import re
 import time
 from collections import Counter
@@ -21,13 +22,9 @@ if TYPE_CHECKING:
 
 NUM_WORST = 20
 _EQUATION = re.compile(r"(-?\d+(?:\.\d+)?)\s*([-+*/×])\s*(\d+(?:\.\d+)?)\s*=\s*(?:<<[^>]*>>)?\s*(-?\d+(?:\.\d+)?)")
-_OPERATIONS: dict[str, Callable[[float, float], float]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "×": lambda a, b: a * b,
-    "/": lambda a, b: a / b if b else float("nan"),
-}
+_OPERATIONS: dict[str, Callable[[float, float], float]]
+_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "×": operator.mul}
+_OPERATIONS["/"] = lambda a, b: a / b if b else float("nan")
 
 
 class Answer(NamedTuple):

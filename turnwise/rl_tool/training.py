@@ -280,9 +280,8 @@ def estimate_seconds(asked: Train, texts: Sequence[str], num_answers: int) -> fl
     if shape is None:
         return 0.0
     is_sft, size = asked.algorithm == "sft", 512
-    tokens = asked.num_epochs * sum(
-        len(text) // 4 + (0 if is_sft else asked.max_new_tokens or 256) * num_answers for text in texts
-    )
+    sampled = 0 if is_sft else (asked.max_new_tokens or 256) * num_answers
+    tokens = asked.num_epochs * sum(len(text) // 4 + sampled for text in texts)
     matrix = torch.ones(size, size, device="cuda" if torch.cuda.is_available() else "cpu")
     started, products = time.perf_counter(), 4
     for _ in range(products):

@@ -171,7 +171,6 @@ def new_loop(stopwatch: Stopwatch | None = None) -> asyncio.AbstractEventLoop:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # A second Ctrl-C is raised in whichever task runs at that moment. It has already left the loop, so nobody reads that task's
-    # exception.
+    # A second Ctrl-C is raised in whichever task runs, and leaves the loop as well: nobody reads that task's exception.
     if not isinstance(context.get("exception"), KeyboardInterrupt):
         loop.default_exception_handler(context)

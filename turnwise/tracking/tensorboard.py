@@ -13,8 +13,7 @@ class TensorBoardStore:
     look at them with `tensorboard --logdir FOLDER`. A resumed run replaces what the earlier one wrote from there on."""
 
     def __init__(self, run: TrackedRun, log_dir: str | None = None) -> None:
-        # Imported here, so that only runs that track with it pay. Torch's SummaryWriter makes an event of every scalar, which
-        # takes ten times as long.
+        # Torch's SummaryWriter makes an event of every scalar, which takes ten times as long.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
