@@ -83,7 +83,7 @@ class CustomEnv(Section):
     """Special tokens that are spelt out in a user message, and so in an observation, become those tokens; false = they stay
     ordinary text, and no environment can forge a turn [true; false for environments that relay foreign text]."""
     use_thread_lock: bool = False
-    """It blocks: each environment gets a thread of its own, and they are called one after the other."""
+    """It blocks, and only one may be called at a time: each gets a thread, and they are called one after the other."""
     tools: list[str] | None = None
     """Names of the tools that the model may call."""
 

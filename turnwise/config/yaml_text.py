@@ -182,8 +182,7 @@ class KeyLocations:
             self._places[key] = place
 
     def of(self, key: KeyPath) -> str:
-        """The place of a key, or of the nearest section around it that has a place. An interpolated key has that of its
-        source."""
+        """The place of a key, or of the nearest section around it; an interpolated key has the place of its source."""
         for _ in range(MAX_LINKS):
             length = next((n for n in range(len(key), 0, -1) if key[:n] in self._places), 0)
             head, tail = key[:length], key[length:]
