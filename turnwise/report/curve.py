@@ -17,7 +17,7 @@ Row = Mapping[str, float]
 Point = tuple[float, float]
 Panel = Callable[["Axes", Sequence[Row]], None]
 
-_TRAIN, _HELD_OUT = "#6baed6", "#08519c"
+_TRAIN, _VAL = "#6baed6", "#08519c"
 _COLORS = ("#4c9085", "#c26a3d", "#7b6ba8", "#9a9a9a", "#b8a13c", "#a04d6e")
 _MARGINS = {"left": 0.1, "right": 0.98, "top": 0.94, "bottom": 0.1, "hspace": 0.32, "wspace": 0.32}
 _PHASES = ("rollout", "train", "val", "checkpoint")
@@ -111,7 +111,7 @@ def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, flo
         axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
         axes.plot(*_columns(_smooth(train)), color=_TRAIN, linewidth=2, label="training rollouts, smoothed")
     if held_out:
-        axes.plot(*_columns(held_out), color=_HELD_OUT, linewidth=2, marker="o", markersize=4, label="validation tasks")
+        axes.plot(*_columns(held_out), color=_VAL, linewidth=2, marker="o", markersize=4, label="validation tasks")
         counts = dict(_series(rows, r"val/num_episodes"))
         if is_success and counts:
             _draw_intervals(axes, [(step, value, counts[step]) for step, value in held_out if step in counts])
@@ -125,7 +125,7 @@ def _draw_success(axes: "Axes", rows: Sequence[Row], baselines: Mapping[str, flo
 def _draw_intervals(axes: "Axes", points: Sequence[tuple[float, float, float]]) -> None:
     bounds = [wilson_interval(round(value * count), round(count)) for _, value, count in points]
     low, high = zip(*bounds, strict=True)
-    axes.fill_between([step for step, _, _ in points], low, high, color=_HELD_OUT, alpha=0.15, linewidth=0)
+    axes.fill_between([step for step, _, _ in points], low, high, color=_VAL, alpha=0.15, linewidth=0)
 
 
 def _draw_loss(axes: "Axes", rows: Sequence[Row]) -> None:
@@ -133,7 +133,7 @@ def _draw_loss(axes: "Axes", rows: Sequence[Row]) -> None:
     axes.plot(*_columns(train), color=_TRAIN, linewidth=0.8, alpha=0.5)
     axes.plot(*_columns(_smooth(train)), color=_TRAIN, linewidth=2, label="training batches, smoothed")
     if held_out:
-        axes.plot(*_columns(held_out), color=_HELD_OUT, linewidth=2, marker="o", markersize=4, label="held-out demonstrations")
+        axes.plot(*_columns(held_out), color=_VAL, linewidth=2, marker="o", markersize=4, label="validation demonstrations")
     axes.set_ylabel("nats a trained token")
     if min(value for _, value in train) > 0:
         axes.set_yscale("log", subs=[2, 5])

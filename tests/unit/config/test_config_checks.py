@@ -146,7 +146,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tracker_kwargs": {"tensorboard": {"log_dri": "x"}}}, "tracker_kwargs.tensorboard.log_dri: tensorboard takes log_dir"),
     ({"tracker_kwargs": {"tensorboard": {"log_dir": 3}}}, "log_dir: got 3; expected a str"),
     ({"tracker_kwargs": {"tensorboard": "x"}}, "got 'x'; the arguments of a tracker are a mapping"),
-    ({"tracker_kwargs": {"wandb": {"project": "x"}}}, "track_with is tensorboard, stdout; add wandb there"),
+    ({"tracker_kwargs": {"wandb": {"project": "x"}}}, "track_with is tensorboard, stdout; add wandb"),
     ({"tracker_kwargs": {"stdout": {"color": True}}}, "stdout takes no arguments"),
     ({"track_with": ["stdout"], "tracker_kwargs": {"log_dir": "x"}}, r"taken by no tracker of track_with \(stdout\)"),
     ({"track_with": ["tensorboard", "wandb"], "tracker_kwargs": {"log_dir": "x"}}, "tensorboard or wandb; write it under"),
