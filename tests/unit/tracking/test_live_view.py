@@ -34,7 +34,7 @@ STEP = {
 def played(num_steps=8, num_done=3, step_s=4.0):
     """A screen after some steps of four seconds each."""
     screen = Screen("lake", AGENTIC_COLUMNS, num_steps)
-    screen.begin_phase("val", 100.0)
+    screen.pace.begin_phase("val", 100.0)
     for step in range(num_done):
         validation = {"val/env/Lake/success": (0.25, 0.875, 0.5)[step]} if step < 3 else {}
         screen.log(step, STEP | validation, 100.0 + step_s * (step + 1))
@@ -43,7 +43,7 @@ def played(num_steps=8, num_done=3, step_s=4.0):
 
 def test_the_screen_shows_step_time_left_phases_and_figures():
     screen = played()
-    screen.begin_phase("old_log_probs_values", 112.0)
+    screen.pace.begin_phase("old_log_probs_values", 112.0)
     text = plain(screen.render(113.5))
     first, now, *lines = text.splitlines()
     # Five steps of 4 s are to come, and 1.5 s of the first of them are over.
@@ -58,7 +58,7 @@ def test_the_screen_shows_step_time_left_phases_and_figures():
 
 def test_time_left_counts_validations_and_has_no_guess_before_a_step():
     screen = Screen("lake", AGENTIC_COLUMNS, 8)
-    screen.begin_phase("val", 0.0)
+    screen.pace.begin_phase("val", 0.0)
     assert "time left unknown" in plain(screen.render(1.0))
     screen.log(0, STEP, 10.0)
     assert "1:10 left" in plain(screen.render(10.0))
@@ -66,7 +66,7 @@ def test_time_left_counts_validations_and_has_no_guess_before_a_step():
 
 def test_a_resumed_run_starts_where_it_goes_on():
     screen = Screen("lake", AGENTIC_COLUMNS, 8, num_done=6)
-    screen.begin_phase("rollout", 0.0)
+    screen.pace.begin_phase("rollout", 0.0)
     assert "step 6/8" in plain(screen.render(0.0))
     screen.log(6, STEP, 5.0)
     assert "0:05 left" in plain(screen.render(5.0))

@@ -65,7 +65,7 @@ def test_no_figure_is_cut_off(width):
 
 def test_the_phases_stay_those_of_a_step_when_the_end_is_validated():
     screen = Screen("lake", AGENTIC_COLUMNS, num_steps=1)
-    screen.begin_phase("rollout", 0.0)
+    screen.pace.begin_phase("rollout", 0.0)
     screen.log(0, STEP, 4.0)
     screen.log(1, VALIDATION, 13.0)
     screen.close(13.0)
