@@ -124,7 +124,7 @@ def measure(log: RunLog, groups: list[Group], others: list[Metric]) -> None:
 def drawing_cost(rows: list[dict[str, float]], num_drawings: int = 200) -> float:
     """Processor seconds of one drawing of the full screen."""
     screen = Screen("run", AGENTIC_COLUMNS, len(rows))
-    screen.begin_phase("rollout", 0.0)
+    screen.pace.begin_phase("rollout", 0.0)
     for row in rows[:-1]:
         screen.log(int(row["step"]), row, row["step"] * 2.0)
     screen.show("\n".join(["best episode of step 33: train/FrozenLake/527, sibling 2"] + ["P0,0 G3,3 O1,2 → Right"] * 7))

@@ -99,7 +99,7 @@ BAD = [
         ["actor_infer.strategy_args={strategy_name: hf, strategy_config: {max_length: 3}}"],
         "hf has no such option (it has: n",
     ),
-    (["actor_train.model_args.lora_target='.*proj'"], "'.*proj' isn't the name of a module; write a list such as"),
+    (["actor_train.model_args.lora_target='.*proj'"], "'.*proj' isn't the name of a module; write a list: "),
     (["actor_train.model_args.lora_target=[q_proj,lm_head]"], "'lm_head' is no linear module that can get adapters"),
     (["actor_train.model_args.lora_target=[self_attn.q_pro]"], "'self_attn.q_pro' is no linear module that can get adapters"),
 ]

@@ -131,8 +131,8 @@ class TestFirstEstimate:
 
     def test_rollouts_are_judged_by_tokens_before_an_episode_has_ended(self, parts):
         stopwatch, screen = parts
-        screen.begin_phase("total", 0.0)
-        screen.begin_phase("rollout", 0.0)
+        screen.pace.begin_phase("total", 0.0)
+        screen.pace.begin_phase("rollout", 0.0)
         self.work(stopwatch, "episodes", 8)
         assert "time left unknown" in plain(screen.render(20.0))
         stopwatch.num_sampled = 200
@@ -143,17 +143,17 @@ class TestFirstEstimate:
 
     def test_ended_episodes_count_where_they_are_more(self, parts):
         stopwatch, screen = parts
-        screen.begin_phase("rollout", 0.0)
+        screen.pace.begin_phase("rollout", 0.0)
         stopwatch.num_sampled = 100
         self.work(stopwatch, "episodes", 8, done=4)
         assert "4/8 episodes" in plain(screen.render(10.0)) and "at most 0:10 more" in plain(screen.render(10.0))
 
     def test_training_completes_the_estimate(self, parts):
         stopwatch, screen = parts
-        screen.begin_phase("val", 0.0)
-        screen.begin_phase("total", 100.0)
-        screen.begin_phase("rollout", 100.0)
-        screen.begin_phase("train", 160.0)
+        screen.pace.begin_phase("val", 0.0)
+        screen.pace.begin_phase("total", 100.0)
+        screen.pace.begin_phase("rollout", 100.0)
+        screen.pace.begin_phase("train", 160.0)
         self.work(stopwatch, "micro-batches", 4, done=1, tokens=500)
         text = plain(screen.render(170.0))
         assert "1/4 micro-batches  500 tokens, 50/s  0:30 more" in text
@@ -161,7 +161,7 @@ class TestFirstEstimate:
 
     def test_advice_waits_until_the_estimate_can_be_believed(self, parts, caplog):
         stopwatch, screen = parts
-        screen.begin_phase("rollout", 0.0)
+        screen.pace.begin_phase("rollout", 0.0)
         self.work(stopwatch, "episodes", 8)
         stopwatch.num_sampled = 8
         screen.pace.advise(10.0)
@@ -178,7 +178,7 @@ class TestFirstEstimate:
         stopwatch, screen = parts
         out = io.StringIO()
         tracker = TerminalTracker(AGENTIC_COLUMNS, 10, file=out, pace=screen.pace)
-        screen.begin_phase("rollout", 0.0)
+        screen.pace.begin_phase("rollout", 0.0)
         self.work(stopwatch, "episodes", 8)
         start = tracker._printed_at
         for seconds in (SILENCE_S - 1, SILENCE_S + 1, SILENCE_S + 20, 2 * SILENCE_S + 2):
