@@ -34,8 +34,8 @@ def row_problems(config: SFTConfig, may_miss: bool = False) -> Iterator[Problem]
 
 
 def problems_here(config: AgenticConfig | SFTConfig, may_miss: bool = True) -> Iterator[Problem]:
-    """The faults outside the config that `train` or `sft` would find before they load a model. With `may_miss`, files that don't
-    exist yet are no fault."""
+    """The faults outside the config that `train` or `sft` would find before they load a model. With `may_miss`, files that
+    don't exist yet are no fault."""
     if isinstance(config, SFTConfig):
         yield from row_problems(config, may_miss)
         return

@@ -10,8 +10,8 @@ from turnwise.runtime.stopwatch import Stopwatch
 
 
 def launched() -> tuple[int, int]:
-    """`(rank, size)`: the number of this process among those that a launcher started, and how many there are; `(0, 1)` without a
-    launcher. Raises ConfigError if they are on several machines, or no launcher sets such variables."""
+    """`(rank, size)`: the number of this process among those that a launcher started, and how many there are; `(0, 1)` without
+    a launcher. Raises ConfigError if they are on several machines, or no launcher sets such variables."""
     told = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
     if None in told:
         return 0, 1
